@@ -143,7 +143,7 @@ class Spent(NamedTuple):
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Return what has become of a swarm."""
     from sfnode.manifest import Manifest
-    from sfnode.models.manifest_builder import build
+    from sfnode.preparing.manifest import build
     from sfnode.store.run_keys import RunKeys
     from sfnode.swarm import local_swarm
     from sfnode.swarm.node_process import NodeProcess

@@ -25,7 +25,7 @@ import psutil
 
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout

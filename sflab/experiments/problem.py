@@ -28,9 +28,10 @@ from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
-from sfnode.models import bases, manifest_builder
+from sfnode.models import bases
 from sfnode.models.files import named_folder
 from sfnode.models.loader import LoadedModel
+from sfnode.preparing import manifest as manifests
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
 from sfnode.tasks.calibration import CALIBRATION_ROWS, measure
@@ -127,7 +128,7 @@ def manifest_of(cell: Cell) -> Manifest:
     """Return the manifest of the run that a cell simulates; its name is the cell's.
 
     Organised if option `organised` says so, with the key `organiser_key`. Raises UserError as
-    `manifest_builder.build`.
+    `manifest.build`.
     """
     problem, network = cell.problem, cell.network
     a_step = math.ceil(network.clients * (1 + network.speeds) / 2) * max(1, cell.group)
@@ -159,8 +160,8 @@ def manifest_of(cell: Cell) -> Manifest:
         epochs = int(cell.options.get("subspace_epochs", 1))
         given["epoch_updates"] = max(1, given["epoch_updates"] // epochs)
         given |= {"organiser": origin_of(organiser_key(cell)).hex(), "subspace_epochs": epochs}
-        given["quota"] = min(manifest_builder.QUOTA_EPOCHS * given["epoch_updates"], 1 << 20)
-    return manifest_builder.build(given)
+        given["quota"] = min(manifests.QUOTA_EPOCHS * given["epoch_updates"], 1 << 20)
+    return manifests.build(given)
 
 
 def organiser_key(cell: Cell) -> Ed25519PrivateKey:

@@ -14,7 +14,6 @@ from sfnode.printable import command
 
 if TYPE_CHECKING:
     from sfnode.engine.making_bases import Made
-    from sfnode.engine.trainer import Trainer
 
 
 @click.command
@@ -35,24 +34,16 @@ def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device:
     now). `sfnode organise bases FILE` publishes them.
     """
     from sfnode.cli.trained_model import load
+    from sfnode.engine import making_bases
+    from sfnode.models.bases import path_in
+    from sfnode.preparing.scalars import write_bases
 
     trained = load(data_dir, model, device, dtype, as_of_now=False)
-    with trained.trainer as trainer:
-        file, words = made(trainer, kind, out)
-    echo(f"made at {trained.moment}: {words}")
+    with trained.trainer as trainer, waiting(f"making bases from {kind}") as advance:
+        found = making_bases.make(trainer, kind, advance)
+        file = path_in(out, write_bases(out, found.pairs))
+    echo(f"made at {trained.moment}: {words(kind, found)}")
     echo(f"wrote {file}; publish it with `{command('sfnode', 'organise', 'bases', file)}`")
-
-
-def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
-    """Make bases at the model as it is, write them to a folder, and return the file and what they are.
-
-    Raises UserError as `preparing.make_bases`.
-    """
-    from sfnode import preparing
-
-    with waiting(f"making bases from {kind}") as advance:
-        file, found = preparing.make_bases(trainer, kind, folder, advance)
-    return file, words(kind, found)
 
 
 def words(kind: str, found: Made) -> str:

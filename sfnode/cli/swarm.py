@@ -141,9 +141,10 @@ def _made(
     """Return the manifest of a ready-made task; with another model its numbers are measured, and bases are
     put in the folder."""
     with waiting("loading libraries"):
-        from sfnode import preparing
         from sfnode.models.files import named_folder
-        from sfnode.models.manifest_builder import build, usual_estimator
+        from sfnode.preparing.manifest import build, usual_estimator
+        from sfnode.preparing.measuring import prepare
+        from sfnode.preparing.scalars import Means
         from sfnode.store.run_keys import RunKeys
 
     given: dict[str, Any] = {name: one for name, one in (("preset", preset), ("model", model)) if one}
@@ -151,9 +152,8 @@ def _made(
     manifest = build(given | (RunKeys.generate().options() if organised else {}))
     if not model:
         return manifest
-    asked = preparing.wanted(manifest, given, None, None, measure=True)
-    means = preparing.Means(device, dtype, folder, named_folder(model))
-    return preparing.prepare(manifest, given, means, asked, waiting).manifest
+    means = Means(device, dtype, folder, named_folder(model))
+    return prepare(manifest, given, means, waiting).manifest
 
 
 # -- words, for 80 columns -----------------------------------------------------------------------------

@@ -61,9 +61,9 @@ def try_reward(
     from sfnode.tasks import verifying
 
     verifying.permit(manifest.task, verifier)
-    from sfnode import reward_rehearsal as rewards
     from sfnode.models.files import named_folder
-    from sfnode.preparing import Means
+    from sfnode.preparing.rewards import try_out
+    from sfnode.preparing.scalars import Means
     from sfnode.store.named_files import NamedFiles
     from sfnode.tasks.public_files import beside, typed
 
@@ -71,7 +71,7 @@ def try_reward(
     home = named_folder(model or "") or found.model
     places = beside(manifest.data, run.parent) if run else typed(manifest.data)
     means = Means(device, dtype, run.parent if run else None, home, places)
-    result, problem = rewards.try_out(manifest, means, prompts, waiting)
+    result, problem = try_out(manifest, means, prompts, waiting)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
     if problem:
         raise problem
@@ -91,7 +91,7 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
 
     if run:
         return Manifest.from_toml(run)
-    from sfnode.models.manifest_builder import build
+    from sfnode.preparing.manifest import build
 
     return build(options)
 

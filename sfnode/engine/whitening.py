@@ -53,6 +53,7 @@ BLOCK = 1 << 22
 """Numbers of projected states at a time, 32 MiB."""
 
 F64 = NDArray[np.float64]
+I8 = NDArray[np.int8]
 
 
 class Known(NamedTuple):
@@ -66,45 +67,27 @@ class Known(NamedTuple):
     """The head's outputs before it is trained, (rows, classes)."""
 
 
-class Whitening(NamedTuple):
-    """Coordinates of a head, and what may be expected of a run in them."""
-
-    v: NDArray[np.int8]
-    """(features, columns)."""
-    unit: float
-    """Value of an entry of 1, a power of two."""
-    strength: float
-    """The variance that is added in every direction of scaled states."""
-    rate: float
-    """Rate of the mean gradient of all updates made at the same weights: each of n weighs rate / n."""
-    rounds: int
-    """Such steps until validation rows gain nothing more."""
-    loss: float
-    """Mean loss of the validation rows then."""
-
-
-def whitening(public: Known, validating: Known, columns: int) -> Whitening:
-    """Return the coordinates, at most `columns` of them, in which the public rows teach the validating rows
-    most within ROUNDS rounds. Less strength has to gain more than one standard error: on AG News a gain of
-    less than that cost as much on the test rows. Takes some features^3 operations."""
+def whitening(public: Known, validating: Known, columns: int) -> tuple[I8, float]:
+    """Return the coordinates V (features, columns), at most so many columns, in which the public rows teach
+    the validating rows most within ROUNDS rounds, and the value of an entry of 1, a power of two. Less
+    strength has to gain more than one standard error: on AG News a gain of less than that cost as much on the
+    test rows. Takes some features^3 operations."""
     x = public.states.double().cpu()
     spread = x.std(0, correction=0)
     spread = spread.clamp_min(max(LEAST_SPREAD * float(spread.median()), torch.finfo(torch.float32).tiny))
     sizes, directions = torch.linalg.eigh((x / spread).T @ (x / spread) / len(x))
     sizes, directions = sizes.flip(0)[:columns].clamp_min(0), directions.flip(1)[:, :columns]
     v = directions / spread[:, None]  # (features, columns)
-    rate, best = rate_of(public.outputs.shape[1]), None
+    best: Tensor | None = None
+    chosen: Tensor | None = None
     for strength in STRENGTHS:
-        every = torch.stack(list(_losses(public, validating, v / (sizes + strength).sqrt(), rate)))
-        rounds = int(every.mean(1).argmin())
-        losses = every[rounds]
-        gain = best[0] - losses if best else None
-        if gain is None or gain.mean() > gain.std() / math.sqrt(len(gain)):
-            best = losses, strength, rounds
-    assert best
-    losses, strength, rounds = best
-    entries, unit = _rounded((v / (sizes + strength).sqrt()).numpy(), (x.T @ x / len(x)).numpy())
-    return Whitening(entries, unit, strength, rate, rounds, float(losses.mean()))
+        whitened = v / (sizes + strength).sqrt()
+        losses = min(_losses(public, validating, whitened), key=lambda one: float(one.mean()))
+        gain = None if best is None else best - losses
+        if gain is None or gain.mean() > gain.std(correction=0) / math.sqrt(len(gain)):
+            best, chosen = losses, whitened
+    assert chosen is not None
+    return _rounded(chosen.numpy(), (x.T @ x / len(x)).numpy())
 
 
 def turned(gradients: F64) -> tuple[F64, F64]:
@@ -151,12 +134,13 @@ def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) 
     return (total / len(along)).numpy(force=True), float(loss)
 
 
-def _losses(public: Known, validating: Known, v: Tensor, rate: float) -> Iterator[Tensor]:
+def _losses(public: Known, validating: Known, v: Tensor) -> Iterator[Tensor]:
     """Yield the losses of the validating rows after 0 to ROUNDS steps along the public rows' gradients."""
     (x, outputs), (held, held_outputs) = (
         (rows.states.double().cpu() @ v, rows.outputs.double().cpu()) for rows in (public, validating)
     )
     classes = outputs.shape[1]
+    rate = rate_of(classes)
     right = one_hot(public.labels.cpu(), classes)
     core = torch.zeros(classes, v.shape[1], dtype=torch.float64)
     for _ in range(ROUNDS + 1):
@@ -164,7 +148,7 @@ def _losses(public: Known, validating: Known, v: Tensor, rate: float) -> Iterato
         core -= rate * ((outputs + x @ core.T).softmax(1) - right).T @ x / len(x)
 
 
-def _rounded(v: F64, moments: F64) -> tuple[NDArray[np.int8], float]:
+def _rounded(v: F64, moments: F64) -> tuple[I8, float]:
     """Return V (features, columns) as int8, and the value of an entry of 1.
 
     Features are rounded one by one, and what products with states of these second moments (features,

@@ -11,3 +11,8 @@ class Ended(NamedTuple):
     status: int
     out: str
     err: str
+
+
+def sets(*pairs: str) -> tuple[str, ...]:
+    """Options that are keys of --set."""
+    return tuple(part for pair in pairs for part in ("--set", pair))

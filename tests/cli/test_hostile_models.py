@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sfnode.models import loader
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.tasks import tokenizer_calls
 from tests.cli.helpers import Ended
 from tests.models import hostile

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from sfnode.models import bases
-from sfnode.models.manifest_builder import build
 from sfnode.organising.admission import invitation_key
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import Restarted
+from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation

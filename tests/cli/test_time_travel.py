@@ -18,7 +18,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.models import bases, files
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.history import (
     CheckoutResult,
     DiffResult,

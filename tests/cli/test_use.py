@@ -23,8 +23,8 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models import loader
-from sfnode.models.manifest_builder import build
 from sfnode.models.targets import DEFAULT, Selection
+from sfnode.preparing.manifest import build
 from sfnode.tasks.prompts import questions
 from tests.cli.helpers import Ended
 from tests.engine.helpers import HEADED_TASK, TASK, data_file, manifest, model_folder, trainer, updates

@@ -12,12 +12,12 @@ from unittest.mock import Mock
 
 from sfnode.control.server import serve
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
 from sfnode.organising import owner_decisions
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import Restarted
 from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.invitations import compose, invite
+from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import Layout
 from sfprotocol import decisions
 from sfprotocol.control_feed import decision_message, extend

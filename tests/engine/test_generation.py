@@ -21,8 +21,8 @@ from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, co
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.models.manifest_builder import build
 from sfnode.models.perturbation import Perturber
+from sfnode.preparing.manifest import build
 from sfprotocol.seeds import token_draws, token_keys, update_seeds
 from tests.engine.helpers import FAMILIES, manifest, trainer, weights
 from tests.engine.test_estimator import SEEDS, hand_moved

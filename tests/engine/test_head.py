@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from sfnode.engine import forward, head, trial
+from sfnode.engine import forward, head
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
@@ -22,8 +22,9 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Parent
 from sfnode.manifest.training import Training, features_text
 from sfnode.models import loader
-from sfnode.models.manifest_builder import forked, unsuited
 from sfnode.models.targets import Selection
+from sfnode.preparing import trial
+from sfnode.preparing.manifest import forked, unsuited
 from sfnode.store.run_keys import RunKeys
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.encoding import _collate as collate
@@ -182,13 +183,13 @@ def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> No
 def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
     run = trainer(headed("llama", rows=file, epsilon=0.5), Path(file))
-    fit = trial.with_features(run, {"epsilon"}, lambda done, total: None)
-    manifest = fit.manifest
-    assert Manifest(**manifest.model_dump()) == manifest
-    assert len(manifest.training.scales_and_means()) == 16
-    assert (manifest.training.basis, manifest.training.epsilon) == ("features", 0.5)
-    assert manifest.training.learning_rate != run.manifest.training.learning_rate
-    assert any(fit.step(SEEDS, 0).scalars)
+    found, sample = trial.of_head(run, {"epsilon"}, lambda done, total: None)
+    assert found.keys() == {"basis", "features", "learning_rate", "scalar_delta"}
+    training = Training(**run.manifest.training.model_dump() | found)
+    assert len(training.scales_and_means()) == 16
+    assert (training.basis, training.epsilon) == ("features", 0.5)
+    assert training.learning_rate != run.manifest.training.learning_rate
+    assert sample.slopes.any()
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_rows_that_the_model_reads_alike_are_refused_before_a_run_is_made_of_the
         trainer(headed("opt", rows=str(rows)), rows) as run,
         pytest.raises(UserError, match="as if all were the same") as no,
     ):
-        trial.with_features(run, (), lambda done, total: None)
+        trial.of_head(run, (), lambda done, total: None)
     assert no.value.code is Code.LOSS_FLAT
 
 

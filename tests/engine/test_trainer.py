@@ -15,12 +15,12 @@ import torch
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.scalar_limit import any_trainer, prior_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import PRIOR_ONE
+from sfnode.preparing.scalars import Means, any_trainer, prior_of
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import evaluate
 from sfnode.tasks.public_files import Places, typed
@@ -261,7 +261,7 @@ def test_the_prior_for_a_manifest_is_measured_on_test_rows_if_there_are_no_other
 
     def measured(data: Data) -> tuple[int, ...]:
         run = centred(manifest("opt"), data)
-        found, reason = any_trainer(run, DEVICE, "float32", model=model_folder("opt"), places=typed(run.data))
+        found, reason = any_trainer(run, Means(DEVICE, model=model_folder("opt"), places=typed(run.data)))
         with found:
             return () if reason else prior_of(found)[0]
 

@@ -29,7 +29,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.models.files import broken
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from tests.engine.helpers import model_folder
 
 CPU = torch.device("cpu")

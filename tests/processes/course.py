@@ -18,7 +18,7 @@ from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout

@@ -43,7 +43,7 @@ def test_a_run_goes_on_without_its_organiser_which_comes_back_from_a_backup(tmp_
     options = (
         f"training.update_budget={BUDGET}",
         "task.loss=plain",
-        "init.calibrate=no",
+        "init.measure=no",
         "organised.quota=100000",
     )
     said = (word for option in options for word in ("--set", option))

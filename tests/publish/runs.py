@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OrganisedSection
-from sfnode.models.manifest_builder import build
 from sfnode.organising.evaluation.health import published
+from sfnode.preparing.manifest import build
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog

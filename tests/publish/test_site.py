@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
 from sfnode.peers import contacts
+from sfnode.preparing.manifest import build
 from sfnode.publish import site as sites
 from sfnode.publish.run_file import RunFile
 from sfnode.publish.site import remove_partial, write

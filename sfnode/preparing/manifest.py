@@ -5,7 +5,8 @@ Imports torch to examine the base model and local data, so that mistakes are fou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, TEMPERATURE
+from sfnode.engine.head import takes_features
 from sfnode.errors import Code, UserError
 from sfnode.manifest import FIRST_ORDER_VERSION, MAX_QUOTA_BYTES, Manifest
 from sfnode.manifest.sections import (
@@ -29,15 +31,14 @@ from sfnode.manifest.sections import (
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import examination, files, loader, vetting
-from sfnode.models.cuts import HEADS
 from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
+from sfnode.preparing import proposals
 from sfnode.printable import command
 from sfnode.tasks import (
     chat,
     dataset,
     presets,
     prompts,
-    proposals,
     public_files,
     row_files,
     templates,
@@ -72,8 +73,6 @@ HEAD = Selection(modules=("score",))
 HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=48_000, decay=0.95)
 """Numbers of a run that trains this head (docs/research-log.md): an update takes microseconds there. With two
 classes all columns of U are alike, and only those of V are directions: so many are needed."""
-
-OPEN_HEAD_TRAINING = HEAD_TRAINING.model_copy(update={"decay": 1.0})
 
 IN_WORDS = Selection(modules=(UPPER_LINEAR,))
 """The layers by which a language model learns a task's answers in words, unless options name others."""
@@ -165,65 +164,106 @@ EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_nu
 """Fields in which transformers' configurations say how many experts a router chooses from."""
 
 
+SECTIONS = {
+    "Task": "task",
+    "Data": "data",
+    "Training": "training",
+    "OpenSection": "open",
+    "OrganisedSection": "organised",
+}
+"""Sections of the manifest, which are the beginnings of keys, by their class."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Raise UserError BAD_OPTION for options with which there can be no manifest."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = [SECTIONS[error.title]] if error.title in SECTIONS else []
+        key = ".".join([*place, *map(str, first["loc"][:1])])
+        raise UserError(
+            Code.BAD_OPTION,
+            f"{key or 'the options together'}: {first['msg'].removeprefix('Value error, ')}",
+            "`sfnode init --help-all` says what each key may be.",
+        ) from error
+
+
+@refusing()
 def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manifest:
     """Return the manifest that options of `sfnode init`, by parameter name, describe.
 
     `examine` (`examination`) looks at the rows of local data; one that tells nobody how far it is unless
     given. With an `organiser` (64 hex digits) among them the run is organised. Of one whose `estimator` is
-    first-order this is the beginning: it lacks bases, the prior and what is measured (`sfnode.first_order`).
+    first-order this is the beginning: it lacks bases, the prior and what is measured (`first_order`).
     Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do not fit the task.
     """
-    try:
-        name, preset, source, revision, task, data = _beginning(given)
-        first, given = by_gradients(given), {key: given[key] for key in given if key != "estimator"}
-        home = files.located(source, revision)
-        head = _trains_head(task, given, home)
-        own = preset.training if preset and source == preset.model else None
-        chosen, training = DEFAULT, own or Training()
-        in_words = task.kind in ("classification", "reward") and not own and not first
-        if in_words:
-            usual = (BY_REWARDS, REWARD_TRAINING) if task.is_rewarded else (IN_WORDS, IN_WORDS_TRAINING)
-            chosen, training = usual
-        if head:
-            training = own or (HEAD_TRAINING if "organiser" in given else OPEN_HEAD_TRAINING)
-        if first:
-            encoder = task.kind == "sequence-classification"  # its classifier is none of the last blocks'
-            chosen = DEFAULT if encoder or own else BY_REWARDS if task.is_rewarded else IN_WORDS
-            training = FIRST_ORDER_HEAD if head else FIRST_ORDER if own else _body_numbers(task)
-        selection = HEAD if head else _selection(given, chosen)
-        described = loader.describe(source, revision, selection, loader.classes(task))
-        described = described.model_copy(update={"outputs": loader.outputs_of(home, task)})
-        if head and data.train and not data.train_limit:
-            data = data.model_copy(update={"train_limit": HEAD_ROWS})
-        if "organiser" in given:
-            data = _validated(data, task, given)
-            training = _levelled(training)
-        if (in_words or first) and "epoch_updates" not in given:
-            budget = given.get("update_budget", training.update_budget)
-            rounds = IN_WORDS_ROUNDS if not first else HEAD_ROUNDS if head else _body_rounds(task)
-            training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
-        training = _section(training, given)
-        organised = _organised(training, given)
-        if first:
-            training = _with_gradients(training, described.parsed_targets(), given, head)
-            organised = _of_gradients(organised, training, described.parsed_targets(), given, head)
-        manifest = Manifest(
-            protocol=FIRST_ORDER_VERSION if first or "organiser" in given else OLDEST_VERSION,
-            name=given.get("name", name or "run"),
-            description=given.get("description", ""),
-            admission="organised" if "organiser" in given else "open",
-            open=OpenSection(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
-            organised=organised,
-            model=described,
-            task=task.model_copy(update={"loss": "plain"}) if task.loss == "calibrated" else task,
-            data=data,
-            training=training.model_copy(update=WITHOUT_GRADIENTS) if first else training,
-        )
-        manifest = manifest.model_copy(update={"training": training, "task": task})
-    except ValidationError as error:
-        raise bad_option(error) from error
+    name, preset, source, revision, task, data = beginning(given)
+    first, organised = by_gradients(given), "organiser" in given
+    given = {key: given[key] for key in given if key != "estimator"}
+    home = files.located(source, revision)
+    head = _trains_head(task, given, home)
+    own = preset.training if preset and source == preset.model else None
+    selection, training, rounds = _usual(task, head, own, first=first)
+    if not head:
+        selection = _selection(given, selection)
+    described = loader.describe(source, revision, selection, loader.classes(task))
+    described = described.model_copy(update={"outputs": loader.outputs_of(home, task)})
+    if head and data.train and not data.train_limit:
+        data = data.model_copy(update={"train_limit": HEAD_ROWS})
+    if organised:
+        data, training = _validated(data, task, given), _levelled(training)
+    elif head and not own:
+        training = training.model_copy(update={"decay": 1.0})
+    training, bounds = _numbers(training, rounds, described, given, head, first=first)
+    manifest = Manifest(
+        protocol=FIRST_ORDER_VERSION if organised else OLDEST_VERSION,
+        name=given.get("name", name or "run"),
+        description=given.get("description", ""),
+        admission="organised" if organised else "open",
+        open=OpenSection(quota=given.get("feed_quota", 0), work_bits=given.get("work_bits", 0)),
+        organised=bounds,
+        model=described,
+        task=task.model_copy(update={"loss": "plain"}) if task.loss == "calibrated" else task,
+        data=data,
+        training=training.model_copy(update=WITHOUT_GRADIENTS) if first else training,
+    )
+    manifest = manifest.model_copy(update={"training": training, "task": task})
     _try_data(manifest, examine or RowExamination(Fitting(manifest.task, loader.tokenizer_of(home))))
     return manifest
+
+
+def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tuple[Selection, Training, int]:
+    """Return the usual layers and numbers of a run, and the rounds of which it has as many whatever its
+    budget; 0 where numbers say how long one is. A model that comes with a task has its `own` numbers."""
+    if head:
+        return (HEAD, FIRST_ORDER_HEAD, HEAD_ROUNDS) if first else (HEAD, own or HEAD_TRAINING, 0)
+    if first:
+        layers = (BY_REWARDS, FIRST_ORDER_REWARDS) if task.is_rewarded else (IN_WORDS, FIRST_ORDER)
+        if own or task.kind == "sequence-classification":  # a classifier is in none of the last blocks
+            layers = DEFAULT, FIRST_ORDER
+        return (*layers, REWARD_ROUNDS if task.is_rewarded else GRADIENT_ROUNDS)
+    if own or task.kind not in ("classification", "reward"):
+        return DEFAULT, own or Training(), 0
+    layers = (BY_REWARDS, REWARD_TRAINING) if task.is_rewarded else (IN_WORDS, IN_WORDS_TRAINING)
+    return (*layers, IN_WORDS_ROUNDS)
+
+
+def _numbers(
+    training: Training, rounds: int, model: Model, given: dict[str, Any], head: bool, *, first: bool
+) -> tuple[Training, OrganisedSection]:
+    """Return the numbers of a run with those that are given, and what an organised one is bounded by."""
+    if rounds and "epoch_updates" not in given:
+        budget = given.get("update_budget", training.update_budget)
+        training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
+    training = _section(training, given)
+    organised = _organised(training, given)
+    return (
+        _with_gradients(training, organised, model.parsed_targets(), given, head)
+        if first
+        else (training, organised)
+    )
 
 
 def usual_estimator(given: dict[str, Any], organised: bool) -> str:
@@ -255,24 +295,17 @@ def by_gradients(given: Mapping[str, Any]) -> bool:
     return True
 
 
-def _body_numbers(task: Task) -> Training:
-    """Return the usual numbers of a run by gradients of the body, but for its rounds' length."""
-    return FIRST_ORDER_REWARDS if task.is_rewarded else FIRST_ORDER
-
-
-def _body_rounds(task: Task) -> int:
-    return REWARD_ROUNDS if task.is_rewarded else GRADIENT_ROUNDS
-
-
 def _with_gradients(
-    training: Training, targets: Sequence[Target], given: dict[str, Any], head: bool
-) -> Training:
+    training: Training,
+    organised: OrganisedSection,
+    targets: Sequence[Target],
+    given: dict[str, Any],
+    head: bool,
+) -> tuple[Training, OrganisedSection]:
     """Return the numbers of a first-order run, without those that are measured: all targets have cores of one
     shape, and an update fits. Raises UserError BAD_OPTION where none does."""
-    sizes = [(one.out_features, one.in_features) for one in targets]
-    least = min(map(min, sizes))
-    rank = training.rank
-    while "rank" not in given and rank > 1 and not _fits(rank, sizes, least):
+    sizes, rank = [(one.out_features, one.in_features) for one in targets], training.rank
+    while "rank" not in given and rank > 1 and not _fits(rank, sizes):
         rank //= 2
     rows, columns = targets[0].core_shape(rank)
     if head and rows < targets[0].out_features and not training.bases:
@@ -281,32 +314,21 @@ def _with_gradients(
             f"an update of a head with {targets[0].out_features} classes has no room for all of them",
             "Join rare classes, or make a run of forward passes: --set training.estimator=zeroth-order.",
         )
-    bits = 8 if rows * columns * len(targets) >= EIGHT_BITS else 16
-    chosen = {"estimator": "first-order", "rank": rank, "scalar_bits": bits}
-    return training.model_copy(update=chosen | ({} if training.bases else {"basis": "published"}))
+    cells = rows * columns * len(targets)
+    numbers = {"estimator": "first-order", "rank": rank, "scalar_bits": 8 if cells >= EIGHT_BITS else 16}
+    training = training.model_copy(update=numbers | ({} if training.bases else {"basis": "published"}))
+    parts = -(-training.epoch_updates // HEAD_PARTS)
+    most = parts if head else MAX_QUOTA_BYTES // (cells * training.scalar_bits // 8)
+    # bases stay, and what seals change reaches the live weights at once
+    usual = {"quota": min(organised.quota, most), "subspace_epochs": training.epochs}
+    bounds = {name: value for name, value in usual.items() if name not in given}
+    return training, organised.model_copy(update=bounds)
 
 
-def _fits(rank: int, sizes: Sequence[tuple[int, int]], least: int) -> bool:
+def _fits(rank: int, sizes: Sequence[tuple[int, int]]) -> bool:
     """Return whether an update at this rank fits in its bytes, and cores have one shape."""
     cells = sum(min(rank, out) * min(rank, inner) for out, inner in sizes)
-    return cells <= MAX_UPDATE_BYTES and (rank <= least or len(set(sizes)) == 1)
-
-
-def _of_gradients(
-    organised: OrganisedSection,
-    training: Training,
-    targets: Sequence[Target],
-    given: dict[str, Any],
-    head: bool,
-) -> OrganisedSection:
-    """Return what an organised run is bounded by, where an update has so many cells."""
-    rows, columns = targets[0].core_shape(training.rank)
-    most = MAX_QUOTA_BYTES // (rows * columns * len(targets) * training.scalar_bits // 8)
-    usual = min(organised.quota, -(-training.epoch_updates // HEAD_PARTS) if head else most)
-    found: dict[str, Any] = {} if "quota" in given else {"quota": usual}
-    if "subspace_epochs" not in given:  # bases stay, and what seals change reaches the live weights at once
-        found["subspace_epochs"] = training.epochs
-    return organised.model_copy(update=found)
+    return cells <= MAX_UPDATE_BYTES and (rank <= min(map(min, sizes)) or len(set(sizes)) == 1)
 
 
 def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:
@@ -316,57 +338,45 @@ def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) 
     return RowExamination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
 
 
+@refusing()
 def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -> Manifest:
     """Return the manifest of a run that begins with the model in a folder, which is the state of an `old` run
     at a seal. What differs from that run is `given`: options of `sfnode init`, by parameter name.
 
     Whoever gives an option of SELECTION chooses all that is trained. Raises UserError as `build`.
     """
-    try:
-        loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
-        task = Task(**old.task.model_dump() | loss)
-        measured = given.get("norm_limit") == 0
-        begun = WITHOUT_GRADIENTS | {"rank": FIRST_ORDER.rank} if measured else {}
-        training = _section(old.training.model_copy(update=begun), given)
-        model = Model(
-            **old.model.model_dump()
-            | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}
-            | {"listing": files.listing_hash(folder)}
-        )
-        if SELECTION & given.keys():
-            model = loader.describe(str(folder), "", _selection(given, DEFAULT), loader.classes(task))
-        spans = {"epoch_updates", "update_budget", "bases"}
-        lasting = old.training.model_dump(include=spans) == training.model_dump(include=spans)
-        kept = old.organised.model_dump(exclude=set() if lasting else {"quota", "subspace_epochs"})
-        organised = _organised(training, kept | given)
-        forked = Manifest.model_validate(
-            old.model_dump()
-            | {key: given[key] for key in ("name", "description") if key in given}
-            | {
-                "model": model.model_copy(update={"parent": parent}).model_dump(),
-                "task": task.model_dump(),
-                "training": training.model_dump(),
-                "organised": organised.model_dump(),
-            }
-        )
-        return _gradients_anew(forked, given) if measured else forked
-    except ValidationError as error:
-        raise bad_option(error) from error
-
-
-def _gradients_anew(manifest: Manifest, given: dict[str, Any]) -> Manifest:
-    """Return a run as a first-order one, without what is measured for it."""
-    targets = manifest.model.parsed_targets()
-    head = targets[0].name in HEADS and len(targets) == 1
-    usual = FIRST_ORDER_HEAD if head else _body_numbers(manifest.task)
-    budget = given.get("update_budget", usual.update_budget)
-    each = -(-budget // (HEAD_ROUNDS if head else _body_rounds(manifest.task)))
-    training = _section(usual.model_copy(update={"epoch_updates": each}), given)
-    training = _with_gradients(training, targets, given, head)
-    organised = _of_gradients(_organised(training, given), training, targets, given, head)
+    loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
+    task = Task(**old.task.model_dump() | loss)
+    measured = given.get("norm_limit") == 0
+    begun = WITHOUT_GRADIENTS | {"rank": FIRST_ORDER.rank} if measured else {}
+    training = _section(old.training.model_copy(update=begun), given)
+    model = Model(
+        **old.model.model_dump()
+        | {"source": folder.name, "outputs": (), "revision": "", "digest": files.digest(folder)}
+        | {"listing": files.listing_hash(folder)}
+    )
+    if SELECTION & given.keys():
+        model = loader.describe(str(folder), "", _selection(given, DEFAULT), loader.classes(task))
+    spans = {"epoch_updates", "update_budget", "bases"}
+    lasting = old.training.model_dump(include=spans) == training.model_dump(include=spans)
+    kept = old.organised.model_dump(exclude=set() if lasting else {"quota", "subspace_epochs"})
+    sections = {
+        "model": model.model_copy(update={"parent": parent}),
+        "task": task,
+        "training": training,
+        "organised": _organised(training, kept | given),
+    }
+    said = {key: given[key] for key in ("name", "description") if key in given}
+    new = {name: section.model_dump() for name, section in sections.items()}
+    run = Manifest.model_validate(old.model_dump() | said | new)
+    if not measured:
+        return run
+    head = takes_features(run)
+    _, training, rounds = _usual(task, head, None, first=True)
+    training, organised = _numbers(training, rounds, run.model, given, head, first=True)
     bounds = {name: getattr(organised, name) for name in ("quota", "subspace_epochs")}
-    bounded = manifest.organised.model_copy(update=bounds)
-    return manifest.model_copy(update={"training": training, "organised": bounded})
+    bounded = run.organised.model_copy(update=bounds)
+    return run.model_copy(update={"training": training, "organised": bounded})
 
 
 class Beginning(NamedTuple):
@@ -380,16 +390,10 @@ class Beginning(NamedTuple):
     data: Data
 
 
+@refusing()
 def beginning(given: dict[str, Any]) -> Beginning:
     """Return what options of `sfnode init` say of a run before its model is examined. Raises UserError as
     `build`."""
-    try:
-        return _beginning(given)
-    except ValidationError as error:
-        raise bad_option(error) from error
-
-
-def _beginning(given: dict[str, Any]) -> Beginning:
     source, revision = _absolute(given.get("model", "")), given.get("revision", "")
     name = _preset_name(given)
     preset = _for_data(presets.preset(name), given) if name else None
@@ -482,15 +486,10 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
     _check_kind(task, home)
     positions = _positions(home, task)
     if task.kind == "reward":
-        return _fitted(task, positions, chosen="answer_tokens" in given)
+        most = task.answer_tokens if "answer_tokens" in given else positions // 2
+        tokens = {"max_tokens": positions, "answer_tokens": min(task.answer_tokens, most)}
+        return Task(**task.model_dump() | tokens)
     return task.model_copy(update={"max_tokens": positions})
-
-
-def _fitted(task: Task, positions: int, *, chosen: bool) -> Task:
-    """Return a reward run's task for a model of so many positions: where there are fewer than its
-    `max_tokens`, answers that nobody has `chosen` the length of have half of them at most."""
-    answer = task.answer_tokens if chosen else min(task.answer_tokens, positions // 2)
-    return Task(**task.model_dump() | {"max_tokens": positions, "answer_tokens": answer})
 
 
 def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
@@ -605,26 +604,3 @@ def _try_data(manifest: Manifest, examine: RowExamination) -> None:
 
 def _is_local(source: str) -> bool:
     return bool(source) and not source.startswith((HUB, BUILTIN))
-
-
-SECTIONS = {
-    "Task": "task",
-    "Data": "data",
-    "Training": "training",
-    "OpenSection": "open",
-    "OrganisedSection": "organised",
-}
-"""Sections of the manifest, which are the beginnings of keys, by their class."""
-
-
-def bad_option(error: ValidationError) -> UserError:
-    """Return the error for options with which there can be no manifest."""
-    first = error.errors(include_url=False)[0]
-    place = [SECTIONS[error.title]] if error.title in SECTIONS else []
-    key = ".".join([*place, *map(str, first["loc"][:1])])
-    reason = first["msg"].removeprefix("Value error, ")
-    return UserError(
-        Code.BAD_OPTION,
-        f"{key or 'the options together'}: {reason}",
-        "`sfnode init --help-all` says what each key may be.",
-    )

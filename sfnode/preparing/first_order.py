@@ -7,31 +7,40 @@ every body, and one every head; a few gradients say how long they usually are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from sfnode.engine import gradients, making_bases, scalar_limit
-from sfnode.engine.head import rows_of
-from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.making_bases import Made
+from sfnode.engine import gradients, making_bases
+from sfnode.engine.head import takes_features
 from sfnode.engine.trainer import Trainer
-from sfnode.engine.whitening import Known, head_gradient, turned, whitening
+from sfnode.engine.whitening import Known, head_gradient, rate_of, turned, whitening
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
 from sfnode.manifest.training import Training, units_of
 from sfnode.models import bases
-from sfnode.models.cuts import HEADS
-from sfnode.models.manifest_builder import WITHOUT_GRADIENTS, bad_option
 from sfnode.organising.policy import HEAD_EPOCH
-from sfnode.store.disk_errors import disk_faults
-from sfnode.tasks import calibration, dataset, encoding
+from sfnode.preparing import scalars
+from sfnode.preparing.manifest import WITHOUT_GRADIENTS, refusing
+from sfnode.preparing.scalars import (
+    F64,
+    LOADING,
+    Means,
+    Prepared,
+    Tell,
+    Waiting,
+    any_trainer,
+    changed,
+    head_rows,
+    seconds_of,
+    share,
+    write_bases,
+)
+from sfnode.tasks import calibration, dataset
 from sfnode.tasks.prompts import Row
 from sfprotocol.decisions import RATE_ONE
 
@@ -53,39 +62,16 @@ and are ruined by 1; SmolLM2 learns orders with 0.5 and with half as much again 
 IDENTITY = 64
 """Entries of U of a head, on its diagonal: outputs are their own coordinates."""
 
-F64 = NDArray[np.float64]
-
 ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
 """Values that stand for those that are measured, while what is given is tried."""
 
-Tell = Callable[[int], None]
-"""Told how many example-forwards have been taken."""
 
-
-class Completed(NamedTuple):
-    """A first-order run that has all its numbers."""
-
-    manifest: Manifest
-    bases: Made | None
-    """None of a head, whose coordinates are whitened."""
-    example_forwards: int
-    """A backward pass counts as two forward passes."""
-    seconds: float
-    """Seconds that all updates take one node with this machine to itself; 0 where that is not known."""
-
-
-def is_head(manifest: Manifest) -> bool:
-    """Return whether a run trains a linear head and nothing else."""
-    target, *others = manifest.model.parsed_targets()
-    return target.name in HEADS and not others and manifest.task.kind == "sequence-classification"
-
-
-def cost(manifest: Manifest) -> int:
+def _cost(manifest: Manifest) -> int:
     """Return how many example-forwards completing a run takes at most."""
-    if is_head(manifest):
+    if takes_features(manifest):
         return WHITENED_ROWS + manifest.data.withheld
     of_bases = 0 if manifest.training.bases else making_bases.cost("gradients")
-    return scalar_limit.PRIOR_ROWS + of_bases + _usual_batches(manifest) * _of_batch(manifest)
+    return scalars.PRIOR_ROWS + of_bases + _usual_batches(manifest) * _of_batch(manifest)
 
 
 def _usual_batches(manifest: Manifest) -> int:
@@ -106,43 +92,65 @@ def begun(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"training": training, "task": plain})
 
 
-def complete(
-    manifest: Manifest, given: Container[str], trainer: Trainer, folder: Path, tell: Tell
-) -> Completed:
-    """Return a run with all its numbers, but for those that are `given` by name; its bases are written to a
-    folder. `trainer` is one of what has `begun`.
+def prepare(
+    manifest: Manifest, given: Container[str], means: Means, waiting: Waiting, measure: bool = True
+) -> Prepared:
+    """Return a first-order run with all its numbers, but for those that are `given` by name; one that has
+    them as it is. Its bases are written to the folder of `means`.
 
     Raises UserError as `making_bases.make_on` and `gradients.usual`, LOSS_FLAT without a gradient, and
-    BAD_OPTION for numbers that no manifest can have.
+    BAD_OPTION for numbers that no manifest can have, where no public row is within reach, and unmeasured.
     """
+    if manifest.training.norm_limit:
+        return Prepared(manifest)
+    if not measure:
+        raise UserError(
+            Code.BAD_OPTION,
+            "init.measure: a first-order run has bases and a unit that are measured",
+            "Leave it out, or take training.estimator=zeroth-order.",
+        )
+    total = LOADING + _cost(manifest)
+    with waiting("measuring what suits the model", seconds_of(manifest, means, total)) as advance:
+        trainer, reason = any_trainer(begun(manifest), means)
+        with trainer:
+            if reason:
+                raise UserError(
+                    Code.BAD_OPTION,
+                    f"no gradient can be taken before the run starts: {reason}",
+                    "Name training data, or make a run of forward passes, which learns less from them: "
+                    "--set training.estimator=zeroth-order.",
+                )
+            if not takes_features(manifest):
+                scalars.require_answers(trainer)
+            tell: Tell = lambda taken: advance(min(LOADING + taken, total), total)  # noqa: E731
+            return _complete(manifest, given, trainer, means.bases or Path(), tell)
+
+
+@refusing()
+def _complete(
+    manifest: Manifest, given: Container[str], trainer: Trainer, folder: Path, tell: Tell
+) -> Prepared:
     own = {name: getattr(manifest.training, name) for name in Training.model_fields if name in given}
-    try:
-        Training.model_validate(begun(manifest).training.model_dump() | ANY | own)  # before it takes minutes
-        found = (_head if is_head(manifest) else _body)(manifest, trainer, folder, tell)
-        numbers = found.manifest.training.model_dump() | own
-        whole = Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
-    except ValidationError as error:
-        raise bad_option(error) from error
+    Training.model_validate(begun(manifest).training.model_dump() | ANY | own)  # before it takes minutes
+    found = (_head if takes_features(manifest) else _body)(manifest, trainer, folder, tell)
+    numbers = found.manifest.training.model_dump() | own
+    whole = Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
     return found._replace(manifest=whole)
 
 
-def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Completed:
+def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
     """Return with the prior, bases from the mean gradient, and the usual length of a gradient in them."""
     taken = 0
     if manifest.task.loss == "calibrated":
-        prior, taken = scalar_limit.prior_of(trainer, calibration.mean_probability)
-        manifest = _changed(manifest, "task", prior=prior)
+        prior, taken = scalars.prior_of(trainer, calibration.mean_probability)
+        manifest = changed(manifest, "task", prior=prior)
     made = None
     if not manifest.training.bases:
-        rows, before = trainer.run_rows.training(), taken
-        key, cost = trainer.core.digest(), making_bases.cost("gradients")
-
-        def advance(done: int, total: int) -> None:
-            tell(before + cost * done // total)
-
+        rows, key = trainer.run_rows.training(), trainer.core.digest()
+        advance = share(taken, making_bases.cost("gradients"), tell)
         made = making_bases.make_on(trainer.loaded, manifest, rows, "gradients", key, advance)
         manifest, taken = _with_bases(manifest, made.pairs, folder), taken + made.example_forwards
-    ready = trainer.like(_changed(manifest, "training", norm_limit=1), folder)
+    ready = trainer.like(changed(manifest, "training", norm_limit=1), folder)
     began = time.monotonic()
     batches, rows_each = _usual_batches(manifest), _of_batch(manifest)
     least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be as good
@@ -153,14 +161,14 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Com
     norm = float(np.median(np.linalg.norm(found, axis=1)))
     step = REWARD_STEP if manifest.task.is_rewarded else STEP
     rate = _as_rate(step / norm / manifest.training.epoch_updates)
-    manifest = _changed(manifest, "training", learning_rate=rate)
+    manifest = changed(manifest, "training", learning_rate=rate)
     judged = manifest.training.epochs * manifest.data.withheld / rows_each  # by forward passes
     seconds = each * (manifest.training.update_budget + judged)
     taken += batches * rows_each
-    return Completed(_measured(manifest, norm), made, taken, seconds)
+    return Prepared(_measured(manifest, norm), example_forwards=taken, seconds=seconds)
 
 
-def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Completed:
+def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
     """Return with whitened coordinates, in which the rate is known, and the length of a gradient in them."""
     public, held = _rows(manifest, trainer)
     began, loaded = time.monotonic(), trainer.loaded
@@ -169,18 +177,19 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Com
     validating = _known(trainer, held, lambda done: tell(len(public) + done))
     each = (time.monotonic() - began) / (len(public) + len(held))
     rows, columns = site.target.core_shape(manifest.training.rank)
-    found = whitening(known, validating, columns)
+    v, unit = whitening(known, validating, columns)
     u = np.eye(site.target.out_features, rows, dtype=np.int8) * np.int8(IDENTITY)
-    manifest = _with_bases(manifest, [(u, found.v)], folder)
+    manifest = _with_bases(manifest, [(u, v)], folder)
     units = units_of(manifest.training, site.target)
-    of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, found.v), units, strict=True))
+    of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, v), units, strict=True))
     gradient, _ = head_gradient(known, of_u, of_v)
-    size = IDENTITY * units[0] * units[1] / found.unit  # of these coordinates, in those that were found
-    rate = found.rate / size**2 / manifest.training.epoch_updates
-    manifest = _changed(manifest, "training", learning_rate=_as_rate(rate))
+    size = IDENTITY * units[0] * units[1] / unit  # of these coordinates, in those that were found
+    rate = rate_of(len(u)) / size**2 / manifest.training.epoch_updates
+    manifest = changed(manifest, "training", learning_rate=_as_rate(rate))
     seconds = each * len(trainer.run_rows.training()) + manifest.training.epochs * HEAD_EPOCH
     norm = float(np.linalg.norm(gradient))
-    return Completed(_measured(manifest, norm), None, len(public) + len(held), seconds)
+    taken = len(public) + len(held)
+    return Prepared(_measured(manifest, norm), example_forwards=taken, seconds=seconds)
 
 
 def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence[Row]]:
@@ -189,21 +198,16 @@ def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence
     if manifest.data.validation or manifest.data.withheld:
         return rows, trainer.run_rows.held_out("validation").rows
     apart = int(len(rows) * VALIDATING)
-    return rows[apart:], rows[:apart]
+    return rows[apart:], rows[:apart] or rows
 
 
-def _known(trainer: Trainer, rows: Sequence[Row], advance: Callable[[int], None]) -> Known:
+def _known(trainer: Trainer, rows: Sequence[Row], tell: Tell) -> Known:
     """Return the states, classes and outputs of rows."""
-    loaded, states, labels = trainer.loaded, [], []
-    for batch in encoding.batches(trainer.manifest.task, loaded.tokenizer, rows, EVALUATION_BATCH):
-        found = rows_of(loaded, [batch])
-        states.append(found.states)
-        labels.append(found.labels)
-        advance(sum(map(len, labels)))
-    (site,) = loaded.sites
+    states, labels = head_rows(trainer, rows, tell)
+    (site,) = trainer.loaded.sites
     with torch.inference_mode():
-        outputs = site.module(torch.cat(states))
-    return Known(torch.cat(states).cpu(), torch.cat(labels).cpu(), outputs.cpu())
+        outputs = site.module(states)
+    return Known(states.cpu(), labels.cpu(), outputs.cpu())
 
 
 def _turned(manifest: Manifest, pairs: making_bases.Pairs, found: F64, folder: Path) -> tuple[Manifest, F64]:
@@ -225,9 +229,7 @@ def _entries(columns: F64) -> NDArray[np.int8]:
 
 
 def _with_bases(manifest: Manifest, pairs: making_bases.Pairs, folder: Path) -> Manifest:
-    with disk_faults(folder):
-        digest = bases.write(folder, pairs)
-    return _changed(manifest, "training", basis="published", bases=digest)
+    return changed(manifest, "training", basis="published", bases=write_bases(folder, pairs))
 
 
 def _measured(manifest: Manifest, norm: float) -> Manifest:
@@ -240,13 +242,9 @@ def _measured(manifest: Manifest, norm: float) -> Manifest:
             "learns nothing.",
         )
     numbers = gradients.numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
-    return _changed(manifest, "training", **numbers)
+    return changed(manifest, "training", **numbers)
 
 
 def _as_rate(rate: float) -> float:
     """Return the nearest rate that a manifest can have."""
     return min(max(round(rate * RATE_ONE), 1), RATE_ONE - 1) / RATE_ONE
-
-
-def _changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:
-    return manifest.model_copy(update={section: getattr(manifest, section).model_copy(update=fields)})

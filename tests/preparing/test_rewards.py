@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine import reward_trial
 from sfnode.engine.estimator import quantise
 from sfnode.engine.generation import Continuation
 from sfnode.engine.gradients import Gradient
 from sfnode.engine.reward_objective import Drawn, Question, Rewards, alike
-from sfnode.engine.reward_trial import MOVE, RewardTrial, run
-from sfnode.engine.scalar_limit import seeds_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import ANSWERS
-from sfnode.models import manifest_builder
+from sfnode.preparing import rewards
+from sfnode.preparing.manifest import build
+from sfnode.preparing.rewards import MOVE, run
+from sfnode.preparing.scalars import seeds_of
 from sfprotocol.decisions import RATE_ONE
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_reward_objective import log_prob
@@ -48,7 +48,7 @@ UPDATES = 8
 @pytest.fixture(autouse=True)
 def few_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure little."""
-    monkeypatch.setattr(reward_trial, "UPDATES", UPDATES)
+    monkeypatch.setattr(rewards, "UPDATES", UPDATES)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def reward_run(tmp_path: Path) -> Any:
         file.write_text(json.dumps(verifier))
         options = {"template": "{text} it was", "verifier": str(file), "answer_tokens": 6, "batch_size": 4}
         data = {"train": "builtin:reviews:train", "train_limit": 40, "temperature": 1.0}
-        return Trainer.load(manifest_builder.build(options | data | given))
+        return Trainer.load(build(options | data | given))
 
     return make
 
@@ -69,25 +69,21 @@ def reward_run(tmp_path: Path) -> Any:
 def test_numbers_follow_from_answers_that_are_drawn(reward_run: Any, group: int) -> None:
     trainer = reward_run(group=group)
     far: list[tuple[int, int]] = []
-    found = run(trainer, advance=lambda done, total: far.append((done, total)))
-    assert isinstance(found, RewardTrial)
+    chosen, sample = run(trainer, advance=lambda done, total: far.append((done, total)))
     assert far == sorted(far)
     assert far[-1][0] == far[-1][1] == len(far)
-    assert found.answers == UPDATES // (group or 1) * 4 * ANSWERS
-    assert 0 < found.reward < 1
-    assert 0 < found.apart <= 1
-    assert 8 <= found.sample.spread / found.delta <= 128
+    assert 8 <= sample.spread / chosen["scalar_delta"] <= 128
 
 
 def test_an_update_moves_what_the_model_writes_by_as_much_as_it_may(reward_run: Any) -> None:
     """By weights moved by hand: half the mean square of the changes of log-probabilities, which is the
     divergence of the answers that are read."""
     trainer = reward_run(group=UPDATES)
-    found, seeds = run(trainer), seeds_of(trainer, UPDATES)
+    (chosen, sample), seeds = run(trainer), seeds_of(trainer, UPDATES)
     objective = trainer.objective
     assert isinstance(objective, Rewards)
     drawn = objective.draw(trainer.mini_batch(seeds[0]), seeds[0])
-    steps = [-found.rate * alpha for alpha in found.sample.slopes]
+    steps = [-chosen["learning_rate"] * alpha for alpha in sample.slopes]
     each = [written_directions(trainer, seed, 0) for seed in seeds]
     moves = [
         torch.stack([step * one for step, one in zip(steps, layer, strict=True)]).sum(0)
@@ -108,9 +104,9 @@ def test_an_update_moves_what_the_model_writes_by_as_much_as_it_may(reward_run: 
 
 def test_slopes_are_the_scalars_that_a_node_tells(reward_run: Any) -> None:
     trainer = reward_run(group=4)
-    found, seeds = run(trainer), seeds_of(trainer, UPDATES)
+    (_, sample), seeds = run(trainer), seeds_of(trainer, UPDATES)
     numbers = trainer.manifest.training
-    told = [quantise(one, numbers.scalar_delta, numbers.scalar_limit) for one in found.sample.slopes]
+    told = [quantise(one, numbers.scalar_delta, numbers.scalar_limit) for one in sample.slopes]
     assert trainer.step(seeds, 0).scalars == tuple(told)
 
 
@@ -118,12 +114,12 @@ def test_a_run_in_which_no_update_has_a_slope_is_refused(
     reward_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in half precision where losses overflow."""
-    measured = reward_trial.gradient
+    measured = rewards.gradient
 
     def overflowing(*how: Any) -> Gradient:
         return Gradient(measured(*how).cells * math.nan, math.nan)
 
-    monkeypatch.setattr(reward_trial, "gradient", overflowing)
+    monkeypatch.setattr(rewards, "gradient", overflowing)
     with pytest.raises(UserError) as caught:
         run(reward_run())
     assert caught.value.code is Code.LOSS_FLAT
@@ -131,8 +127,8 @@ def test_a_run_in_which_no_update_has_a_slope_is_refused(
 
 def test_the_rate_is_one_that_a_manifest_can_have(reward_run: Any) -> None:
     manifest = reward_run().manifest
-    assert reward_trial._rate(manifest, 1e30) * RATE_ONE == 1
-    assert reward_trial._rate(manifest, 1e-30) == 0.5
+    assert rewards._rate(manifest, 1e30) * RATE_ONE == 1
+    assert rewards._rate(manifest, 1e-30) == 0.5
 
 
 @pytest.mark.parametrize(

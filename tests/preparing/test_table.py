@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.tasks.columns import DataTable, number, read
+from sfnode.preparing.table import DataTable, number, read_table
 from sfnode.tasks.row_files import NOT_UTF_8
 
 ROWS = "Betreff;Text;Anzahl;Note\nBitte;Die Rechnung stimmt nicht;1;2,5\n;Wo bleibt mein Paket;2;3,5\n"
@@ -17,7 +17,7 @@ ROWS = "Betreff;Text;Anzahl;Note\nBitte;Die Rechnung stimmt nicht;1;2,5\n;Wo ble
 def table(folder: Path, content: str | bytes, name: str = "rows.csv") -> DataTable:
     file = folder / name
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    return read(str(file))
+    return read_table(str(file))
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
@@ -105,7 +105,7 @@ def test_a_spreadsheet_has_to_be_exported(name: str, tmp_path: Path) -> None:
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder, and data are in a file"):
-        read(str(tmp_path))
+        read_table(str(tmp_path))
 
 
 # -- what programs have written ------------------------------------------------------------------------

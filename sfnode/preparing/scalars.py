@@ -1,35 +1,48 @@
 """Measures slopes of a run before it starts, to set the limit of its scalars and to judge its numbers.
 
 A node can say any scalar up to the limit, by malice or by a fault, and everybody applies it. So the limit is
-to be near what honest scalars reach, and no update at the limit may wreck the model. This module knows what
-is measured and what follows from it; it prints nothing.
+to be near what honest scalars reach, and no update at the limit may wreck the model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine import step_size
-from sfnode.engine.estimator import quantise
+from sfnode.engine import forward
+from sfnode.engine.estimator import estimates, quantise
+from sfnode.engine.head import HeadRows, rows_of
 from sfnode.engine.losses import EVALUATION_BATCH, scorer
+from sfnode.engine.making_bases import Pairs
+from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.training import Training
+from sfnode.models import bases
 from sfnode.models.loader import LoadedModel
 from sfnode.models.targets import Form
-from sfnode.tasks import calibration, dataset, prompts, tokenization
+from sfnode.store.disk_errors import disk_faults
+from sfnode.tasks import calibration, dataset, encoding, prompts, tokenization
+from sfnode.tasks.encoding import Encoded
+from sfnode.tasks.prompts import Row
 from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import feed_key, update_seeds
+
+LOADING = 100
+"""Loading the model, in example-forwards that take as long: both grow with its size."""
+
+SECONDS = 7e-10
+"""Seconds of an example-forward on a CPU for each trained parameter, until it is known: SmolLM2-135M takes
+0.07 s for a row of 60 tokens on two cores."""
 
 FORWARDS = 342
 """Example-forwards of a sample of slopes, or of a trial: what is left of those of `sfnode init`
@@ -42,6 +55,10 @@ differ only in their directions, the root mean square of 64 was 34 to 64 units o
 PRIOR_ROWS = 120
 """Rows that a manifest's prior is measured on: of nodes without public rows, which have no better one. Its
 standard error is then below 0.2 nats where scores vary by 2 from row to row."""
+
+UNITS = 32
+"""Root mean square of the scalars in units of scalar_delta: rounding then adds less than a thousandth of
+their variance. In 8 bits half as many."""
 
 SHOWN = 4
 """Answers that are named of those that a model cannot tell apart."""
@@ -68,14 +85,40 @@ LARGEST_MOVE = 0.25
 costs a trained model an accuracy of 0.03 at worst, at twice as much 0.25, and at four times as much nearly
 all that was learnt (docs/benchmarks.md)."""
 
+Tell = Callable[[int], None]
+"""Told how many example-forwards have been taken."""
+
+F64 = NDArray[np.float64]
+
 Advance = Callable[[int, int], None]
-"""Told how many slopes are measured, and of how many."""
+"""Told how much is done, and of how much."""
+
+
+class Waiting(Protocol):
+    """Shows what is under way."""
+
+    def __call__(self, what: str, seconds: float = 0.0, /) -> AbstractContextManager[Advance]:
+        """Take what begins, and how many seconds it may take (0: unknown); give what is told how far it
+        is, and end with it."""
+
+
+class Means(NamedTuple):
+    """Device, number format and places of files with which a run is measured."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    bases: Path | None = None
+    """Folder with published ones, where new ones are written, too."""
+    model: Path | None = None
+    """Folder of the base model, if its owner names one."""
+    places: Places = NOWHERE
+    """Places where the run's data may be."""
 
 
 class SlopeSample(NamedTuple):
     """The size of a run's slopes and of its weights, as measured."""
 
-    slopes: NDArray[np.float64]
+    slopes: F64
     """(n,), the directional derivatives; none if there were no rows to measure them on."""
     weight: float
     """Root mean square of the entries of a typical trained matrix."""
@@ -87,6 +130,29 @@ class SlopeSample(NamedTuple):
     def spread(self) -> float:
         """Root mean square of the slopes, 0 if there are none."""
         return float(np.sqrt(np.mean(self.slopes**2))) if len(self.slopes) else 0.0
+
+
+Suited = tuple[dict[str, Any], SlopeSample]
+"""The numbers that suit a run, by name, and the slopes that they follow from."""
+
+
+class Prepared(NamedTuple):
+    """A manifest, and what its numbers follow from."""
+
+    manifest: Manifest
+    sample: SlopeSample | None = None
+    """None if nothing was measured, as of a first-order run."""
+    suited: Mapping[str, Any] = {}
+    """Numbers that were found in a trial, by name, whether taken or not."""
+    untried: str = ""
+    """Reason why there was no trial though one was due."""
+    no_bases: str = ""
+    """Likewise of bases."""
+    example_forwards: int = 0
+    """A backward pass counts as two forward passes."""
+    seconds: float = 0.0
+    """Seconds that all updates of a first-order run take one node with this machine to itself; 0 where that
+    is not known."""
 
 
 def measure(
@@ -104,7 +170,7 @@ def measure(
 
 def three_points(
     trainer: Trainer, distance: float, forwards: int, advance: Advance
-) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64], int]:
+) -> tuple[list[int], F64, F64, int]:
     """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
     the example-forwards that they took: at most so many, or those of LEAST_SLOPES directions; 0 for what gave
     no number. Raises UserError LOSS_FLAT if no direction has a slope."""
@@ -113,18 +179,34 @@ def three_points(
     found, taken = [], 0
     for done, seed in enumerate(seeds, 1):
         batch = trainer.mini_batch(seed)
-        found.append(step_size.three_points(trainer.loaded, trainer.space, [seed], [batch], distance))
+        found.append(slopes_and_bends(trainer.loaded, trainer.space, [seed], [batch], distance))
         taken += 3 * batch.examples
         advance(done, len(seeds))
-    slopes, bends = (
-        np.nan_to_num(np.concatenate(parts), nan=0.0, posinf=0.0, neginf=0.0)
-        for parts in zip(*found, strict=True)
-    )
+    slopes, bends = (as_numbers(np.concatenate(parts)) for parts in zip(*found, strict=True))
     require_slopes(slopes)
     return seeds, slopes, bends, taken
 
 
-def require_slopes(slopes: NDArray[np.float64]) -> None:
+def slopes_and_bends(
+    loaded: LoadedModel, space: Subspace, seeds: Sequence[int], batches: Sequence[Encoded], distance: float
+) -> tuple[F64, F64]:
+    """Return slopes and bends (n,) of mini-batches' losses along the first subspace's directions of these
+    seeds, from three points each."""
+    slopes, bends = [], []
+    found = estimates(loaded, space.directions(seeds, 0), batches, distance)
+    for estimate, batch in zip(found, batches, strict=True):
+        here = forward.score_in_passes(loaded, batch).log_probs
+        slopes.append(estimate.alpha)
+        bends.append(2 * (estimate.loss - float(batch.losses(here).double().mean())) / distance**2)
+    return np.array(slopes), np.array(bends)
+
+
+def as_numbers(values: F64) -> F64:
+    """Return values with 0 for those that are no finite number."""
+    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def require_slopes(slopes: F64) -> None:
     """Raise UserError LOSS_FLAT if all slopes are 0."""
     if not slopes.any():
         raise UserError(
@@ -168,15 +250,13 @@ def seeds_of(trainer: Trainer, count: int) -> list[int]:
     return found
 
 
-def as_scalars(
-    training: Training, slopes: NDArray[np.float64], bends: NDArray[np.float64], distance: float
-) -> NDArray[np.float64]:
+def as_scalars(training: Training, slopes: F64, bends: F64, distance: float) -> F64:
     """Return what updates of a run would tell along directions with these slopes and bends (n,): in groups
     how much more the loss rises on one side, by its distance, than along m - 1 others."""
     if not training.group:
         return slopes
     rises = slopes + bends * distance / 2
-    found: NDArray[np.float64] = (rises - rises.mean()) * math.sqrt(training.group / (training.group - 1))
+    found: F64 = (rises - rises.mean()) * math.sqrt(training.group / (training.group - 1))
     return found
 
 
@@ -188,9 +268,9 @@ def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
     limit, present = suitable_limit(manifest.training, found), manifest.training.scalar_limit
     if limit / NEAR <= present <= NEAR * limit:
         limit = present
-    training = manifest.training.model_copy(update={"scalar_limit": limit})
-    check(training, found)
-    return manifest.model_copy(update={"training": training})
+    manifest = changed(manifest, "training", scalar_limit=limit)
+    check(manifest.training, found)
+    return manifest
 
 
 def suitable_limit(training: Training, found: SlopeSample) -> int:
@@ -214,9 +294,10 @@ def harmless_limit(training: Training, found: SlopeSample) -> int:
     return math.floor(_in_two_digits(bound, math.floor)) if bound else training.largest_scalar
 
 
-def suitable_delta(training: Training, found: SlopeSample) -> float:
-    """Return the smallest power of two as `scalar_delta` with which HEADROOM times the spread is a scalar."""
-    return 2.0 ** math.ceil(math.log2(HEADROOM * found.spread / training.largest_scalar))
+def unit_for(training: Training, spread: float) -> float:
+    """Return the power of two of which slopes of this root mean square are about UNITS, or fewer where the
+    scalar's bits hold no HEADROOM times as many."""
+    return float(2.0 ** round(math.log2(spread / min(UNITS, training.largest_scalar / HEADROOM))))
 
 
 def shares(training: Training, found: SlopeSample) -> tuple[float, float]:
@@ -224,11 +305,6 @@ def shares(training: Training, found: SlopeSample) -> tuple[float, float]:
     exact = np.abs(found.slopes) / training.scalar_delta
     zeros = [quantise(slope, training.scalar_delta, training.scalar_limit) == 0 for slope in found.slopes]
     return float(np.mean(zeros)), float(np.mean(exact > training.scalar_limit))
-
-
-def still(found: SlopeSample) -> float:
-    """Return the share of directions along which the loss does not change at all."""
-    return float(np.mean(found.slopes == 0))
 
 
 def check(training: Training, found: SlopeSample) -> None:
@@ -274,43 +350,37 @@ def _size(loaded: LoadedModel, number: int) -> float:
     return float(torch.linalg.vector_norm(weight, dtype=torch.float32)) / math.sqrt(weight.numel())
 
 
-def any_trainer(
-    manifest: Manifest,
-    device: str,
-    dtype: str,
-    bases: Path | None = None,
-    model: Path | None = None,
-    places: Places = NOWHERE,
-) -> tuple[Trainer, str]:
-    """Return a trainer on whatever public rows the run has, and, if there are none, why. `bases` is the
-    folder with published ones, `model` that of the base model, `places` where the run's data may be.
-
-    Its manifest is as `for_measuring` makes it.
-    """
-    if not manifest.data.train and "test" in places.named:
-        places = places._replace(named={"train": places.named["test"]})
-    manifest = for_measuring(manifest)
-    load = partial(Trainer.load, manifest, device=device, dtype=dtype, model_override=model)
-    reason = "" if manifest.data.train else "the run names no data"
+def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
+    """Return a trainer on whatever public rows the run has, and, if there are none, why. Its manifest has
+    test rows in place of training rows that it lacks, mini-batches of MOST_ROWS at most (but for answers),
+    and directions that do not depend on the limit to be found."""
+    numbers, data, places = manifest.training, manifest.data, means.places
+    if not data.train:
+        data = data.testing_as_training()
+        if "test" in places.named:
+            places = places._replace(named={"train": places.named["test"]})
+    rows = numbers.batch_size if manifest.task.is_rewarded else min(numbers.batch_size, MOST_ROWS)
+    numbers = numbers.model_copy(update={"scalar_limit": numbers.largest_scalar, "batch_size": rows})
+    measured = manifest.model_copy(update={"training": numbers, "data": data})
+    how: dict[str, Any] = {"device": means.device, "dtype": means.dtype, "model_override": means.model}
+    reason = "" if data.train else "the run names no data"
     if not reason:
         try:
-            return load(bases=bases, places=places), ""
+            return Trainer.load(measured, bases=means.bases, places=places, **how), ""
         except UserError as error:
             if error.code not in ELSEWHERE:
                 raise
             reason = error.what
-    return load(training=False), reason
+    return Trainer.load(measured, training=False, **how), reason
 
 
-def for_measuring(manifest: Manifest) -> Manifest:
-    """Return a manifest with test rows in place of training rows that it does not have, mini-batches of
-    MOST_ROWS at most (but for answers), and directions that do not depend on the limit to be found."""
-    numbers, data = manifest.training, manifest.data
-    rows = numbers.batch_size if manifest.task.is_rewarded else min(numbers.batch_size, MOST_ROWS)
-    numbers = numbers.model_copy(update={"scalar_limit": numbers.largest_scalar, "batch_size": rows})
-    if not data.train:
-        data = data.testing_as_training()
-    return manifest.model_copy(update={"training": numbers, "data": data})
+def head_rows(trainer: Trainer, rows: Sequence[Row], advance: Callable[[int], None]) -> HeadRows:
+    """Return the states and classes of rows at a model's head; `advance` is told of how many."""
+    found: list[HeadRows] = []
+    for batch in encoding.batches(trainer.manifest.task, trainer.loaded.tokenizer, rows, EVALUATION_BATCH):
+        found.append(rows_of(trainer.loaded, [batch]))
+        advance(sum(len(one.labels) for one in found))
+    return HeadRows(*map(torch.cat, zip(*found, strict=True)))
 
 
 def prior_of(
@@ -330,3 +400,28 @@ def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:
     """Return a positive number with two significant digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return rounded(value / unit) * unit
+
+
+def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
+    """Return about how long so many example-forwards take; 0 where that is not known before, as on other
+    devices and of answers that are written."""
+    if means.device != "cpu" or manifest.task.is_rewarded:
+        return 0.0
+    trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
+    return SECONDS * forwards * trained
+
+
+def share(before: int, units: int, tell: Tell) -> Advance:
+    """Return what tells how much is taken when a part of it, of so many units, is so far."""
+    return lambda done, total: tell(before + units * done // total)
+
+
+def write_bases(folder: Path, pairs: Pairs) -> str:
+    """Write bases to a folder, and return their digest. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+    with disk_faults(folder):
+        return bases.write(folder, pairs)
+
+
+def changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:
+    """Return a manifest with other values in a section, which are not checked."""
+    return manifest.model_copy(update={section: getattr(manifest, section).model_copy(update=fields)})

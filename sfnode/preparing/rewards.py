@@ -11,10 +11,9 @@ What it is for:
                    (n + D) / n times the square of the slope; with a rate that much smaller, which is what
                    such noise asks for (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by
                    n / (n + D) of that.
-    speed          of writing answers.
 
 Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts
-it is an error with advice. This module prints nothing.
+it is an error with advice. `try_out` shows as much to whoever asks (`sfnode organise try-reward`).
 """
 
 from __future__ import annotations
@@ -22,21 +21,36 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sfnode.engine import trial
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.gradients import gradient
 from sfnode.engine.line import Line
-from sfnode.engine.reward_objective import Drawn, Rewards, alike
-from sfnode.engine.scalar_limit import Advance, SlopeSample, require_slopes, seeds_of, typical_weight
+from sfnode.engine.losses import line_rows
+from sfnode.engine.reward_objective import RIGHT, Drawn, Rewards, alike
 from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-
-F64 = NDArray[np.float64]
+from sfnode.manifest.task import ANSWERS
+from sfnode.preparing import trial
+from sfnode.preparing.scalars import (
+    F64,
+    Advance,
+    Means,
+    SlopeSample,
+    Suited,
+    Waiting,
+    any_trainer,
+    as_numbers,
+    require_slopes,
+    seeds_of,
+    typical_weight,
+)
+from sfnode.resources import memory
+from sfnode.schema.results import TriedAnswer, TryRewardResult
+from sfnode.tasks import metrics
+from sfprotocol.seeds import derive_key
 
 UPDATES = 32
 """Updates that are measured: the root mean square of as many slopes is right to an eighth."""
@@ -51,22 +65,7 @@ NEAR = 0.01
 """Length of the move by which it is seen what a step does, in root mean squares of the weights."""
 
 
-class RewardTrial(NamedTuple):
-    """Findings of some updates of a reward run on the base model."""
-
-    sample: SlopeSample
-    delta: float
-    rate: float
-    answers: int
-    reward: float
-    """Mean of all answers."""
-    apart: float
-    """Share of prompts whose answers differ in reward."""
-    seconds: float
-    """Time of writing and scoring the answers."""
-
-
-def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> RewardTrial:
+def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited:
     """Measure some updates of a reward run, or a few more that complete a group.
 
     Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no direction has a slope.
@@ -76,34 +75,23 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Reward
     groups = [
         seeds[first : first + numbers.batch_updates] for first in range(0, len(seeds), numbers.batch_updates)
     ]
-    begun, drawn = time.monotonic(), list[Drawn]()
+    drawn: list[Drawn] = []
     for group in groups:
         drawn.append(objective.draw(trainer.mini_batch(group[0]), group[0]))
         advance(len(drawn), 2 * len(groups))
-    seconds = time.monotonic() - begun
-    apart = float(np.mean(np.concatenate([one.telling for one in drawn])))
-    if not apart:
+    if not any(one.telling.any() for one in drawn):
         raise alike(drawn)
     told: list[F64] = []
     for group, one in zip(groups, drawn, strict=True):
         found = gradient(trainer.loaded, trainer.space, 0, one.encoded)
         told.append(objective.alphas(trainer.space, found, group))
         advance(len(groups) + len(told), 2 * len(groups))
-    sample = SlopeSample(
-        np.nan_to_num(np.concatenate(told), posinf=0.0, neginf=0.0), typical_weight(trainer.loaded)
-    )
+    sample = SlopeSample(as_numbers(np.concatenate(told)), typical_weight(trainer.loaded))
     require_slopes(sample.slopes)
     delta = trial.suitable_delta(numbers, sample.spread)
     squares = [_squares(trainer, delta, *each) for each in zip(groups, told, drawn, strict=True)]
-    return RewardTrial(
-        sample,
-        delta,
-        _rate(trainer.manifest, float(np.nan_to_num(np.concatenate(squares)).mean())),
-        sum(len(one.answers) for one in drawn),
-        1 - float(np.mean([one.loss for one in drawn])),
-        apart,
-        seconds,
-    )
+    rate = _rate(trainer.manifest, float(np.nan_to_num(np.concatenate(squares)).mean()))
+    return {"scalar_delta": delta, "learning_rate": rate}, sample
 
 
 def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, drawn: Drawn) -> F64:
@@ -127,3 +115,80 @@ def _rate(manifest: Manifest, squares: float) -> float:
     numbers = manifest.training
     signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
     return trial.as_rate(math.sqrt(2 * MOVE * signal / squares)) if squares else numbers.learning_rate
+
+
+SHOWN = 3
+"""Prompts that are shown with their answers."""
+
+
+def try_out(
+    manifest: Manifest, means: Means, prompts: int, waiting: Waiting
+) -> tuple[TryRewardResult, UserError | None]:
+    """Answer `prompts` of a run's prompts with its base model: with the likeliest tokens, and as in training.
+    Return what came of it, and the error that it is if nothing can be learnt.
+
+    Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
+    """
+    if not manifest.task.is_rewarded:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"the task kind {manifest.task.kind} has no rewards",
+            "Name a run of the kind reward; `sfnode lab bench --run run.toml` measures others.",
+        )
+    begun = time.monotonic()
+    with waiting("loading the model"):
+        trainer, reason = any_trainer(manifest, means)
+    loaded = time.monotonic() - begun
+    with trainer:
+        if reason:
+            raise UserError(
+                Code.DATA_NEEDED,
+                f"there are no prompts: {reason}",
+                "Name some: --train with --task, or a manifest with data.",
+            )
+        return _tried(trainer, prompts, loaded, waiting)
+
+
+def _tried(
+    trainer: Trainer, prompts: int, loaded: float, waiting: Waiting
+) -> tuple[TryRewardResult, UserError | None]:
+    manifest, objective = trainer.manifest, trainer.objective
+    assert isinstance(objective, Rewards)
+    rows = line_rows(manifest.task, trainer.run_rows.some())[:prompts]
+    with waiting(f"answering {len(rows)} prompts"):
+        judged = objective.answer(rows)
+    begun = time.monotonic()
+    with waiting(f"drawing {ANSWERS} answers to each"):
+        drawn = objective.draw(objective.questions(rows), derive_key(b"sfnode try reward"))
+    seconds = max(time.monotonic() - begun, 1e-9)
+    mean = metrics.share(sum(one.score for one in judged), len(judged))
+    right = metrics.share(sum(one.score >= RIGHT for one in judged), len(judged))
+    tokens, cut = sum(len(one.tokens) for one in drawn.answers), sum(not one.ended for one in drawn.answers)
+    result = TryRewardResult(
+        model=manifest.model.source,
+        device=str(trainer.loaded.device),
+        dtype=trainer.dtype,
+        temperature=objective.temperature,
+        prompts=len(judged),
+        reward=mean.value,
+        reward_low=mean.low,
+        reward_high=mean.high,
+        right=right.value,
+        right_low=right.low,
+        right_high=right.high,
+        examples=[
+            TriedAnswer(prompt=one.text, right=one.right, answer=one.said, reward=one.score)
+            for one in judged[:SHOWN]
+        ],
+        drawn_reward=1 - drawn.loss,
+        apart=float(np.mean(drawn.telling)),
+        answers=len(drawn.answers),
+        cut=cut,
+        tokens=tokens,
+        seconds=seconds,
+        answers_per_second=len(drawn.answers) / seconds,
+        tokens_per_second=tokens / seconds,
+        load_seconds=loaded,
+        peak_bytes=memory.most(trainer.loaded.device),
+    )
+    return result, None if result.apart else alike([drawn])

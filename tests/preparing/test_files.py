@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from sfnode import hub, preparing
-from sfnode.engine import forward, scalar_limit
-from sfnode.engine.making_bases import Made
-from sfnode.engine.scalar_limit import PRIOR_ROWS, Advance
-from sfnode.engine.trial import Trial
+from sfnode import hub
+from sfnode.engine import forward
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole
-from sfnode.models.manifest_builder import build
+from sfnode.preparing import files, scalars
+from sfnode.preparing.manifest import build
+from sfnode.preparing.measuring import prepare
+from sfnode.preparing.scalars import PRIOR_ROWS, Advance, Means
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
 
@@ -56,26 +56,23 @@ def test_a_run_is_prepared_within_its_example_forwards_and_they_are_counted(
         assert 0 < seconds < 60
         yield lambda done, total: told.append((done, total))
 
-    everything = preparing.Wanted("errors", asked=True, trial=True, limit=True)
-    means = preparing.Means(bases=tmp_path)
-    found = preparing.prepare(run, {}, means, everything, waiting)
-    assert isinstance(found.bases, Made)
-    assert isinstance(found.trial, Trial)
+    found = prepare(run, {}, Means(bases=tmp_path), waiting, "errors")
+    assert found.manifest.training.bases
+    assert found.suited.keys() >= {"epsilon", "scalar_delta", "learning_rate"}
     assert found.manifest.task.prior
+    assert found.sample
     assert found.example_forwards == sum(forwards) - LOADING
-    assert (930 if len(found.trial.sample.slopes) < scalar_limit.SLOPES else 700) < sum(forwards) <= 1_000
+    assert (930 if len(found.sample.slopes) < scalars.SLOPES else 700) < sum(forwards) <= 1_000
     assert told == sorted(told)
     assert {done <= total for done, total in told} == {True}
 
 
 def test_without_bases_and_a_trial_the_forwards_go_into_slopes(forwards: list[int], tmp_path: Path) -> None:
-    asked = preparing.Wanted("", asked=False, trial=False, limit=True)
-
     @contextmanager
     def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
         yield lambda done, total: None
 
-    found = preparing.prepare(build({}), {}, preparing.Means(bases=tmp_path), asked, waiting)
+    found = prepare(build({}), {}, Means(bases=tmp_path), waiting)
     assert found.sample
     assert found.example_forwards == sum(forwards) - LOADING
     assert found.example_forwards == 3 * 8 * len(found.sample.slopes) + PRIOR_ROWS
@@ -87,7 +84,7 @@ def test_what_a_block_has_made_is_removed_if_it_does_not_end_and_nothing_else(tm
     old.write_text("mine")
 
     def interrupted() -> None:
-        with preparing.all_or_nothing() as note:
+        with files.all_or_nothing() as note:
             for file in (old, new, tmp_path / "never written"):
                 note(file)
             new.write_text("made")
@@ -96,7 +93,7 @@ def test_what_a_block_has_made_is_removed_if_it_does_not_end_and_nothing_else(tm
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert list(tmp_path.iterdir()) == [old]
-    with preparing.all_or_nothing() as note:
+    with files.all_or_nothing() as note:
         note(new)
         new.write_text("made")
     assert new.exists()
@@ -115,12 +112,12 @@ def rows(file: Path, text: str) -> Path:
 
 def test_the_manifest_names_files_not_paths_and_their_size_is_known(tmp_path: Path) -> None:
     train, test = rows(tmp_path / "train.tsv", "one"), rows(tmp_path / "test.tsv", "two")
-    run, shared = preparing.settle_data(run_of(train=train, test=test), tmp_path, shared=True)
+    run, shared = files.settle_data(run_of(train=train, test=test), tmp_path, shared=True)
     assert (run.data.train, run.data.test) == ("train.tsv", "test.tsv")
     assert run.data.digests == {
         role: public_files.digest_of(file) for role, file in (("train", train), ("test", test))
     }
-    assert shared == preparing.Shared(["train.tsv", "test.tsv"], [], 18)
+    assert shared == files.Shared(["train.tsv", "test.tsv"], [], 18)
 
 
 def test_files_from_elsewhere_are_copied_beside_the_manifest_under_names_of_their_own(tmp_path: Path) -> None:
@@ -128,23 +125,23 @@ def test_files_from_elsewhere_are_copied_beside_the_manifest_under_names_of_thei
     train, test = rows(tmp_path / "a/rows.tsv", "one"), rows(tmp_path / "b/rows.tsv", "two")
     out = tmp_path / "out"
     rows(out / "rows.tsv", "mine")
-    run, shared = preparing.settle_data(run_of(train=train, test=test), out, shared=True)
+    run, shared = files.settle_data(run_of(train=train, test=test), out, shared=True)
     names = [run.data.train, run.data.test]
     assert shared.copied == shared.names == names
     assert len(set(names)) == 2
     assert (out / "rows.tsv").read_text() == "text\nmine\n"
-    files: dict[DataRole, Path] = {"train": train, "test": test}
-    for role, file in files.items():
+    sources: dict[DataRole, Path] = {"train": train, "test": test}
+    for role, file in sources.items():
         found = public_files.find(run.data, role, public_files.Places((out,)))
         assert found
         assert found.read_bytes() == file.read_bytes()
-    again, shared = preparing.settle_data(run_of(train=train, test=test), out, shared=True)
+    again, shared = files.settle_data(run_of(train=train, test=test), out, shared=True)
     assert again == run
 
 
 def test_one_file_in_two_roles_is_one(tmp_path: Path) -> None:
     file = rows(tmp_path / "rows.tsv", "one")
-    run, shared = preparing.settle_data(run_of(train=file, test=file), tmp_path, shared=True)
+    run, shared = files.settle_data(run_of(train=file, test=file), tmp_path, shared=True)
     assert run.data.train == run.data.test == "rows.tsv"
     assert (shared.names, shared.size) == (["rows.tsv"], file.stat().st_size)
 
@@ -154,18 +151,18 @@ def test_data_that_have_a_name_for_everybody_stay_as_they_are(
 ) -> None:
     monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
     run = run_of(train="hf:nyu-mll/glue:sst2:train", test="builtin:reviews:test")
-    assert preparing.settle_data(run, tmp_path, shared=True) == (run, preparing.Shared([], [], 0))
+    assert files.settle_data(run, tmp_path, shared=True) == (run, files.Shared([], [], 0))
 
 
 def test_rows_that_validate_are_no_others_under_the_same_name(tmp_path: Path) -> None:
     train, judge = rows(tmp_path / "a/rows.tsv", "one"), rows(tmp_path / "b/rows.tsv", "one")
     with pytest.raises(UserError, match="neither trained nor tested on") as caught:
-        preparing.settle_data(run_of(train=train, validation=judge), tmp_path, shared=True)
+        files.settle_data(run_of(train=train, validation=judge), tmp_path, shared=True)
     assert caught.value.code is Code.BAD_OPTION
 
 
 def test_data_that_are_not_shared_lie_beside_the_manifest_and_have_no_digest(tmp_path: Path) -> None:
-    run, beside = preparing.settle_data(
+    run, beside = files.settle_data(
         run_of(train=rows(tmp_path / "a/rows.tsv", "one")), tmp_path, shared=False
     )
     assert (run.data.train, run.data.digests, beside.copied) == ("rows.tsv", {}, ["rows.tsv"])
@@ -173,7 +170,7 @@ def test_data_that_are_not_shared_lie_beside_the_manifest_and_have_no_digest(tmp
 
 
 def test_too_large_a_file_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "MAX_DATA", 3)
+    monkeypatch.setattr(files, "MAX_DATA", 3)
     with pytest.raises(UserError, match="files of up to 3 B") as caught:
-        preparing.settle_data(run_of(train=rows(tmp_path / "rows.tsv", "one")), tmp_path, shared=True)
+        files.settle_data(run_of(train=rows(tmp_path / "rows.tsv", "one")), tmp_path, shared=True)
     assert caught.value.code is Code.DATA_TOO_LARGE

@@ -30,8 +30,8 @@ from unicodedata import normalize
 from sfnode.errors import UserError
 from sfnode.manifest.sections import BUILTIN
 from sfnode.manifest.task import Task
+from sfnode.preparing.table import DataTable, TableColumn
 from sfnode.tasks import prompts, templates
-from sfnode.tasks.columns import DataTable, TableColumn
 from sfnode.tasks.row_files import malformed
 
 NAMES: dict[str, frozenset[str]] = {
@@ -111,7 +111,7 @@ NOTHING = "none"
 """Name in place of the column that says what is right: there is none, and the texts themselves are learnt."""
 
 
-TWO_POINT = frozenset(["epsilon", "group", "schedule", "calibrate"])
+TWO_POINT = frozenset(["epsilon", "group", "schedule"])
 """Options, by parameter name, of a run by forward passes alone."""
 
 

@@ -11,10 +11,16 @@ example-forwards, and nothing is kept:
                    Taken is, for each format, the largest distance at which both cost hardly more than at
                    the best one.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
-    rate           what slopes and bends of the updates say that one update can bear (`step_size`); in an open
-                   run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches do, so
-                   that a few updates are enough. A line search along the sum of 128 updates sizes what is
-                   learnt first instead: it found rates up to ten times too large.
+    rate           what slopes and bends of the updates say that one update can bear (`suitable_rate`); in an
+                   open run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches
+                   do, so that a few updates are enough. A line search along the sum of 128 updates sizes what
+                   is learnt first instead: it found rates up to ten times too large.
+
+The rate: along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes
+to m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2,
+so that the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: how much of an
+update is no noise, by how much the loss bends. It is found where the subspace has few dimensions, as with
+bases of gradients; in the thousands of random ones nothing bends measurably.
 
 A run that trains a linear head needs no trial: its numbers follow from the states of some rows. What it needs
 to know is how large its features are. In units in which each has a spread of 1, the same numbers suit every
@@ -24,40 +30,39 @@ model and task (docs/research-log.md, on a linear head).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from sfnode.engine import forward, step_size
 from sfnode.engine.estimator import losses_along, representable
-from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.scalar_limit import (
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
+from sfnode.preparing.scalars import (
+    F64,
     FORWARDS,
     HEADROOM,
+    UNITS,
     Advance,
     SlopeSample,
+    Suited,
+    as_numbers,
     as_scalars,
+    head_rows,
+    require_slopes,
     seeds_of,
     three_points,
     typical_weight,
+    unit_for,
 )
-from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
-from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
-from sfnode.models.loader import LoadedModel
-from sfnode.tasks import dataset, encoding
+from sfnode.tasks import dataset
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import RATE_ONE
-from sfprotocol.seeds import BIAS, MOST_ENTRY
-
-F64 = NDArray[np.float64]
+from sfprotocol.seeds import BIAS, MOST_ENTRY, coordinates
 
 LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
 """Distances that are tried, in units of a typical weight: from a thirty-second of it, about 1e-3, down to
@@ -85,33 +90,35 @@ which they say the same as none."""
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Formats for each of which an epsilon is found."""
 
-UNITS = 32
-"""Root mean square of the scalars in units of scalar_delta: rounding then adds less than a thousandth of
-their variance. In 8 bits half as many. Between a quarter and four times that a unit stays as it is."""
-
 OPEN_SHARE = 1 / 4
 """Share of the rate that is right at first with which an open run starts. What is learnt first is often easy:
 on the built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
 
-FAR_OFF = 10.0
-"""A number that was given by hand and is as many times too large or too small draws a warning."""
+SHARE = 1 / 6
+"""Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
+less to gain, and later places are steeper (docs/research-log.md)."""
 
+LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
+"""Bounds on the signal, less its standard error, the upper one for each row of a mini-batch: of 64 updates it
+is known to 0.1, and where it is large it does not stay so (on the built-in reviews it is 0.95 at first).
+With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
 
-class Trial(NamedTuple):
-    """The numbers that suit a run."""
+UNTOLD = 0.5
+"""Standard error of a signal from which on the upper bound is taken: with 64 updates, rank 1 and 24 layers it
+is 0.1, with rank 8 it is 0.9."""
 
-    epsilon: float
-    epsilons: dict[str, float]
-    """Those for half precision, by number format."""
-    costs: dict[str, float]
-    """Updates that make up for one of exact slopes, by number format."""
-    sample: SlopeSample
-    """Slopes at that epsilon, or at the run's own if it was given."""
-    delta: float
-    rate: float
-    updates: int
-    """Updates by which the rate was found."""
-    seconds: float
+MANY_ROWS = 8
+"""Rows beyond which no larger signal is believed in."""
+
+CAUTIOUS_SIGNAL = 0.045
+"""Signal that is taken where not even a bend is evident."""
+
+EVIDENCE = 1.0
+"""Standard errors by which E[h] has to differ from 0."""
+
+CAUTION = 2.0
+"""Standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times that of a
+sweep or a line search, with random bases and activations on three tasks (docs/research-log.md)."""
 
 
 def run(
@@ -120,44 +127,38 @@ def run(
     keep_epsilon: bool = False,
     forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
-) -> Trial:
-    """Try a run's base model out, on a trainer of `scalar_limit.any_trainer`.
+) -> Suited:
+    """Try a run's base model out, on a trainer of `scalars.any_trainer`.
 
     With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
-    `scalar_limit.measure`.
+    `scalars.measure`.
     """
-    begun, manifest = time.monotonic(), trainer.manifest
-    weight, numbers = typical_weight(trainer.loaded), manifest.training
+    manifest, weight, numbers = trainer.manifest, typical_weight(trainer.loaded), trainer.manifest.training
     distances = distances_of(weight)
-    slopes, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
-    found = suitable_epsilons(distances, slopes, loss)
-    used = trainer.epsilon if keep_epsilon else found[trainer.dtype][0]
-    left = forwards - taken
+    told, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
+    found = {
+        name: suitable_epsilon(distances, told, ROUNDINGS * torch.finfo(dtype).eps * loss)
+        for name, dtype in FORMATS.items()
+    }
+    used, left = trainer.epsilon if keep_epsilon else found[trainer.dtype], forwards - taken
     seeds, alphas, bends, more = three_points(
         trainer, used, left, lambda done, total: advance(taken + left * done // total, forwards)
     )
     sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
     shape = len(manifest.model.targets), numbers.rank
-    rate = step_size.suitable(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
-    return Trial(
-        found["float32"][0],
-        {name: epsilon for name, (epsilon, _) in found.items() if name != "float32"},
-        {name: cost for name, (_, cost) in found.items()},
-        sample,
-        suitable_delta(numbers, sample.spread),
-        _first_rate(manifest, rate or step_size.cautious(bends)),
-        len(seeds),
-        time.monotonic() - begun,
-    )
+    rate = suitable_rate(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
+    rate = (rate or cautious_rate(bends)) * (1.0 if manifest.organised.organiser else OPEN_SHARE)
+    chosen = {"epsilon": found.pop("float32")} | ({} if keep_epsilon else {"epsilons": found})
+    delta = suitable_delta(numbers, sample.spread)
+    return chosen | {"scalar_delta": delta, "learning_rate": as_rate(rate)}, sample
 
 
 def suitable_delta(training: Training, spread: float) -> float:
-    """Return the run's own scalar_delta if it gives a quarter of UNITS to four times as many, or else the
-    power of two that is nearest to them."""
+    """Return the run's own scalar_delta if it gives a quarter of UNITS to four times as many, or else
+    `unit_for` such slopes."""
     units = min(UNITS, training.largest_scalar / HEADROOM)
-    if units / 4 <= spread / training.scalar_delta <= 4 * units:
-        return training.scalar_delta
-    return float(2.0 ** round(math.log2(spread / units)))
+    near = units / 4 <= spread / training.scalar_delta <= 4 * units
+    return training.scalar_delta if near else unit_for(training, spread)
 
 
 def _slopes_of_rows(
@@ -193,8 +194,7 @@ def slopes_at(
     if trainer.manifest.training.group:  # compared at one side, where half of the bend is left
         rises = [(one - middles[-1]) / distance for one, distance in zip(middles, exact, strict=True)]
         slopes = [slope + rise - rise.mean() for slope, rise in zip(slopes, rises, strict=True)]
-    found = [np.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in slopes]
-    return found, float(np.abs(np.nan_to_num(middles[-1])).mean())
+    return list(map(as_numbers, slopes)), float(np.abs(np.nan_to_num(middles[-1])).mean())
 
 
 def distances_of(weight: float) -> list[float]:
@@ -204,20 +204,8 @@ def distances_of(weight: float) -> list[float]:
     return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
 
 
-def suitable_epsilons(
-    distances: Sequence[float], slopes: Sequence[F64], loss: float
-) -> dict[str, tuple[float, float]]:
-    """Return `suitable_epsilon` by number format, where losses are of this size."""
-    return {
-        name: suitable_epsilon(distances, slopes, ROUNDINGS * torch.finfo(dtype).eps * loss)
-        for name, dtype in FORMATS.items()
-    }
-
-
-def suitable_epsilon(
-    distances: Sequence[float], slopes: Sequence[F64], rounding: float
-) -> tuple[float, float]:
-    """Return the distance to take, in two digits, and how many updates then make up for one of exact slopes.
+def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding: float) -> float:
+    """Return the distance to take, in two digits.
 
     From slopes (n,) of the same rows along the same directions at descending distances, for a format in which
     the difference of a row's losses at two points is off by `rounding`.
@@ -228,7 +216,7 @@ def suitable_epsilon(
     cost = np.exp(np.interp(np.log(ladder), there, np.log(truncation[::-1])))
     cost += (rounding / (2 * ladder * size)) ** 2
     best = int(np.flatnonzero(cost <= cost.min() + ENOUGH)[0])
-    return float(f"{ladder[best]:.1e}"), 1 + float(cost[best])
+    return float(f"{ladder[best]:.1e}")
 
 
 def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
@@ -253,10 +241,44 @@ def _cosine(one: F64, other: F64) -> float:
     return float(one @ other) / sizes if sizes else float(one is other)
 
 
-def _first_rate(manifest: Manifest, rate: float) -> float:
-    """Return the rate to start with in two digits, as a manifest can have it: in an open run OPEN_SHARE of
-    the one that suits."""
-    return as_rate(rate * (1.0 if manifest.organised.organiser else OPEN_SHARE))
+def suitable_rate(
+    seeds: NDArray[np.uint64], slopes: F64, bends: F64, shape: tuple[int, int], rows: int
+) -> float | None:
+    """Return the rate of one update that slopes and bends (n,) of mini-batches of so many rows along the
+    directions of these seeds say of a subspace of this many layers and this rank; None if they say none."""
+    count = len(slopes)
+    if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
+        return None
+    bend, error = _bend(bends)
+    if not bend > EVIDENCE * error:
+        return None
+    signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
+    error = math.sqrt(2 * shape[0]) * shape[1] / count
+    most = MOST_SIGNAL * min(rows, MANY_ROWS)
+    taken = min(max(signal - error, LEAST_SIGNAL), most) if error < UNTOLD else most
+    return SHARE * taken / bend
+
+
+def cautious_rate(bends: F64) -> float:
+    """Return a rate where neither bend nor signal is evident: with the most that these bends (n,), which are
+    finite, leave possible, CAUTION standard errors more, and a signal amid its bounds."""
+    bend, error = _bend(bends)
+    return SHARE * CAUTIOUS_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
+
+
+def _bend(bends: F64) -> tuple[float, float]:
+    """Return E[h] and its standard error."""
+    return float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(len(bends))
+
+
+def _noiseless_square(seeds: NDArray[np.uint64], slopes: F64, shape: tuple[int, int]) -> float:
+    """Return an unbiased estimate of E[(g d)^2], by products of different updates, which share no noise."""
+    (layers, rank), count = shape, len(slopes)
+    row, column, sign = coordinates(seeds, layers, rank)
+    total = np.zeros((layers, rank, rank))
+    np.add.at(total, (np.arange(layers), row, column), sign * slopes[:, None])
+    own = layers * float((slopes**2).sum())
+    return (float((total**2).sum()) - own) * rank**2 / (count * (count - 1))
 
 
 def as_rate(rate: float) -> float:
@@ -294,34 +316,31 @@ CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
 """Numbers that are found, unless they are given."""
 
 
-def with_features(trainer: Trainer, given: Container[str], advance: Advance) -> Trainer:
-    """Return a trainer on HEAD_ROWS of the same rows, with the features of its head and numbers for them.
+def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited:
+    """Return the numbers of a run that trains a head, but for those that are given, and slopes with them on
+    HEAD_ROWS of its rows.
 
-    Raises UserError as `forward.states`, and LOSS_FLAT if the model reads all these rows alike.
+    Raises UserError as `forward.states`, and LOSS_FLAT if the model reads all these rows alike, or no
+    direction has a slope.
     """
     loaded, manifest = trainer.loaded, trainer.manifest
     rows = dataset.select(list(trainer.run_rows.some()), HEAD_ROWS)
-    states = _head_states(loaded, manifest, rows, advance).double().numpy(force=True)
-    found = {} if all(name in given for name in CHOSEN) else _numbers(states)
-    numbers = manifest.training.model_dump() | {
-        name: value for name, value in found.items() if name not in given
-    }
-    fit = manifest.model_copy(update={"training": type(manifest.training)(**numbers)})
-    return Trainer(fit, loaded, rows, places=trainer.run_rows.places)
+    states = head_rows(trainer, rows, lambda done: advance(done, len(rows))).states
+    chosen = {name for name in CHOSEN if name not in given}
+    found = _numbers(states.double().numpy(force=True)) if chosen else {}
+    found = {name: value for name, value in found.items() if name in chosen}
+    training = Training(**manifest.training.model_dump() | found)
+    fit = Trainer(
+        manifest.model_copy(update={"training": training}), loaded, rows, places=trainer.run_rows.places
+    )
+    measured = fit.estimate(seeds_of(fit, HEAD_SLOPES), 0, fit.epsilon)
+    slopes = np.nan_to_num([one.alpha for one in measured])
+    require_slopes(slopes)
+    taken = loaded.kept.forwards if loaded.kept else 0
+    return found, SlopeSample(slopes, typical_weight(loaded), example_forwards=taken)
 
 
-def _head_states(
-    loaded: LoadedModel, manifest: Manifest, rows: list[dataset.Row], advance: Advance
-) -> Tensor:
-    batches = list(encoding.batches(manifest.task, loaded.tokenizer, rows, EVALUATION_BATCH))
-    found = []
-    for number, batch in enumerate(batches):
-        found.append(forward.states(loaded, batch))
-        advance(number + 1, len(batches))
-    return torch.cat(found)
-
-
-def _numbers(states: NDArray[np.float64]) -> dict[str, object]:
+def _numbers(states: F64) -> dict[str, Any]:
     """Return the numbers by name, from states (rows, features). Raises UserError LOSS_FLAT if they are all
     alike."""
     means, spreads = states.mean(0), states.std(0)

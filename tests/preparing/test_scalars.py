@@ -11,22 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode import preparing
-from sfnode.engine import scalar_limit, trial
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.scalar_limit import SlopeSample
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models.loader import matrix
-from sfnode.models.manifest_builder import build
 from sfnode.models.targets import Selection
+from sfnode.preparing import measuring, scalars, trial
+from sfnode.preparing.manifest import build
+from sfnode.preparing.scalars import SlopeSample
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, manifest, trainer
 
-FORWARDS = preparing.FORWARDS - scalar_limit.PRIOR_ROWS
+FORWARDS = measuring.FORWARDS - scalars.PRIOR_ROWS
 """Example-forwards that `sfnode init` has for it."""
 
 
@@ -36,11 +35,11 @@ def built_in() -> SlopeSample:
     return measure(build({}), FORWARDS)
 
 
-def measure(run: Manifest, forwards: int = scalar_limit.FORWARDS) -> SlopeSample:
-    found, reason = scalar_limit.any_trainer(run, "cpu", "float32")
+def measure(run: Manifest, forwards: int = scalars.FORWARDS) -> SlopeSample:
+    found, reason = scalars.any_trainer(run, scalars.Means())
     with found:
         assert not reason
-        return scalar_limit.measure(found, forwards)
+        return scalars.measure(found, forwards)
 
 
 def slopes(spread: float, weight: float = 0.05) -> SlopeSample:
@@ -51,7 +50,7 @@ def slopes(spread: float, weight: float = 0.05) -> SlopeSample:
 def test_the_built_in_run_has_the_limit_that_is_measured_for_it(built_in: SlopeSample) -> None:
     assert len(built_in.slopes) == FORWARDS // (3 * 8)
     assert built_in.example_forwards <= FORWARDS
-    assert scalar_limit.with_limit(build({}), built_in) == build({})
+    assert scalars.with_limit(build({}), built_in) == build({})
 
 
 @pytest.mark.parametrize(("present", "kept"), [(39, 80), (40, 40), (160, 160), (161, 80)])
@@ -59,7 +58,7 @@ def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept:
     run = build({})
     training = run.training.model_copy(update={"scalar_delta": 0.1, "scalar_limit": present})
     found = slopes(spread=1, weight=1e12)
-    chosen = scalar_limit.with_limit(run.model_copy(update={"training": training}), found)
+    chosen = scalars.with_limit(run.model_copy(update={"training": training}), found)
     assert chosen.training.scalar_limit == kept
 
 
@@ -78,7 +77,7 @@ def test_the_limit_is_eight_times_the_scalars_rounded_up_to_two_digits(
     spread: float, bits: int, delta: float
 ) -> None:
     training = Training(scalar_bits=bits, scalar_delta=delta, scalar_limit=1)
-    limit = scalar_limit.suitable_limit(training, slopes(spread, weight=1e12))
+    limit = scalars.suitable_limit(training, slopes(spread, weight=1e12))
     assert 1 <= limit <= training.largest_scalar
     least = min(8 * spread / delta, training.largest_scalar)
     assert limit >= least * (1 - 1e-9)
@@ -89,33 +88,35 @@ def test_the_limit_is_eight_times_the_scalars_rounded_up_to_two_digits(
 def test_a_large_learning_rate_lowers_the_limit_down_to_twice_the_scalars(rate: float, limit: int) -> None:
     training = Training(learning_rate=rate, scalar_delta=0.01)
     found = slopes(spread=1, weight=4 * 2e-3 * 0.01 * 400 * 1.001)
-    assert scalar_limit.suitable_limit(training, found) == limit
+    assert scalars.suitable_limit(training, found) == limit
 
 
 @given(spread=st.floats(1e-6, 1e6), bits=st.sampled_from([8, 16]))
-def test_the_delta_that_is_advised_makes_room_for_eight_times_the_scalars(spread: float, bits: int) -> None:
-    training = Training(scalar_bits=bits, scalar_limit=1)
-    delta = scalar_limit.suitable_delta(training, slopes(spread))
-    assert training.largest_scalar / 2 <= 8 * spread / delta * (1 + 1e-9)
-    assert 8 * spread / delta <= training.largest_scalar * (1 + 1e-9)
+def test_the_unit_that_is_advised_is_a_power_of_two_of_which_scalars_are_32_or_16_in_8_bits(
+    spread: float, bits: int
+) -> None:
+    units = spread / scalars.unit_for(Training(scalar_bits=bits, scalar_limit=1), spread)
+    usual = 32 if bits == 16 else 127 / 8
+    assert usual / 2**0.5 <= units * (1 + 1e-9)
+    assert units <= usual * 2**0.5 * (1 + 1e-9)
 
 
 def test_without_slopes_the_limit_stays_what_it_is() -> None:
     training = Training(scalar_limit=55)
-    assert scalar_limit.suitable_limit(training, SlopeSample(np.zeros(0), 0.05, "no data")) == 55
+    assert scalars.suitable_limit(training, SlopeSample(np.zeros(0), 0.05, "no data")) == 55
 
 
 def test_scalars_that_are_lost_are_counted() -> None:
     found = SlopeSample(np.array([0.4, -0.4, 2, 9, -9.0]), 1)
-    assert scalar_limit.shares(Training(scalar_delta=1, scalar_limit=5), found) == (0.4, 0.4)
+    assert scalars.shares(Training(scalar_delta=1, scalar_limit=5), found) == (0.4, 0.4)
 
 
 def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: SlopeSample) -> None:
     run = build({})
-    limit = scalar_limit.suitable_limit(run.training, built_in)
+    limit = scalars.suitable_limit(run.training, built_in)
     numbers = run.training.model_copy(update={"scalar_limit": 32_767})
     with pytest.raises(UserError, match=r"one update could wreck the model") as caught:
-        scalar_limit.check(numbers, built_in)
+        scalars.check(numbers, built_in)
     assert caught.value.code is Code.UPDATE_TOO_LARGE
     assert caught.value.fix == f"Lower training.scalar_limit to {limit}."
     with Trainer.load(run) as trained:
@@ -154,14 +155,14 @@ def test_who_follows_the_advice_is_not_refused_again(rate: float, limit: int, sp
     found = slopes(spread) if spread else SlopeSample(np.zeros(0), 0.05, "no data")
     training = Training(learning_rate=rate, scalar_limit=limit)
     try:
-        scalar_limit.check(training, found)
+        scalars.check(training, found)
     except UserError as error:
         words = error.fix.removeprefix("Lower ").removesuffix(".").split(" and ")
         advice = {key.removeprefix("training."): number for key, _, number in map(str.split, words)}
         better = Training.model_validate(training.model_dump() | advice)
         assert better.learning_rate <= rate
         assert better.scalar_limit <= limit
-        scalar_limit.check(better, found)
+        scalars.check(better, found)
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
@@ -169,14 +170,14 @@ def test_a_weight_s_usual_size_is_that_of_a_typical_matrix_whatever_else_is_trai
     every = trainer(manifest(family, selection=Selection(biases=True, norms=True)))
     matrices = trainer(manifest(family))
     sizes = [float(matrix(site).square().mean().sqrt()) for site in matrices.loaded.sites]
-    assert scalar_limit.typical_weight(matrices.loaded) == pytest.approx(float(np.median(sizes)))
-    assert scalar_limit.typical_weight(every.loaded) == scalar_limit.typical_weight(matrices.loaded)
+    assert scalars.typical_weight(matrices.loaded) == pytest.approx(float(np.median(sizes)))
+    assert scalars.typical_weight(every.loaded) == scalars.typical_weight(matrices.loaded)
 
 
 def test_where_only_vectors_are_trained_their_size_counts() -> None:
     run = trainer(manifest("opt", selection=Selection((), norms=True)))
     sizes = [float(matrix(site).square().mean().sqrt()) for site in run.loaded.sites]
-    assert scalar_limit.typical_weight(run.loaded) == pytest.approx(float(np.median(sizes)))
+    assert scalars.typical_weight(run.loaded) == pytest.approx(float(np.median(sizes)))
 
 
 def test_a_run_that_has_test_data_only_is_measured_on_them() -> None:
@@ -213,7 +214,7 @@ def test_answers_that_are_the_same_tokens_to_the_model_are_refused_by_name() -> 
         (CHOICE, OPTIONS, "'rotten', 'superb'"),
     ):
         with pytest.raises(UserError, match=f"cannot tell the answers {named} apart") as caught:
-            scalar_limit.require_answers(with_task(task, rows))
+            scalars.require_answers(with_task(task, rows))
         assert caught.value.code is Code.LOSS_FLAT
         assert ("task.kind=sequence-classification" in caught.value.fix) == task.labelled
 
@@ -221,13 +222,13 @@ def test_answers_that_are_the_same_tokens_to_the_model_are_refused_by_name() -> 
 def test_answers_that_differ_in_some_row_are_not_refused() -> None:
     fine = {"sentence": "a film", "options": ["good", "bad"], "label": 0}
     for task, rows in ((WORDS, ROWS), (CHOICE, [*OPTIONS, fine]), (CHOICE, []), (HEADED_TASK, [])):
-        scalar_limit.require_answers(with_task(task, rows))
+        scalars.require_answers(with_task(task, rows))
 
 
 def test_a_loss_that_no_direction_changes_is_refused(tmp_path: Path) -> None:
     task = WORDS.model_copy(update={"verbalizer": {"0": "superb", "1": "rotten"}})
     flat = with_task(task, ROWS)
-    for measured in (scalar_limit.measure, trial.run):
+    for measured in (scalars.measure, trial.run):
         with pytest.raises(UserError, match="the loss is the same at both points along all of") as caught:
             measured(flat)
         assert caught.value.code is Code.LOSS_FLAT
@@ -236,12 +237,10 @@ def test_a_loss_that_no_direction_changes_is_refused(tmp_path: Path) -> None:
 def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:
     """Of directions on mini-batches of their own; updates of a group share one."""
     run, distance = trainer(manifest("opt", group=5, batch_size=4), data_file(tmp_path)), 0.02
-    seeds, slopes, bends, taken = scalar_limit.three_points(
-        run, distance, 3 * 4 * 30, lambda done, total: None
-    )
+    seeds, slopes, bends, taken = scalars.three_points(run, distance, 3 * 4 * 30, lambda done, total: None)
     assert (len(seeds), taken) == (30, 3 * 4 * 30)
-    measured = [one.alpha for one in run.estimate(scalar_limit.seeds_of(run, 60), 0, distance)]
-    found = scalar_limit.as_scalars(run.manifest.training, slopes, bends, distance)
+    measured = [one.alpha for one in run.estimate(scalars.seeds_of(run, 60), 0, distance)]
+    found = scalars.as_scalars(run.manifest.training, slopes, bends, distance)
     assert np.sqrt(np.mean(found**2)) == pytest.approx(np.sqrt(np.mean(np.square(measured))), rel=0.4)
 
 
@@ -250,4 +249,4 @@ def test_large_mini_batches_are_measured_in_part_and_few_directions_where_they_c
     large = run.model_copy(update={"training": run.training.model_copy(update={"batch_size": 512})})
     found = measure(large, forwards=3 * 8 * 5)
     assert (len(found.slopes), found.example_forwards) == (5, 120)
-    assert len(measure(large, forwards=0).slopes) == scalar_limit.LEAST_SLOPES
+    assert len(measure(large, forwards=0).slopes) == scalars.LEAST_SLOPES

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
+from sfnode.preparing.proposals import FITTING, NOTHING, estimator, joins, propose
+from sfnode.preparing.table import DataTable, read_table
 from sfnode.tasks import dataset
-from sfnode.tasks.columns import DataTable, read
-from sfnode.tasks.proposals import FITTING, NOTHING, estimator, joins, propose
 from sfnode.tasks.templates import ASKING
 
 Rows = list[dict[str, Any]]
@@ -31,7 +31,7 @@ def table(rows: Rows) -> DataTable:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         file.write_text("\n".join(map(json.dumps, rows)))
-        return read(str(file))
+        return read_table(str(file))
 
 
 def rows(**columns: Any) -> Rows:

@@ -98,7 +98,7 @@ class DataTable:
     """Things that were taken off its rows, as nodes would not read them so."""
 
 
-def read(source: str) -> DataTable:
+def read_table(source: str) -> DataTable:
     """Read a source of rows. Raises UserError as `dataset.load_rows`, and DATA_MALFORMED if it has no rows,
     or no line with the names of its columns."""
     layout, table = row_files.layout(source), source.lower().endswith(row_files.TABLES)

@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sfnode import first_order, preparing
 from sfnode.cli.fork import going_on
 from sfnode.cli.join import told_first
 from sfnode.engine import gradients
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.gradients import LIMIT
-from sfnode.engine.scalar_limit import Advance
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
-from sfnode.first_order import STEP
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import bases, files
-from sfnode.models.manifest_builder import build, forked, unsuited
-from sfnode.preparing import Means, Prepared
+from sfnode.preparing import first_order
+from sfnode.preparing.first_order import STEP
+from sfnode.preparing.manifest import build, forked, unsuited
+from sfnode.preparing.measuring import prepare
+from sfnode.preparing.scalars import Advance, Means, Prepared
 from sfnode.store.run_keys import RunKeys
 from sfnode.tasks import dataset
 from sfnode.tasks.public_files import typed
@@ -66,8 +66,7 @@ def begun(table: Path, **given: Any) -> Manifest:
 
 def prepared(table: Path, **given: Any) -> Prepared:
     run = begun(table, **given)
-    asked = preparing.wanted(run, given, given.get("made_of"), None, measure=True)
-    return preparing.prepare(run, given, Means(bases=table.parent, places=typed(run.data)), asked, waiting)
+    return prepare(run, given, Means(bases=table.parent, places=typed(run.data)), waiting)
 
 
 def node(run: Manifest, folder: Path) -> Trainer:
@@ -146,7 +145,7 @@ def test_words_get_a_prior_and_bases_from_gradients(table: Path) -> None:
     assert (numbers.update_budget, numbers.epoch_updates) == (256, 8)
     assert (run.organised.subspace_epochs, run.organised.quota) == (32, 32)
     assert run.core_shape[1:] == (4, 4)
-    assert found.bases
+    assert numbers.bases
     assert found.example_forwards == 120 + 2 * 32 * 8 * 3
     assert found.seconds > 0
     with node(run, table.parent) as learner:
@@ -192,8 +191,7 @@ def test_what_no_run_by_gradients_can_have_is_refused(given: dict[str, Any], sai
 
     def made() -> None:
         run = build(usual | own | given | {"estimator": "first-order"})
-        asked = preparing.wanted(run, given, None, None, measure=True)
-        preparing.prepare(run, given, Means(bases=table.parent, places=typed(run.data)), asked, waiting)
+        prepare(run, given, Means(bases=table.parent, places=typed(run.data)), waiting)
 
     with pytest.raises(UserError, match=said) as caught:
         made()
@@ -202,15 +200,14 @@ def test_what_no_run_by_gradients_can_have_is_refused(given: dict[str, Any], sai
 
 def test_unmeasured_it_has_no_bases_and_is_refused(table: Path) -> None:
     with pytest.raises(UserError, match=r"init\.measure"):
-        preparing.wanted(begun(table, **HEAD), {}, None, None, measure=False)
+        prepare(begun(table, **HEAD), {}, Means(), waiting, measure=False)
 
 
 def test_without_public_rows_it_says_what_to_do(table: Path) -> None:
     run = begun(table, **HEAD)
     table.unlink()
-    asked = preparing.wanted(run, {}, None, None, measure=True)
     with pytest.raises(UserError, match="no gradient can be taken before the run starts") as caught:
-        preparing.prepare(run, {}, Means(bases=table.parent, places=typed(run.data)), asked, waiting)
+        prepare(run, {}, Means(bases=table.parent, places=typed(run.data)), waiting)
     assert "training.estimator=zeroth-order" in caught.value.fix
 
 
@@ -254,6 +251,7 @@ def test_a_fork_goes_on_at_the_unit_and_the_limit_of_the_seal(table: Path, expor
     assert (run.training.learning_rate, run.training.norm_limit) == (1 / 64, 700)
     assert run.training.scalar_delta == old.training.scalar_delta / 2
     assert (run.training.bases, run.task.prior) == (old.training.bases, old.task.prior)
+    assert prepare(run, {}, Means(bases=table.parent), waiting).manifest == run, "nothing is measured anew"
 
 
 def test_a_fork_that_trains_the_body_behind_a_head_is_measured_anew(table: Path, exported: Path) -> None:
@@ -263,8 +261,7 @@ def test_a_fork_that_trains_the_body_behind_a_head_is_measured_anew(table: Path,
     assert (run.training.is_first_order, run.training.norm_limit, run.training.bases) == (True, 0, "")
     assert run.training.rank == 2, "which is what a head of two classes has among the targets"
     assert (run.training.update_budget, run.organised.subspace_epochs) == (256, 32)
-    asked = preparing.wanted(run, own, None, None, measure=True)
     means = Means(bases=table.parent, model=exported, places=typed(run.data))
-    found = preparing.prepare(run, {}, means, asked, waiting).manifest
+    found = prepare(run, {}, means, waiting).manifest
     assert found.training.norm_limit > 0
     assert Manifest.model_validate(found.model_dump()) == found
