@@ -196,7 +196,7 @@ class Run:
         except Exception as error:  # whatever the machine may raise is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
-            failure = self._failure("exception", said, ())
+            failure = self._failure("exception", said, self.world.who)
         return self._outcome(failure, time.perf_counter() - start)
 
     def __enter__(self) -> Run:

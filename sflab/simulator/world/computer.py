@@ -120,6 +120,8 @@ class Computer:
         """With the `files` of another, it is a copy of it."""
         self.world = world
         self.name = name
+        self.display_name = name
+        """What its owner calls it, which others are shown."""
         self.hardware = hardware
         self.layout = Layout(world.folder / name)
         self.random = Random(f"{world.seed}/{name}")
@@ -165,11 +167,6 @@ class Computer:
         self.origin = Identity.read(self.layout.identity).public
 
     # -- what is asked of it -----------------------------------------------------------------------
-
-    @property
-    def display_name(self) -> str:
-        """What its owner calls it, which others are shown."""
-        return self.name
 
     @property
     def disk(self) -> UpdateLog:
@@ -433,8 +430,8 @@ class Computer:
         self.engine = self.make_engine(manifest)
         scheduler = self.running.model.scheduler  # whose node may have waited for a checkpoint first
         assert scheduler
-        scheduler.ahead = 1
-        scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance
+        lacks, scheduler.ahead = scheduler.hindered, 1
+        scheduler.hindered = lambda: lacks() or self.engine is None or self.engine.made >= self.allowance
         return self.engine
 
     def make_engine(self, manifest: Manifest) -> IntegerEngine:
@@ -442,11 +439,10 @@ class Computer:
         return IntegerEngine(manifest, self.salt)
 
     def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:
-        log = WatchedLog.open(path, run_id)
-        assert isinstance(log, WatchedLog)
-        log.on_append = lambda records: self._check(self.world.became_durable, log, records)
-        log.on_decisions = lambda: self._check(self.world.decided, log)
-        self.log = log
+        self.log = log = (WatchedLog if self.world.watched else UpdateLog).open(path, run_id)
+        if isinstance(log, WatchedLog):
+            log.on_append = lambda records: self._check(self.world.became_durable, log, records)
+            log.on_decisions = lambda: self._check(self.world.decided, log)
         return log
 
     # -- what it is seen to do ---------------------------------------------------------------------

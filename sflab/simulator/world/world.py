@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import tempfile
-import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -81,9 +80,6 @@ class Islands(Network):
 class World:
     """One run. To be closed in the end."""
 
-    computer: type[Computer] = Computer
-    """Kind of the computers that are added."""
-
     def __init__(
         self,
         seed: int,
@@ -97,8 +93,11 @@ class World:
         judge: Judge | None = None,
         judged: bool = False,
         elects: bool = False,
+        computer: type[Computer] = Computer,
+        watched: bool = True,
     ) -> None:
-        """Let all nodes reach each other if `managed`, and else only those that are linked by `want`."""
+        """Let all nodes reach each other if `managed`, and else only those that are linked by `want`. What
+        nodes make durable is checked if they are `watched`, and train integers."""
         self.seed = seed
         self.manifest = manifest
         self.run = manifest.parameters()
@@ -108,6 +107,8 @@ class World:
         self.judge = judge
         self.judged = judged
         """Whether seals have other factors than 1, and skip and recount feeds."""
+        self.computer = computer
+        self.watched = watched
         self.elects = elects
         """Whether members stand in: what one has shown is never taken back."""
         self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
@@ -149,8 +150,10 @@ class World:
         self.others: dict[str, Any] = {}
         """Adversaries, by name."""
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self.violation: Violation | None = None
-        """The first that was found."""
+        self.error: BaseException | None = None
+        """The first that was found, or that a node has ended with."""
+        self.who: tuple[str, ...] = ()
+        """The node that it is about."""
         self._level = logging.getLogger("sfnode").level
         logging.getLogger("sfnode").setLevel(logging.CRITICAL + 1)
 
@@ -176,13 +179,13 @@ class World:
         self._folder.cleanup()
 
     def run_until(self, end: float) -> None:
-        """Let time pass until `end`. Raises the Violation that was found meanwhile."""
+        """Let time pass until `end`. Raises what was found meanwhile."""
         try:
             self.loop.run_until_complete(self._until(end))
         except NotInVirtualTimeError as error:
             self.failed(Violation("timer", str(error)), "")
-        if self.violation:
-            raise self.violation
+        if self.error:
+            raise self.error
 
     def do(self, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act(*arguments)` now, on the loop."""
@@ -201,11 +204,8 @@ class World:
 
     def failed(self, error: BaseException, who: str) -> None:
         """Note what must never be, and stop."""
-        if not isinstance(error, Violation):
-            where = traceback.extract_tb(error.__traceback__)
-            place = f" ({where[-1].filename.rsplit('/', 1)[-1]}:{where[-1].lineno})" if where else ""
-            error = Violation("exception", f"{type(error).__name__}: {error}{place}", (who,) if who else ())
-        self.violation = self.violation or error
+        if not self.error:
+            self.error, self.who = error, (who,) if who else ()
         self._end()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -235,10 +235,12 @@ class World:
         record = PeerRecord(name, tuple(addresses), 0, 0)
         self.network.write(self.run.run_id, name, float("inf"), pack_record(record))
 
-    def want(self, one: Computer, other: Computer) -> None:
-        """Give `one` the other's address, as its user would; where not all reach each other, the two do."""
+    def want(self, one: Computer, other: Computer, *, both: bool = True) -> None:
+        """Give `one` the other's address, as its user would; where not all reach each other, the two do, and
+        unless told otherwise `both` dial."""
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))
+        if self.network.pairs is not None and both:
             other.contacts.append(f"{one.address}/p2p/{one.name}")
         one.contacts.append(f"{other.address}/p2p/{other.name}")
         if one.up:
