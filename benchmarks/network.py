@@ -16,7 +16,7 @@ from random import Random
 from sflab.simulator import report
 from sflab.simulator.attacks import ATTACKS
 from sflab.simulator.checks import invariants
-from sflab.simulator.faults.kinds import Churn, Fault
+from sflab.simulator.faults import Fault, churn
 from sflab.simulator.runner import Run, simulate
 from sflab.simulator.scenario import Load, Scenario
 from sflab.simulator.world.hardware import Hardware
@@ -133,7 +133,7 @@ def main() -> int:
     score = Score()
     calm = steady(given.nodes, given.seed)
     score.line(f"copies per delivery, {given.nodes} nodes with 6 links, steady", calm.copies, "", 1.5)
-    churned = steady(given.nodes, given.seed, (Churn(0.5),))
+    churned = steady(given.nodes, given.seed, (churn(0.5),))
     score.line("the same while half of all nodes are replaced a minute", churned.copies, "", 3)
     for apart in (10.0, 100.0):
         took = recovery(given.seed, apart) / ROUND_TRIP

@@ -6,8 +6,8 @@ must become equal all the same.
 
 from __future__ import annotations
 
+from sflab.simulator import faults
 from sflab.simulator.adversaries.actors import Attack
-from sflab.simulator.faults import kinds
 from sflab.simulator.scenario import Limits, Load, Scenario
 from sflab.simulator.world.hardware import Hardware
 from sflab.simulator.world.topology import MANAGED
@@ -55,7 +55,7 @@ ATTACKS: tuple[Scenario, ...] = (
         "eclipse-newcomer",
         "Two hundred mute peers wait for whoever joins last.",
         Attack("mute", target="newcomer", actors=200, links=1),
-        faults=(kinds.LateJoin(6),),
+        faults=(faults.late_join(6),),
     ),
     _attack(
         "eclipse-publisher",
@@ -114,7 +114,7 @@ ATTACKS: tuple[Scenario, ...] = (
         "false-claims",
         "Peers claim to have more of everybody's feeds than there is, while nodes are killed and come back.",
         Attack("promise", actors=8, renames=False),
-        faults=(kinds.Crashes(2.0),),
+        faults=(faults.crashes(2.0),),
         limits=Limits(),  # who is killed hears nothing
         settle=60.0,
     ),

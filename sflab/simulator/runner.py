@@ -16,7 +16,7 @@ from sflab.simulator.adversaries.actors import KINDS, Attack
 from sflab.simulator.adversaries.stand_ins import FalseStandIn
 from sflab.simulator.adversaries.turncoats import TURNCOATS, Turncoat
 from sflab.simulator.checks import invariants, organised_runs
-from sflab.simulator.faults.injection import FaultInjection, heal
+from sflab.simulator.faults import FaultTime, heal
 from sflab.simulator.guard import guarded
 from sflab.simulator.scenario import Scenario
 from sflab.simulator.world import runs
@@ -266,7 +266,9 @@ class Run:
         """Let updates be made while faults happen."""
         stop = self.world.now + self.seconds
         self.world.faults_middle, self.world.faults_end = self.world.now + self.seconds / 2, stop
-        FaultInjection(self.world, stop, self.seconds / self.scenario.seconds).install(self.scenario.faults)
+        on = FaultTime(self.world, stop, self.seconds / self.scenario.seconds)
+        for fault in self.scenario.faults:
+            fault(on)
         self._load(stop)
         self._run(self.seconds)
         self._delivered = invariants.delivered(self.world)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sflab.simulator.adversaries.actors import Attack
-from sflab.simulator.faults.kinds import Fault
+from sflab.simulator.faults import Fault
 from sflab.simulator.world.hardware import Hardware
 from sfnode.transport.conditions import CALM, Conditions
 
