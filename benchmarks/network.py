@@ -14,14 +14,13 @@ from contextlib import closing
 from random import Random
 
 from sflab.simulator import report
-from sflab.simulator.attacks import ATTACKS
 from sflab.simulator.checks import invariants
 from sflab.simulator.faults import Fault, churn
 from sflab.simulator.runner import Run, simulate
-from sflab.simulator.scenario import Load, Scenario
-from sflab.simulator.world.hardware import Hardware
+from sflab.simulator.scenarios import ATTACKS, Load, Scenario
+from sflab.simulator.world.computer import Hardware
 from sflab.simulator.world.topology import TOPOLOGIES
-from sflab.simulator.world.traffic import Traffic, quantiles
+from sflab.simulator.world.trace import Traffic, quantiles
 from sflab.simulator.world.world import World
 from sfnode.transport.conditions import CALM, HALF_ROUND_TRIP, Conditions
 

@@ -25,6 +25,7 @@ from sflab.experiments.conditions import Conditions
 from sflab.experiments.problem import LoadedProblem, organiser_key
 from sflab.experiments.shared_engine import ClientEngine, Measured, SharedEngine
 from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.engine import IntegerEngine
 from sflab.simulator.world.world import World
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -34,6 +35,7 @@ from sfnode.node.training.step_scheduler import StepScheduler
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.peers.selection import TARGET_LINKS
 from sfnode.schema.evaluation import Evaluation
+from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks.mini_batches import Shard
@@ -132,8 +134,14 @@ class ClientComputer(Computer):
             link.into.stall(stalled)
 
     def make_engine(self, manifest: Manifest) -> ClientEngine:
-        self.scheduler.flush = lambda: None  # type: ignore[method-assign]  # until `publish`
         return self.trains
+
+    def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
+        lacks, engine = self.scheduler.hindered, super()._load(settings, manifest)
+        spent = self.scheduler.hindered
+        self.scheduler.hindered = lambda: lacks() or spent()
+        self.scheduler.flush = lambda: None  # type: ignore[method-assign]  # until `publish`
+        return engine
 
     def _watch(self, effect: Effect) -> None:
         """Count what it sends."""

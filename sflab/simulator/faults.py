@@ -14,8 +14,7 @@ from typing import Any, Concatenate, Literal, ParamSpec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.simulator.world import disk
-from sflab.simulator.world.computer import Computer
-from sflab.simulator.world.hardware import Hardware, Range
+from sflab.simulator.world.computer import Computer, Hardware, Range
 from sflab.simulator.world.keys import origin_of, signing_key
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES

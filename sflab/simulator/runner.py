@@ -13,18 +13,17 @@ from types import FrameType
 from typing import Any, TextIO
 
 from sflab.simulator.adversaries.actors import KINDS, Attack
-from sflab.simulator.adversaries.stand_ins import FalseStandIn
-from sflab.simulator.adversaries.turncoats import TURNCOATS, Turncoat
+from sflab.simulator.adversaries.turncoats import TURNCOATS, FalseStandIn, Turncoat
 from sflab.simulator.checks import invariants, organised_runs
 from sflab.simulator.faults import FaultTime, heal
 from sflab.simulator.guard import guarded
-from sflab.simulator.scenario import Scenario
+from sflab.simulator.scenarios import Scenario
 from sflab.simulator.world import runs
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
-from sflab.simulator.world.traffic import quantiles
+from sflab.simulator.world.trace import quantiles
 from sflab.simulator.world.world import World
 from sfnode.manifest import Manifest
 from sfnode.organising.policy import OrganiserPolicy

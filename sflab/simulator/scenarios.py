@@ -1,14 +1,192 @@
-"""The table of scenarios: network conditions and faults of every kind, one at a time and all together."""
+"""The table of scenarios: a scenario is everything that a run needs besides its seed, as data.
+
+Network conditions and faults of every kind, one at a time and all together; then attacks after those of
+gossipsub-hardening, and the limits that honest nodes keep meanwhile. These run with nodes that find their
+neighbours themselves, and the adversaries stay to the end: honest nodes must become equal all the same.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from sflab.simulator import faults
 from sflab.simulator.adversaries.actors import Attack
-from sflab.simulator.attacks import ATTACKS
 from sflab.simulator.faults import Fault
-from sflab.simulator.scenario import Limits, Load, Scenario
+from sflab.simulator.world.computer import Hardware
 from sflab.simulator.world.topology import MANAGED
-from sfnode.transport.conditions import Conditions, Latency
+from sfnode.transport.conditions import CALM, Conditions, Latency
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The updates that are made while the faults last."""
+
+    rate: float = 4.0
+    """Times a second that some node finishes updates, in the whole network."""
+    most: int = 8
+    """Most updates that are finished at once."""
+    origins: int = 0
+    """Number of nodes that compute; 0 means all, up to the number that `runner` allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that a run must keep besides convergence; None where there is no limit."""
+
+    p99: float | None = None
+    """Seconds from the signing of an update to its admission, 99th percentile over honest nodes."""
+    worst: float | None = None
+    copies: float | None = None
+    """Payload copies sent per delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One row of the table."""
+
+    name: str
+    says: str
+    """One sentence."""
+    topology: str = "random"
+    nodes: int = 16
+    seconds: float = 20.0
+    """Seconds that the faults last."""
+    settle: float = 30.0
+    """Seconds of virtual time within which all must be equal once the faults are over."""
+    conditions: Conditions = CALM
+    hardware: Hardware = field(default_factory=Hardware)
+    load: Load = field(default_factory=Load)
+    faults: tuple[Fault, ...] = ()
+    attack: Attack | None = None
+    organised: bool = False
+    """Whether an organiser, on the first node, says what counts."""
+    stand_ins: int = 0
+    """Honest nodes that stand in for the organiser, itself among them; adversaries that do come on top."""
+    judged: bool = False
+    """Whether its seals have factors of all kinds, rates of coming epochs, and skip and recount feeds."""
+    first_order: bool = False
+    """Whether an update has a scalar for every cell, whatever the seed: so it is in organised runs with every
+    fourth one."""
+    limits: Limits = field(default_factory=Limits)
+
+
+WORK = Hardware(work=0.0001)
+"""Hardware with a cost per frame: about what the machine takes in CPython."""
+
+CONDITIONS = Conditions(Latency("uniform", 0.05, 0.1))
+"""Conditions with round trips of 100 ms."""
+
+PROMPT = Limits(p99=1.0, worst=3.0)
+
+HONEST = 12
+SYBILS = 480
+"""Adversaries that make forty connections for every honest one."""
+
+
+def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **more: object) -> Scenario:
+    settings: dict[str, object] = {
+        "topology": MANAGED,
+        "nodes": HONEST,
+        "seconds": 20.0,
+        "settle": 20.0,
+        "conditions": CONDITIONS,
+        "hardware": WORK,
+        "load": Load(rate=4, most=4),
+        **more,
+    }
+    return Scenario(name, says, attack=attack, limits=limits, **settings)  # type: ignore[arg-type]
+
+
+ATTACKS: tuple[Scenario, ...] = (
+    _attack(
+        "sybil",
+        "Forty mute peers for every honest link try to be neighbours of everybody.",
+        Attack("mute", actors=SYBILS),
+    ),
+    _attack(
+        "eclipse-node",
+        "Two hundred mute peers surround one node.",
+        Attack("mute", target="one", actors=200, links=1),
+    ),
+    _attack(
+        "eclipse-newcomer",
+        "Two hundred mute peers wait for whoever joins last.",
+        Attack("mute", target="newcomer", actors=200, links=1),
+        faults=(faults.late_join(6),),
+    ),
+    _attack(
+        "eclipse-publisher",
+        "Two hundred mute peers surround the one node that computes.",
+        Attack("mute", target="publisher", actors=200, links=1),
+        load=Load(rate=4, most=4, origins=1),
+    ),
+    _attack(
+        "censor-one",
+        "Three of four nodes pass on everything but the updates of one origin.",
+        Attack("censor", target="publisher", actors=36, links=6, renames=False),
+    ),
+    _attack(
+        "degrade",
+        "Three of four nodes pass on a tenth of what they hear, and that late.",
+        Attack("degrade", actors=36, links=6, renames=False),
+    ),
+    _attack(
+        "cold-boot",
+        "Ten mute peers for every honest one come at the same moment.",
+        Attack("mute", actors=10 * HONEST, start=-1),
+        limits=Limits(),  # at first honest nodes cannot reach each other
+        settle=180.0,
+    ),
+    _attack(
+        "covert-flash",
+        "Three of four nodes behave well and then, all at one moment, pass on nothing any more.",
+        Attack("sleep", actors=36, links=6, renames=False),
+    ),
+    _attack(
+        "control-spam",
+        "Peers send invented names, requests, announcements and prunes without end.",
+        Attack("spam", actors=60, every=1.0),
+    ),
+    _attack(
+        "replay",
+        "Peers send what they have heard again and again.",
+        Attack("replay", actors=60, every=0.25),
+    ),
+    _attack(
+        "malformed",
+        "Peers send frames that are too long, cut short or no messages at all.",
+        Attack("malform", actors=60, every=0.25),
+    ),
+    _attack(
+        "equivocation",
+        "Origins send every second neighbour another history.",
+        Attack("equivocate", actors=6, links=6, renames=False),
+    ),
+    _attack(
+        "broken-promises",
+        "Peers claim to have what everybody lacks, and deliver nothing.",
+        Attack("promise", actors=60),
+    ),
+    _attack(
+        "false-claims",
+        "Peers claim to have more of everybody's feeds than there is, while nodes are killed and come back.",
+        Attack("promise", actors=8, renames=False),
+        faults=(faults.crashes(2.0),),
+        limits=Limits(),  # who is killed hears nothing
+        settle=60.0,
+    ),
+    _attack(
+        "garbage",
+        "Peers answer with segments that nobody has signed.",
+        Attack("forge", actors=60),
+    ),
+    _attack(
+        "silence",
+        "Peers take all links and never send anything.",
+        Attack("silent", actors=SYBILS),
+    ),
+)
+
 
 ORDINARY = Latency("lognormal", typical=0.05, spread=0.4, most=2.0)
 WILD = Latency("lognormal", typical=0.08, spread=1.0, most=5.0)

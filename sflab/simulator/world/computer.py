@@ -12,6 +12,7 @@ import fcntl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from random import Random
@@ -21,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.simulator.world.disk import Files, lose_unsynced, prepare, put_back
 from sflab.simulator.world.engine import IntegerEngine
-from sflab.simulator.world.hardware import Hardware
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.trace import kind_of
@@ -59,6 +59,24 @@ from sfprotocol.wire_codec import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from sflab.simulator.world.world import World
+
+
+Range = tuple[float, float]
+"""Bounds between which a number is drawn uniformly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Speed of a node's disk and processor."""
+
+    commit: Range = (0.001, 0.004)
+    """Seconds of a commit until it is durable: an SSD with its journal."""
+    work: float = 0.0
+    """Seconds of processor time per event; 0 leaves them out."""
+
+
+ORDINARY = Hardware()
+
 
 HOP_LIMIT = 16
 """Hops that no segment is sent with (SPEC FL3). Written down here once more, as the machine may be wrong."""
@@ -430,8 +448,8 @@ class Computer:
         self.engine = self.make_engine(manifest)
         scheduler = self.running.model.scheduler  # whose node may have waited for a checkpoint first
         assert scheduler
-        lacks, scheduler.ahead = scheduler.hindered, 1
-        scheduler.hindered = lambda: lacks() or self.engine is None or self.engine.made >= self.allowance
+        scheduler.ahead = 1
+        scheduler.hindered = lambda: self.engine is None or self.engine.made >= self.allowance
         return self.engine
 
     def make_engine(self, manifest: Manifest) -> IntegerEngine:

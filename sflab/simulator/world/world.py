@@ -12,15 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, TextIO
 
-from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.computer import ORDINARY, Computer, Hardware
 from sflab.simulator.world.disk import Files
 from sflab.simulator.world.engine import measured
-from sflab.simulator.world.hardware import ORDINARY, Hardware
 from sflab.simulator.world.keys import remembering
 from sflab.simulator.world.oracle import Oracle, Violation, updates_of
 from sflab.simulator.world.runs import OPEN_RUN
-from sflab.simulator.world.trace import Trace
-from sflab.simulator.world.traffic import Traffic
+from sflab.simulator.world.trace import Trace, Traffic
 from sfnode.descriptors import allow_most
 from sfnode.manifest import Manifest
 from sfnode.organising.evaluation.judging import Judge
