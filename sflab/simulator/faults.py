@@ -464,7 +464,7 @@ def _succeed(on: FaultTime) -> None:
     longest = max(node.organised.control.feed.stop for node in others)
     node = world.random.choice([node for node in others if node.organised.control.feed.stop == longest])
     feed, key = node.organised.control.feed, signing_key(world.seed, SUCCESSOR)
-    succession = Succession(feed.term + 1, feed.stop, feed.chain, origin_of(key), ())
+    succession = Succession(feed.next_term, feed.stop, feed.chain, origin_of(key), ())
     message = succession_message(world.run.run_id, succession)
     deputies = [signing_key(world.seed, name) for name in DEPUTIES[:VOTES]]
     votes = tuple(Vote(number, deputy.sign(message)) for number, deputy in enumerate(deputies))
