@@ -53,7 +53,7 @@ def steady(nodes: int, seed: int, faults: tuple[Fault, ...] = ()) -> Traffic:
     with Run(scenario, seed, seconds=WARM) as run:
         run.build()
         run.disturb()
-        run.world.traffic.forget()
+        run.world.traffic = Traffic()
         run.seconds = MEASURED
         run.disturb()
         return run.world.traffic

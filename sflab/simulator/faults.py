@@ -61,11 +61,7 @@ class FaultTime:
     def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
         """Do it once, at this time of the scenario, unless the faults are over by then."""
         if self.world.now + when * self.scale < self.stop:
-            self.later(when * self.scale, do, *arguments)
-
-    def later(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Do it in `seconds`, faults or not."""
-        self.world.agenda.later(seconds, do, *arguments)
+            self.world.later(when * self.scale, do, *arguments)
 
     def again(self, every: float, do: Callable[[], object]) -> None:
         """Do it at random moments, `every` seconds apart on average, as long as faults last."""
@@ -76,7 +72,7 @@ class FaultTime:
                 plan()
 
         def plan() -> None:
-            self.later(self.world.random.expovariate(1 / every), once)
+            self.world.later(self.world.random.expovariate(1 / every), once)
 
         plan()
 
@@ -89,7 +85,7 @@ class FaultTime:
             if leader and (_is_busy(leader) or not busy):
                 do(leader)
             elif self.world.now < self.stop:
-                self.later(BUSY_LOOK, look)
+                self.world.later(BUSY_LOOK, look)
 
         self.at(when, look)
 
@@ -175,7 +171,7 @@ def slow_peers(on: FaultTime, share: float) -> None:
     def stall() -> None:
         if link := _any_link(on.world, (node for node in chosen if node.up)):
             link.out.stall(True)
-            on.later(on.world.random.uniform(0.5, 15.0), link.out.stall, False)
+            on.world.later(on.world.random.uniform(0.5, 15.0), link.out.stall, False)
 
     on.again(2.0, stall)
 
@@ -191,7 +187,7 @@ def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut:
     def crash() -> None:
         if node := on.world.pick():
             node.crash(power_cut=power_cut)
-            on.later(on.world.random.uniform(*down), restart, on.world, node)
+            on.world.later(on.world.random.uniform(*down), restart, on.world, node)
 
     on.again(every, crash)
 
@@ -290,7 +286,7 @@ def old_backup(on: FaultTime, taken: float, restored: float) -> None:
     def put_back(node: Computer, files: disk.Files) -> None:
         if node.name not in on.world.left:
             _replace_disk(node, files)
-            on.later(RESTORING, restart, on.world, node)
+            on.world.later(RESTORING, restart, on.world, node)
 
     on.at(taken, back_up)
 
@@ -314,7 +310,7 @@ def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0
         if apart:
             _part(on.world)
             twin.island = 1 - node.island
-            on.later(apart, _rejoin, on.world)
+            on.world.later(apart, _rejoin, on.world)
         _attach(on.world, twin)
         on.again(TWINS_PACE, lambda: node.compute(1))
         on.again(TWINS_PACE, lambda: twin.compute(1))
@@ -345,7 +341,7 @@ def organiser_away(on: FaultTime, start: float, stop: float, taken: float | None
 
     def back_up() -> None:
         node = _organiser(world)
-        world.agenda.at(began + stop * on.scale - RESTORING, _replace_disk, node, disk.copy(node.layout))
+        world.loop.call_at(began + stop * on.scale - RESTORING, _replace_disk, node, disk.copy(node.layout))
 
     if taken is not None:
         on.at(taken, back_up)
@@ -378,14 +374,14 @@ def organiser_twice(on: FaultTime, start: float, succeeded: float) -> None:
         other.crash()
         other.give_key(signing_key(world.seed, ORGANISER))
         other.start()
-        on.later(RESTORING, decide_each, one, other)
+        on.world.later(RESTORING, decide_each, one, other)
 
     def decide_each(*nodes: Computer) -> None:
         for node in nodes:
             if node.up and not node.organised.control.feed.frozen:
                 node.post(OwnDecision(encode(Announce(node.name))))
         updates[0] = world.oracle.updates
-        on.later(RESTORING / 2, ask_all)
+        on.world.later(RESTORING / 2, ask_all)
 
     def ask_all() -> None:  # newcomers have room for few updates, and may have made those
         for node in world.living():
@@ -444,7 +440,7 @@ def loss(on: FaultTime, at: float) -> None:
             disk.lose(other.layout, feed, kept)
             if other.origin == feed.origin:
                 other.forgets()
-            on.later(RESTORING, restart, on.world, other)
+            on.world.later(RESTORING, restart, on.world, other)
 
     on.at(at, lose)
 
@@ -469,7 +465,7 @@ def _succeed(on: FaultTime) -> None:
     deputies = [signing_key(world.seed, name) for name in DEPUTIES[:VOTES]]
     votes = tuple(Vote(number, deputy.sign(message)) for number, deputy in enumerate(deputies))
     node.post(OwnSuccession(replace(succession, votes=votes)))
-    on.later(RESTORING, _take_over, world, node, key)
+    on.world.later(RESTORING, _take_over, world, node, key)
 
 
 def _take_over(world: World, node: Computer, key: Ed25519PrivateKey) -> None:
@@ -504,7 +500,7 @@ def leader_falls(on: FaultTime, at: float, back: float | None = None, *, during:
         on.world.leaderless_since = on.world.now
         if back is not None:
             leader.crash()
-            on.later((back - at) * on.scale, restart, on.world, leader)
+            on.world.later((back - at) * on.scale, restart, on.world, leader)
             return
         leader.organises = False  # as only such leave
         _leave(on.world, leader)
@@ -541,7 +537,7 @@ def split(on: FaultTime, start: float, stop: float, groups: tuple[int, ...]) -> 
             node.island = place
         islands = range(len(groups))
         world.network.deaf = {(a, b) for a in islands for b in islands if a != b}
-        on.later((stop - start) * on.scale, _rejoin, world)
+        on.world.later((stop - start) * on.scale, _rejoin, world)
 
     on.to_leader(start, part)
 

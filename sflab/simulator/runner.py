@@ -13,13 +13,12 @@ from types import FrameType
 from typing import Any, TextIO
 
 from sflab.simulator.adversaries.actors import KINDS, Attack
-from sflab.simulator.adversaries.turncoats import TURNCOATS, FalseStandIn, Turncoat
+from sflab.simulator.adversaries.turncoats import TURNCOATS, FalseStandIn
 from sflab.simulator.checks import invariants, organised_runs
 from sflab.simulator.faults import FaultTime, heal
 from sflab.simulator.guard import guarded
 from sflab.simulator.scenarios import Scenario
 from sflab.simulator.world import runs
-from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
@@ -121,27 +120,6 @@ class Outcome:
         return {**asdict(self), "command": self.command}
 
 
-class Appointing:
-    """How members come to stand in: they offer it once they are admitted, and the organiser names them."""
-
-    def __init__(self, organiser: Computer, others: list[Computer]) -> None:
-        self._organiser, self._others = organiser, others
-        self._offered: set[str] = set()
-
-    def go_on(self) -> None:
-        """Do what can be done by now."""
-        counting = self._organiser.organised.counting
-        for node in self._others:
-            if node.up and node.name not in self._offered and counting.member(node.origin):
-                node.stand_in()
-                self._offered.add(node.name)
-        organising = self._organiser.running.organising
-        offers = organising.offers() if organising else {}
-        if len(offers) > len(self._others):
-            keys = tuple(StandIn(number, key) for number, key in sorted(offers.items()))
-            self._organiser.decide(StandIns(keys))
-
-
 class Run:
     """One scenario with one seed; to be closed by `with`."""
 
@@ -212,7 +190,7 @@ class Run:
         names = [f"n{index:0{width}}" for index in range(self.nodes)]
         for name in names:
             world.add(name)
-            world.agenda.at(self._random.uniform(0, STAGGER), world[name].start)
+            world.loop.call_at(self._random.uniform(0, STAGGER), world[name].start)
         if self.scenario.organised:
             world[names[0]].give_key(signing_key(world.seed, runs.ORGANISER))
         for one, other in _pairs(self.topology, names, self._random):
@@ -224,15 +202,26 @@ class Run:
             self._appoint(names)
 
     def _appoint(self, names: list[str]) -> None:
-        """Have members stand in for the organiser, until they are named."""
-        world = self.world
+        """Have members stand in for the organiser: admitted ones offer it, and it names them."""
+        world, offered = self.world, set[str]()
         organiser, *others = (world[name] for name in names[: self.scenario.stand_ins])
         others += [one for one in world.others.values() if isinstance(one, FalseStandIn)]
-        appointing = Appointing(organiser, others)
+
+        def go_on() -> None:
+            for node in others:
+                admitted = organiser.organised.counting.member(node.origin)
+                if node.up and node.name not in offered and admitted:
+                    node.stand_in()
+                    offered.add(node.name)
+            organising = organiser.running.organising
+            offers = organising.offers() if organising else {}
+            if len(offers) > len(others):
+                organiser.decide(StandIns(tuple(StandIn(*offer) for offer in sorted(offers.items()))))
+
         while not organiser.organised.control.feed.stand_ins:
             if world.now > APPOINTED:
                 raise Violation("elections", "nobody stands in", (organiser.name,))
-            world.do(appointing.go_on)
+            world.do(go_on)
             self._run(WARM)
         self._run(APPOINTED / 4)
 
@@ -240,14 +229,13 @@ class Run:
         attack = self.scenario.attack
         if attack is None:
             return
-        turncoats: dict[str, type[Turncoat]] = {**TURNCOATS, "stand-in": FalseStandIn}
-        kind = KINDS.get(attack.kind) or turncoats[attack.kind]
+        kind = KINDS.get(attack.kind) or TURNCOATS[attack.kind]
         targets = self._targets(attack)
         for number in range(attack.actors):
             actor = kind(self.world, number, attack, targets)
             begin = 0.0 if attack.start < 0 else WARM + attack.start
             at = begin + self._random.uniform(0, STAGGER)
-            self.world.agenda.at(at, actor.start)
+            self.world.loop.call_at(at, actor.start)
 
     def _targets(self, attack: Attack) -> list[str]:
         names = list(self.world.nodes)
@@ -350,7 +338,7 @@ class Run:
             candidates = [n for n in self._authors(authors) if n.up]
             if candidates:
                 random.choice(candidates).compute(random.randint(1, load.most))
-            self.world.agenda.later(random.expovariate(load.rate), compute)
+            self.world.later(random.expovariate(load.rate), compute)
 
         compute()
 

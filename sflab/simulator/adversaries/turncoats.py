@@ -101,7 +101,7 @@ class Degrader(Turncoat):
         if not isinstance(send.message, Segment):
             return [send]
         if self.whim.random() > DEGRADED_SHARE:
-            self.world.agenda.later(DEGRADED_DELAY, self._send_late, send)
+            self.world.later(DEGRADED_DELAY, self._send_late, send)
         self._keep_back(send)
         return []
 
@@ -116,9 +116,6 @@ class Sleeper(Turncoat):
     def tamper(self, message: Message) -> Message | None:
         awake = self.world.now > self.world.faults_middle
         return None if awake and isinstance(message, (Segment, Have)) else message
-
-
-TURNCOATS: dict[str, type[Turncoat]] = {"censor": Censor, "degrade": Degrader, "sleep": Sleeper}
 
 
 FLOOD = 0.05
@@ -145,7 +142,7 @@ class FalseStandIn(Turncoat):
 
         elections.heard = heard_of_others  # type: ignore[method-assign]
         if self._lies == self._floods:
-            self.world.agenda.later(FLOOD, self._flood)
+            self.world.later(FLOOD, self._flood)
 
     @property
     def _elections(self) -> Elections:
@@ -172,7 +169,7 @@ class FalseStandIn(Turncoat):
         if own and own.silent:  # when others elect
             for link in driver.pumps:
                 driver._send(self._said(link, own))
-        self.world.agenda.later(FLOOD, self._flood)
+        self.world.later(FLOOD, self._flood)
 
     # -- what it says ------------------------------------------------------------------------------
 
@@ -204,3 +201,11 @@ class FalseStandIn(Turncoat):
 
     def _is_silent(self, said: Statement) -> list[Statement]:
         return [replace(said, silent=True, heard=0)]
+
+
+TURNCOATS: dict[str, type[Turncoat]] = {
+    "censor": Censor,
+    "degrade": Degrader,
+    "sleep": Sleeper,
+    "stand-in": FalseStandIn,
+}

@@ -26,49 +26,6 @@ GRACE = 5.0
 """Seconds within which a node must dial a peer that it knows and that would take the link: two checks of its
 links and a dial."""
 
-
-class OutboundLinks:
-    """Finds nodes with fewer than MIN_OUTBOUND links of their own choice that could have more."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._since: dict[str, float] = {}
-
-    def look(self) -> None:
-        """Raise Violation if a node could have had more for longer than GRACE."""
-        if not self._world.managed:
-            return
-        now = self._world.now
-        lacking = [node.name for node in self._world.living() if _could_have_more(self._world, node)]
-        self._since = {name: self._since.get(name, now) for name in lacking}
-        for name, since in self._since.items():
-            if now - since > GRACE:
-                raise Violation(
-                    "outbound", f"{name} has too few links of its own choice since {since:.1f} s", (name,)
-                )
-
-
-def _could_have_more(world: World, node: Computer) -> bool:
-    manager = node.running.peering.manager
-    lacking = MIN_OUTBOUND - sum(standing.outbound for standing in manager.standings())
-    return lacking > 0 and len(_prospects(world, node)) >= lacking
-
-
-def _prospects(world: World, one: Computer) -> list[str]:
-    """Return the peers that `one` may dial now and that would take the link."""
-    manager = one.running.peering.manager
-    ready = (peer for peer in manager.book.dialable(world.now) if peer not in manager.linked)
-    return [peer for peer in ready if world.network.reaches(one.name, peer) and _would_take(world, peer, one)]
-
-
-def _would_take(world: World, peer: str, one: Computer) -> bool:
-    node = world.nodes.get(peer)
-    if node is None or not node.up:
-        return node is None
-    manager = node.running.peering.manager
-    return manager.has_room_for(one.name, f"{one.address}/p2p/{one.name}", world.now)
-
-
 TABLES = 15
 """Tables of a link that may have an entry for a feed: a bound on what a link remembers of each feed."""
 
@@ -93,7 +50,8 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._outbound = OutboundLinks(world)
+        self._few_since: dict[str, float] = {}
+        """The time since which a node has had fewer links of its own choice than it could."""
         self._organised = OrganisedRuns(world) if world.run.organised else None
         self.stand_ins = StandIns(world) if world.elects else None
         self._total_of: dict[bytes, int | bytes] = {}
@@ -109,7 +67,8 @@ class Checks:
             self._exact(node)
             self._own_feed(node)
             self._named(node)
-        self._outbound.look()
+        if self._world.managed:
+            self._outbound()
         if self.stand_ins:
             self.stand_ins.look(living)
         self._turn += SAMPLE
@@ -150,6 +109,17 @@ class Checks:
                     (node.name,),
                 )
 
+    def _outbound(self) -> None:
+        """Check that nodes have MIN_OUTBOUND links of their own choice, or cannot have them, within GRACE:
+        without them its neighbours are whoever came first."""
+        now = self._world.now
+        few = [node.name for node in self._world.living() if _could_have_more(self._world, node)]
+        self._few_since = {name: self._few_since.get(name, now) for name in few}
+        for name, since in self._few_since.items():
+            if now - since > GRACE:
+                said = f"{name} has too few links of its own choice since {since:.1f} s"
+                raise Violation("outbound", said, (name,))
+
     def _bounded(self, node: Computer) -> None:
         size = entries(node.machine)
         self.peak_entries = max(self.peak_entries, size)
@@ -163,6 +133,27 @@ class Checks:
                 f"{node.name} remembers {size} things about {len(links)} links; {bound} at most",
                 (node.name,),
             )
+
+
+def _could_have_more(world: World, node: Computer) -> bool:
+    manager = node.running.peering.manager
+    lacking = MIN_OUTBOUND - sum(standing.outbound for standing in manager.standings())
+    return lacking > 0 and len(_prospects(world, node)) >= lacking
+
+
+def _prospects(world: World, one: Computer) -> list[str]:
+    """Return the peers that `one` may dial now and that would take the link."""
+    manager = one.running.peering.manager
+    ready = (peer for peer in manager.book.dialable(world.now) if peer not in manager.linked)
+    return [peer for peer in ready if world.network.reaches(one.name, peer) and _would_take(world, peer, one)]
+
+
+def _would_take(world: World, peer: str, one: Computer) -> bool:
+    node = world.nodes.get(peer)
+    if node is None or not node.up:
+        return node is None
+    manager = node.running.peering.manager
+    return manager.has_room_for(one.name, f"{one.address}/p2p/{one.name}", world.now)
 
 
 def entries(machine: Machine) -> int:

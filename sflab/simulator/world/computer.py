@@ -409,7 +409,7 @@ class Computer:
             return
         stuck = stuck + 1 if self.up and self.organised.out_of_reach else 0
         if stuck < STUCK:
-            self.world.agenda.later(1.0, self._see_to_history, program, stuck)
+            self.world.later(1.0, self._see_to_history, program, stuck)
             return
         self.crash()
         self.begins_with_checkpoint = True

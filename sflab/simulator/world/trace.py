@@ -109,7 +109,7 @@ def kind_of(message: Message | None) -> str:
 
 @dataclass
 class Traffic:
-    """Traffic of a whole network since the last `forget`."""
+    """Traffic of a whole network."""
 
     messages: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
@@ -120,13 +120,6 @@ class Traffic:
     """Updates that honest nodes admitted from others."""
     latencies: array[float] = field(default_factory=lambda: array("d"))
     """Seconds from when an update is due to be signed to its admission by a node that was up all the time."""
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.messages.clear()
-        self.bytes.clear()
-        self.copies_sent = self.deliveries = 0
-        self.latencies = array("d")
 
     @property
     def copies(self) -> float:

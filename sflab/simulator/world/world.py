@@ -38,25 +38,6 @@ RAM_DISK = Path("/dev/shm")
 """Where a sync costs nothing, if there is such a place: folders live as long as their run."""
 
 
-class Agenda:
-    """Calls functions at their time, on the loop of a world."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    @property
-    def now(self) -> float:
-        return self._loop.time()
-
-    def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Call `do(*arguments)` at `when`, or soon if that is past."""
-        self._loop.call_at(when, do, *arguments)
-
-    def later(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Call `do(*arguments)` in `seconds`."""
-        self._loop.call_later(seconds, do, *arguments)
-
-
 class Islands(Network):
     """A network in whose partitions there are computers that come only later."""
 
@@ -126,7 +107,6 @@ class World:
         self.folder = Path(self._folder.name)
         self.loop = VirtualLoop(Random(f"{seed}/executors"))
         self.loop.set_exception_handler(self._on_loop_error)
-        self.agenda = Agenda(self.loop)
         self.trace = Trace(trace_file)
         self.traffic = Traffic()
         self.nodes: dict[str, Computer] = {}
@@ -161,6 +141,10 @@ class World:
     @property
     def now(self) -> float:
         return self.loop.time()
+
+    def later(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
+        """Call `do(*arguments)` in `seconds`, on the loop."""
+        self.loop.call_later(seconds, do, *arguments)
 
     def close(self) -> None:
         """Let go of everything."""
