@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -57,9 +57,9 @@ class LoadedProblem:
     def task(self) -> Task:
         return self.manifest.task
 
-    def score(self, encoded: Encoded, perturb: forward.Perturb | None = None) -> Scored:
-        """Run the model as it is now, perturbed if `perturb` is given."""
-        return forward.score_in_passes(self.loaded, encoded, perturb)
+    def score(self, encoded: Encoded) -> Scored:
+        """Run the model as it is now."""
+        return forward.score_in_passes(self.loaded, encoded)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -71,22 +71,18 @@ class LoadedProblem:
         """Rows by which models are calibrated, and which serve a shard of one class: of all clients."""
         return dataset.select(self.rows, CALIBRATION_ROWS)
 
-    def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks;
-        `perturb`: as for `score`."""
-        tokenizer, rows, score = (
-            self.loaded.tokenizer,
-            self.held_out[which],
-            partial(self.score, perturb=perturb),
-        )
-        return measure(self.task, tokenizer, rows, self.public, score, EVALUATION_BATCH)
+    def evaluate(self, which: str) -> Evaluation:
+        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks."""
+        return self._measured(self.task, which)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
         """Measure it with or without its prior, whatever the loss."""
         loss: Literal["plain", "centred"] = "centred" if calibrated else "plain"
-        task = self.task.model_copy(update={"loss": loss})
-        tokenizer, rows = self.loaded.tokenizer, self.held_out[which]
-        return measure(task, tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
+        return self._measured(self.task.model_copy(update={"loss": loss}), which)
+
+    def _measured(self, task: Task, which: str) -> Evaluation:
+        rows = self.held_out[which]
+        return measure(task, self.loaded.tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
 
 
 def load(cell: Cell, place: Place) -> LoadedProblem:

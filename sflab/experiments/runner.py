@@ -32,9 +32,6 @@ from sfnode.loggers.background import LoggedRecord, Logger
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 
-# All methods by name: SeedFlood with virtual clients, and the baselines on vectors.
-
-
 SEEDFLOOD = "seedflood"
 
 Method = Clients | SeedFlood
@@ -137,8 +134,6 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
     )
     return registry.make(cell.method, setup)
 
-
-__all__ = ["Advance", "Place", "finished", "run_cell"]
 
 SAVE_EVERY = 60.0
 """Seconds between two states: as much work is lost by a kill at most. One of a method with full copies of the
@@ -361,10 +356,8 @@ def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
             if not {"base_score", "base_loss"} <= kept.keys():
                 raise _unusable(path, "it has no scores of an untrained model")
             return kept
-        values = _measured(loaded)
-        partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may run cells of it, too
-        partial.write_text(json.dumps(values) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        values = _measured(loaded)  # other processes may run cells of it, too
+        results.replace(path, json.dumps(values) + "\n")
     return values
 
 
