@@ -222,8 +222,8 @@ class World:
         unless told otherwise `both` dial."""
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))
-        if self.network.pairs is not None and both:
-            other.contacts.append(f"{one.address}/p2p/{one.name}")
+            if both:
+                other.contacts.append(f"{one.address}/p2p/{one.name}")
         one.contacts.append(f"{other.address}/p2p/{other.name}")
         if one.up:
             one.hear(PeerRecord(other.name, (one.contacts[-1],), 0, 0))
