@@ -82,16 +82,12 @@ def check(cell: Cell) -> None:
     if cell.method not in names():
         known = ", ".join(names())
         raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
-    if cell.network.hostile and cell.method != SEEDFLOOD:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"clients of {cell.method} cannot be hostile",
-            f"Only those of {SEEDFLOOD} can: leave out --hostile.",
-        )
-    if cell.group and cell.method != SEEDFLOOD:
-        raise UserError(
-            Code.BAD_OPTION, f"{cell.method} has no groups", "Leave out --group, or take seedflood."
-        )
+    alone = (("hostile", cell.network.hostile, "hostile clients"), ("group", cell.group, "groups"))
+    for flag, given, what in alone:
+        if given and cell.method != SEEDFLOOD:
+            raise UserError(
+                Code.BAD_OPTION, f"{cell.method} has no {what}", f"Leave out --{flag}, or take {SEEDFLOOD}."
+            )
     if cell.method == SEEDFLOOD:
         seedflood.check(cell)
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
