@@ -2,7 +2,8 @@
 
 The engine of a client's node is a core: what was applied there. Whatever has to be measured, the weights are
 brought to its core first, rebuilt from the base as a node's are before it exports: they are a function of
-integers alone at any time. This module knows the engine, and neither nodes nor networks.
+integers alone at any time. Clients with equal cores are measured together. This module knows the engine, and
+neither nodes nor networks.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from sfnode.tasks.public_files import typed
 from sfprotocol.decisions import Bases, RateFrom
 from sfprotocol.seeds import I64
 
+TOGETHER = 64
+"""Clients that are measured together: directions of more take memory, and a batched forward is cut into
+passes of fewer anyway."""
+
 Disclose = Callable[[Sequence[int], int, int], int]
 """Returns what a client sends that has sent these scalars, given an update's seed and what was measured."""
 
@@ -53,6 +58,10 @@ class ClientEngine(IntegerEngine):
         self._shared, self._disclose = shared, disclose
         self.sent: list[int] = []
         """Scalars of these, as they were sent."""
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Note what its node has ordered, which comes to `step` soon."""
+        self._shared.ordered[self] = seeds
 
     def use_bases(self, published: Sequence[Bases]) -> None:
         """Use these bases, if the client is the one that makes them and so knows of them first."""
@@ -120,8 +129,10 @@ class SharedEngine:
         """Forwards of one example so far."""
         self.losses: list[float] = []
         """Losses of the updates that were measured since this was last cleared."""
-        self.known: dict[int, Measured] = {}
-        """Everything that was measured, by seed."""
+        self.known: dict[tuple[int, int], Measured] = {}
+        """Everything that was measured, by seed and subspace."""
+        self.ordered: dict[ClientEngine, Sequence[int]] = {}
+        """Seeds of updates that are about to be measured."""
         self.trainer = Trainer(
             manifest, loaded, problem.rows, problem.rows, bases, places=typed(manifest.data)
         )
@@ -141,25 +152,30 @@ class SharedEngine:
 
     def measured(self, client: ClientEngine, seeds: Sequence[int], epoch: int) -> list[Measured]:
         """Return the results of updates of a client; what was measured before is not measured again."""
-        if seeds[0] not in self.known:
-            self.known |= self._measure(client, seeds, epoch)
-        found = [self.known[seed] for seed in seeds]
+        subspace = self.trainer.run.subspace_of(epoch)
+        if (seeds[0], subspace) not in self.known:
+            digest = client.core.digest()
+            alike = [one for one in self.ordered if one is not client and one.core.digest() == digest]
+            others = {one: self.ordered.pop(one) for one in alike[: TOGETHER - 1]}
+            self._measure({client: seeds, **others}, subspace)
+        self.ordered.pop(client, None)
+        found = [self.known[seed, subspace] for seed in seeds]
         points = self.problem.manifest.training.points
         self.example_forwards += points * sum(one.examples for one in found)
         self.losses += [one.loss for one in found if math.isfinite(one.loss)]
         return found
 
-    def _measure(self, client: ClientEngine, seeds: Sequence[int], epoch: int) -> dict[int, Measured]:
-        training, trainer = self.problem.manifest.training, self.at(client.core.cores())
-        batch = client.shard.mini_batch(seeds[0])
-        directions = trainer.space.directions(seeds, trainer.run.subspace_of(epoch))
-        batches = [batch] * len(seeds)
+    def _measure(self, asked: Mapping[ClientEngine, Sequence[int]], subspace: int) -> None:
+        """Measure updates of clients with equal cores."""
+        training, trainer = self.problem.manifest.training, self.at(next(iter(asked)).core.cores())
+        seeds = [seed for one in asked.values() for seed in one]
+        drawn = [(client.shard.mini_batch(one[0]), len(one)) for client, one in asked.items()]
+        batches = [batch for batch, count in drawn for _ in range(count)]
+        directions = trainer.space.directions(seeds, subspace)
         found = estimates(trainer.loaded, directions, batches, training.epsilon, training.group)
-        delta, limit = training.scalar_delta, training.scalar_limit
-        return {
-            seed: Measured(quantise(one.alpha, delta, limit), one.loss, batch.examples)
-            for seed, one in zip(seeds, found, strict=True)
-        }
+        for seed, batch, one in zip(seeds, batches, found, strict=True):
+            scalar = quantise(one.alpha, training.scalar_delta, training.scalar_limit)
+            self.known[seed, subspace] = Measured(scalar, one.loss, batch.examples)
 
     # -- clients that differ -----------------------------------------------------------------------
 
