@@ -162,9 +162,9 @@ class Course:
     def _compute(self, node: Computer, every: float) -> None:
         def tick() -> None:
             node.step(every)
-            self.world.agenda.later(every, tick)
+            self.world.later(every, tick)
 
-        self.world.agenda.later(node.random.uniform(0, every), tick)
+        self.world.later(node.random.uniform(0, every), tick)
 
     def _link(self, node: Computer, others: list[str]) -> None:
         for other in others:

@@ -21,6 +21,7 @@ from unittest.mock import patch
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.runs import OPEN_RUN
 from sflab.simulator.world.topology import TOPOLOGIES
+from sflab.simulator.world.trace import Traffic
 from sflab.simulator.world.world import World
 from sfprotocol import joining
 from tests.protocol.authors import Swarm, parameters
@@ -52,8 +53,7 @@ def network(nodes: int, pace: float, epoch_updates: int, joined: bool) -> tuple[
     warm, measured = spans(pace, joined)
     with closing(world_of(nodes, pace, epoch_updates)) as world:
         world.run_until(LINKS_UP + warm)
-        traffic = world.traffic
-        traffic.forget()
+        traffic = world.traffic = Traffic()
         world.run_until(world.now + measured)
     return traffic.bytes["Segment"] / traffic.copies_sent, sum(traffic.bytes.values()) / traffic.deliveries
 
@@ -64,18 +64,18 @@ def world_of(nodes: int, pace: float, epoch_updates: int) -> World:
     world, random = World(0, manifest=OPEN_RUN.model_copy(update={"training": training})), Random(0)
     names = [f"n{index}" for index in range(nodes)]
     for name in names:
-        world.agenda.later(0, world.add(name).start)
+        world.later(0, world.add(name).start)
     for one, other in TOPOLOGIES["random"](names, random):
         world.want(world[one], world[other])
     for name in names:
-        world.agenda.later(LINKS_UP + random.uniform(0, pace), _steps(world, world[name], pace))
+        world.later(LINKS_UP + random.uniform(0, pace), _steps(world, world[name], pace))
     return world
 
 
 def _steps(world: World, node: Computer, pace: float) -> Callable[[], None]:
     def step() -> None:
         node.step(pace)
-        world.agenda.later(pace, step)
+        world.later(pace, step)
 
     return step
 

@@ -18,7 +18,7 @@ from sfnode.errors import Code, UserError
 
 if TYPE_CHECKING:
     from sflab.simulator.runner import Outcome
-    from sflab.simulator.scenario import Scenario
+    from sflab.simulator.scenarios import Scenario
 
 
 COMMANDS = {

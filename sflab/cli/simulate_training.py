@@ -123,7 +123,8 @@ def training(
     The same fields give the same numbers, and the same name of the results: a run that was ended goes on with
     the same command. SeedFlood's clients are nodes in virtual time that share one engine.
     """
-    from sflab.experiments.runner import Place, run_cell
+    from sflab.experiments.cell import Place
+    from sflab.experiments.runner import run_cell
     from sfnode.loggers.open import opened
 
     cell = cell_of(fields, options)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from sflab.experiments.cell import CellNetwork
 from sflab.simulator.world.topology import TOPOLOGIES
-from sfprotocol.seeds import derive_key, stream
 
 Pair = tuple[int, int]
 
@@ -38,12 +37,8 @@ class Conditions:
 
     def present(self, number: int) -> NDArray[np.bool_]:
         """Return which clients are there in round `number`, (clients,)."""
-        key = derive_key(
-            b"sfnode simulated ", b"churn", *(n.to_bytes(8, "big") for n in (self._seed, number))
-        )
-        chances = (stream(key, 0, self.network.clients) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        there: NDArray[np.bool_] = chances >= self.network.churn
-        return there
+        random = Random(f"{self._seed}/away/{number}")
+        return np.array([random.random() >= self.network.churn for _ in range(self.network.clients)])
 
     def steps_by(self, number: int) -> NDArray[np.int64]:
         """Return how many steps each client makes, (clients,), while the slowest one makes its step

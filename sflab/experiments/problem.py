@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 import numpy as np
@@ -38,10 +39,6 @@ from sfnode.tasks.calibration import CALIBRATION_ROWS, measure
 from sfnode.tasks.dataset import Row
 from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.public_files import typed
-from sfprotocol.seeds import derive_key, stream
-
-UNIT = 2.0**-53
-"""Spacing of uniform numbers from 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,9 @@ class LoadedProblem:
     def task(self) -> Task:
         return self.manifest.task
 
-    def score(self, encoded: Encoded, perturb: forward.Perturb | None = None) -> Scored:
-        """Run the model as it is now, perturbed if `perturb` is given."""
-        return forward.score_in_passes(self.loaded, encoded, perturb)
+    def score(self, encoded: Encoded) -> Scored:
+        """Run the model as it is now."""
+        return forward.score_in_passes(self.loaded, encoded)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -75,22 +72,18 @@ class LoadedProblem:
         """Rows by which models are calibrated, and which serve a shard of one class: of all clients."""
         return dataset.select(self.rows, CALIBRATION_ROWS)
 
-    def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks;
-        `perturb`: as for `score`."""
-        tokenizer, rows, score = (
-            self.loaded.tokenizer,
-            self.held_out[which],
-            partial(self.score, perturb=perturb),
-        )
-        return measure(self.task, tokenizer, rows, self.public, score, EVALUATION_BATCH)
+    def evaluate(self, which: str) -> Evaluation:
+        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks."""
+        return self._measured(self.task, which)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
         """Measure it with or without its prior, whatever the loss."""
         loss: Literal["plain", "centred"] = "centred" if calibrated else "plain"
-        task = self.task.model_copy(update={"loss": loss})
-        tokenizer, rows = self.loaded.tokenizer, self.held_out[which]
-        return measure(task, tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
+        return self._measured(self.task.model_copy(update={"loss": loss}), which)
+
+    def _measured(self, task: Task, which: str) -> Evaluation:
+        rows = self.held_out[which]
+        return measure(task, self.loaded.tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
 
 
 def load(cell: Cell, place: Place) -> LoadedProblem:
@@ -169,10 +162,6 @@ def organiser_key(cell: Cell) -> Ed25519PrivateKey:
     return signing_key(cell.seed, ORGANISER)
 
 
-def _u64(number: int) -> bytes:
-    return number.to_bytes(8, "big")
-
-
 # -- shards ----------------------------------------------------------------------------------------------
 
 
@@ -196,65 +185,30 @@ def shards(cell: Cell, labels: NDArray[np.int64]) -> list[list[int]]:
             f"{len(labels)} rows cannot be dealt out to {clients} clients that take {cell.batch_size} a step",
             f"Take at least --rows {needed}, fewer --clients or a smaller --batch-size.",
         )
-    draws = Draws(derive_key(b"sfnode shards", _u64(cell.seed)))
-    order = draws.permutation(len(labels))
+    random, order = Random(f"{cell.seed}/shards"), list(range(len(labels)))
+    random.shuffle(order)
     if not cell.problem.dirichlet:
-        return [order[client::clients].tolist() for client in range(clients)]
-    return _by_classes(draws, order, labels, clients, cell.problem.dirichlet)
+        return [order[client::clients] for client in range(clients)]
+    return _by_classes(random, order, labels, clients, cell.problem.dirichlet)
 
 
 def _by_classes(
-    draws: Draws, order: NDArray[np.int64], labels: NDArray[np.int64], clients: int, concentration: float
+    random: Random, order: list[int], labels: NDArray[np.int64], clients: int, concentration: float
 ) -> list[list[int]]:
-    left = [order[labels[order] == label].tolist() for label in range(int(labels.max()) + 1)]
-    common = np.array([len(rows) for rows in left]) / len(labels)
+    classes = range(int(labels.max()) + 1)
+    left = [[row for row in order if labels[row] == label] for label in classes]
+    common = [len(rows) for rows in left]
     found: list[list[int]] = []
     for client in range(clients):
-        wanted = np.array([draws.gamma(concentration * share) if share else 0.0 for share in common])
+        shapes = [concentration * rows / len(labels) for rows in common]
+        wanted = [random.gammavariate(shape, 1.0) if shape else 0.0 for shape in shapes]
+        if not any(wanted):  # all below the least float, of which one is by far the largest
+            wanted[random.choices(classes, common)[0]] = 1.0
         rows: list[int] = []
         for _ in range(len(range(client, len(labels), clients))):
-            open_shares = np.where([bool(rest) for rest in left], wanted, 0.0)
-            if not open_shares.sum():  # its classes are used up: it takes what is left
-                open_shares = np.array([float(len(rest)) for rest in left])
-            bounds = np.cumsum(open_shares)
-            label = int(np.searchsorted(bounds, draws.uniform() * bounds[-1], side="right"))
-            rows.append(left[label].pop())
+            shares = [share if rest else 0.0 for share, rest in zip(wanted, left, strict=True)]
+            if not any(shares):  # its classes are used up: it takes what is left
+                shares = [float(len(rest)) for rest in left]
+            rows.append(left[random.choices(classes, shares)[0]].pop())
         found.append(rows)
     return found
-
-
-class Draws:
-    """Random numbers by counters (SPEC R2), one after another."""
-
-    def __init__(self, key: int) -> None:
-        self._key = key
-        self._next = 0
-
-    def uniform(self) -> float:
-        """Return a number from 0 to 1, neither of them."""
-        self._next += 1
-        return (int(stream(self._key, self._next - 1, 1)[0] >> np.uint64(11)) + 0.5) * UNIT
-
-    def permutation(self, count: int) -> NDArray[np.int64]:
-        """Return the numbers below `count` in random order."""
-        self._next += count
-        order: NDArray[np.int64] = np.argsort(stream(self._key, self._next - count, count))
-        return order
-
-    def normal(self) -> float:
-        """Return a standard normal number (Box and Muller 1958)."""
-        return math.sqrt(-2 * math.log(self.uniform())) * math.cos(2 * math.pi * self.uniform())
-
-    def gamma(self, shape: float) -> float:
-        """Return a number of the gamma distribution with this shape and scale 1 (Marsaglia and Tsang
-        2000)."""
-        if shape < 1:
-            # in logarithms: with a small shape the number is often below the least float
-            power = math.log(self.uniform()) / shape
-            return max(math.exp(max(math.log(self.gamma(shape + 1)) + power, -700.0)), 0.0)
-        d = shape - 1 / 3
-        while True:
-            x = self.normal()
-            v = (1 + x / math.sqrt(9 * d)) ** 3
-            if v > 0 and math.log(self.uniform()) < x * x / 2 + d - d * v + d * math.log(v):
-                return d * v

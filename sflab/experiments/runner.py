@@ -32,9 +32,6 @@ from sfnode.loggers.background import LoggedRecord, Logger
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 
-# All methods by name: SeedFlood with virtual clients, and the baselines on vectors.
-
-
 SEEDFLOOD = "seedflood"
 
 Method = Clients | SeedFlood
@@ -85,16 +82,12 @@ def check(cell: Cell) -> None:
     if cell.method not in names():
         known = ", ".join(names())
         raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
-    if cell.network.hostile and cell.method != SEEDFLOOD:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"clients of {cell.method} cannot be hostile",
-            f"Only those of {SEEDFLOOD} can: leave out --hostile.",
-        )
-    if cell.group and cell.method != SEEDFLOOD:
-        raise UserError(
-            Code.BAD_OPTION, f"{cell.method} has no groups", "Leave out --group, or take seedflood."
-        )
+    alone = (("hostile", cell.network.hostile, "hostile clients"), ("group", cell.group, "groups"))
+    for flag, given, what in alone:
+        if given and cell.method != SEEDFLOOD:
+            raise UserError(
+                Code.BAD_OPTION, f"{cell.method} has no {what}", f"Leave out --{flag}, or take {SEEDFLOOD}."
+            )
     if cell.method == SEEDFLOOD:
         seedflood.check(cell)
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
@@ -137,8 +130,6 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
     )
     return registry.make(cell.method, setup)
 
-
-__all__ = ["Advance", "Place", "finished", "run_cell"]
 
 SAVE_EVERY = 60.0
 """Seconds between two states: as much work is lost by a kill at most. One of a method with full copies of the
@@ -361,10 +352,8 @@ def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
             if not {"base_score", "base_loss"} <= kept.keys():
                 raise _unusable(path, "it has no scores of an untrained model")
             return kept
-        values = _measured(loaded)
-        partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may run cells of it, too
-        partial.write_text(json.dumps(values) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        values = _measured(loaded)  # other processes may run cells of it, too
+        results.replace(path, json.dumps(values) + "\n")
     return values
 
 

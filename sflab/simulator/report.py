@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sflab.simulator.runner import Outcome
-from sflab.simulator.scenario import Scenario
+from sflab.simulator.scenarios import Scenario
 
 
 def lines(outcome: Outcome) -> list[str]:

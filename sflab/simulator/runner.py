@@ -13,18 +13,16 @@ from types import FrameType
 from typing import Any, TextIO
 
 from sflab.simulator.adversaries.actors import KINDS, Attack
-from sflab.simulator.adversaries.stand_ins import FalseStandIn
-from sflab.simulator.adversaries.turncoats import TURNCOATS, Turncoat
+from sflab.simulator.adversaries.turncoats import TURNCOATS, FalseStandIn
 from sflab.simulator.checks import invariants, organised_runs
-from sflab.simulator.faults.injection import FaultInjection, heal
+from sflab.simulator.faults import FaultTime, heal
 from sflab.simulator.guard import guarded
-from sflab.simulator.scenario import Scenario
+from sflab.simulator.scenarios import Scenario
 from sflab.simulator.world import runs
-from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
-from sflab.simulator.world.traffic import quantiles
+from sflab.simulator.world.trace import quantiles
 from sflab.simulator.world.world import World
 from sfnode.manifest import Manifest
 from sfnode.organising.policy import OrganiserPolicy
@@ -122,27 +120,6 @@ class Outcome:
         return {**asdict(self), "command": self.command}
 
 
-class Appointing:
-    """How members come to stand in: they offer it once they are admitted, and the organiser names them."""
-
-    def __init__(self, organiser: Computer, others: list[Computer]) -> None:
-        self._organiser, self._others = organiser, others
-        self._offered: set[str] = set()
-
-    def go_on(self) -> None:
-        """Do what can be done by now."""
-        counting = self._organiser.organised.counting
-        for node in self._others:
-            if node.up and node.name not in self._offered and counting.member(node.origin):
-                node.stand_in()
-                self._offered.add(node.name)
-        organising = self._organiser.running.organising
-        offers = organising.offers() if organising else {}
-        if len(offers) > len(self._others):
-            keys = tuple(StandIn(number, key) for number, key in sorted(offers.items()))
-            self._organiser.decide(StandIns(keys))
-
-
 class Run:
     """One scenario with one seed; to be closed by `with`."""
 
@@ -196,7 +173,7 @@ class Run:
         except Exception as error:  # whatever the machine may raise is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
-            failure = self._failure("exception", said, ())
+            failure = self._failure("exception", said, self.world.who)
         return self._outcome(failure, time.perf_counter() - start)
 
     def __enter__(self) -> Run:
@@ -213,7 +190,7 @@ class Run:
         names = [f"n{index:0{width}}" for index in range(self.nodes)]
         for name in names:
             world.add(name)
-            world.agenda.at(self._random.uniform(0, STAGGER), world[name].start)
+            world.loop.call_at(self._random.uniform(0, STAGGER), world[name].start)
         if self.scenario.organised:
             world[names[0]].give_key(signing_key(world.seed, runs.ORGANISER))
         for one, other in _pairs(self.topology, names, self._random):
@@ -225,15 +202,26 @@ class Run:
             self._appoint(names)
 
     def _appoint(self, names: list[str]) -> None:
-        """Have members stand in for the organiser, until they are named."""
-        world = self.world
+        """Have members stand in for the organiser: admitted ones offer it, and it names them."""
+        world, offered = self.world, set[str]()
         organiser, *others = (world[name] for name in names[: self.scenario.stand_ins])
         others += self._false()
-        appointing = Appointing(organiser, others)
+
+        def go_on() -> None:
+            for node in others:
+                admitted = organiser.organised.counting.member(node.origin)
+                if node.up and node.name not in offered and admitted:
+                    node.stand_in()
+                    offered.add(node.name)
+            organising = organiser.running.organising
+            offers = organising.offers() if organising else {}
+            if len(offers) > len(others):
+                organiser.decide(StandIns(tuple(StandIn(*offer) for offer in sorted(offers.items()))))
+
         while not organiser.organised.control.feed.stand_ins:
             if world.now > APPOINTED:
                 raise Violation("elections", "nobody stands in", (organiser.name,))
-            world.do(appointing.go_on)
+            world.do(go_on)
             self._run(WARM)
         self._run(APPOINTED / 4)
 
@@ -244,14 +232,13 @@ class Run:
         attack = self.scenario.attack
         if attack is None:
             return
-        turncoats: dict[str, type[Turncoat]] = {**TURNCOATS, "stand-in": FalseStandIn}
-        kind = KINDS.get(attack.kind) or turncoats[attack.kind]
+        kind = KINDS.get(attack.kind) or TURNCOATS[attack.kind]
         targets = self._targets(attack)
         for number in range(attack.actors):
             actor = kind(self.world, number, attack, targets)
             begin = 0.0 if attack.start < 0 else WARM + attack.start
             at = begin + self._random.uniform(0, STAGGER)
-            self.world.agenda.at(at, actor.start)
+            self.world.loop.call_at(at, actor.start)
 
     def _targets(self, attack: Attack) -> list[str]:
         names = list(self.world.nodes)
@@ -269,7 +256,9 @@ class Run:
         """Let updates be made while faults happen."""
         stop = self.world.now + self.seconds
         self.world.faults_middle, self.world.faults_end = self.world.now + self.seconds / 2, stop
-        FaultInjection(self.world, stop, self.seconds / self.scenario.seconds).install(self.scenario.faults)
+        on = FaultTime(self.world, stop, self.seconds / self.scenario.seconds)
+        for fault in self.scenario.faults:
+            fault(on)
         self._load(stop)
         self._run(self.seconds)
         self._delivered = invariants.delivered(self.world)
@@ -352,7 +341,7 @@ class Run:
             candidates = [n for n in self._authors(authors) if n.up]
             if candidates:
                 random.choice(candidates).compute(random.randint(1, load.most))
-            self.world.agenda.later(random.expovariate(load.rate), compute)
+            self.world.later(random.expovariate(load.rate), compute)
 
         compute()
 

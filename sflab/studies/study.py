@@ -287,8 +287,8 @@ TWO_POINT = 2
 GRADIENT = 3
 
 SEEDFLOOD_SPEED, ZEROTH_SPEED, FIRST_SPEED = 400, 100, 140
-"""Example-forwards a second of one core with opt-mini-sst on sentences of SST-2, measured: of virtual
-clients, whose perturbations share a pass, and of baselines, each of whose clients has weights of its own."""
+"""Example-forwards a second of one core with opt-mini-sst on sentences of SST-2, measured: of virtual clients
+whose models are equal, and of baselines, each of whose clients has weights of its own."""
 
 EVALUATION_SPEED = 500
 

@@ -68,7 +68,8 @@ def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, str, str
 
 def run_here(cell: Cell, folder: Path, device: str, threads: int) -> object:
     """Run a cell with the runner; imports torch and transformers."""
-    from sflab.experiments.runner import Place, run_cell
+    from sflab.experiments.cell import Place
+    from sflab.experiments.runner import run_cell
 
     return run_cell(cell, folder, Place(device=device, threads=threads))
 

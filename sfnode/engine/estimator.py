@@ -86,16 +86,13 @@ def estimates(
     batches: Sequence[Encoded],
     epsilon: float,
     group: int = 0,
-    perturb: Perturb | None = None,
 ) -> list[Estimate]:
     """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
 
-    By pairs, or with `group` in groups of so many, whose mini-batches are the same. `perturb` takes the place
-    of moving all matrices along `directions`; it says how each query's own replica of the model differs from
-    `loaded`, besides. Vectors are moved along `directions` in any case.
+    By pairs, or with `group` in groups of so many, whose mini-batches are the same.
     """
     exact = representable(epsilon, directions)
-    losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES, perturb)
+    losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES)
     return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
 
 
@@ -105,12 +102,11 @@ def losses_along(
     batches: Sequence[Encoded],
     epsilon: float,
     sides: Sequence[int] = BOTH_SIDES,
-    perturb: Perturb | None = None,
 ) -> list[Tensor]:
     """Return the losses of all rows, (B,) float64 for each mini-batch, at epsilon along the direction of the
-    same number: of all at the first side, and then of all at the next. `perturb` as in `estimates`."""
+    same number: of all at the first side, and then of all at the next."""
     with torch.inference_mode():
-        measured, along = points(batches, sides), perturb or along_queries(directions)
+        measured, along = points(batches, sides), along_queries(directions)
         log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
     everywhere = [*batches] * len(sides)
     parts = torch.split(log_probs.cpu(), [len(batch.targets) for batch in everywhere])  # the one sync

@@ -78,9 +78,8 @@ class Attack:
 
 
 class Actor:
-    """One identity with some links. Does no harm by itself: it hears everything and passes on nothing."""
-
-    greets = True
+    """One identity with some links. It is mute: it hears everything, greets with Summaries and passes on
+    nothing."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         self.world = world
@@ -152,9 +151,8 @@ class Actor:
         await self._take_name()
 
     def _greet(self, link: MemoryLink) -> None:
-        if self.greets:
-            self.say(link, Hello(self.world.run.version, self.world.run.run_id, 0, sum(self.known.values())))
-            self.say(link, self.summary())
+        self.say(link, Hello(self.world.run.version, self.world.run.run_id, 0, sum(self.known.values())))
+        self.say(link, self.summary())
 
     def _receive(self, link: MemoryLink, frame: bytes) -> None:
         try:
@@ -185,6 +183,7 @@ class Actor:
 
     def misbehave(self, end: MemoryLink) -> None:
         """Do harm to this link; called now and then."""
+        self.say(end, self.summary())
 
     async def _act(self) -> None:
         await asyncio.sleep(self.random.uniform(0, self.attack.every))
@@ -194,17 +193,11 @@ class Actor:
             await asyncio.sleep(self.attack.every * self.random.uniform(0.5, 1.5))
 
 
-class Mute(Actor):
-    """Takes a link, sends empty Summaries and passes on nothing."""
-
-    def misbehave(self, end: MemoryLink) -> None:
-        self.say(end, self.summary())
-
-
 class Silent(Actor):
     """Takes a link and never sends anything."""
 
-    greets = False
+    def say(self, end: MemoryLink, message: Message) -> None:
+        pass
 
 
 class Promiser(Actor):
@@ -212,9 +205,6 @@ class Promiser(Actor):
 
     def summary(self) -> Summary:
         return Summary(False, 10**6, self.random.randbytes(32), self._claims())
-
-    def misbehave(self, end: MemoryLink) -> None:
-        self.say(end, self.summary())
 
     def _claims(self) -> tuple[Claim, ...]:
         more = ((feed, following + 1 + self.random.randrange(50)) for feed, following in self.known.items())
@@ -351,7 +341,7 @@ class Equivocator(Actor):
 
 
 KINDS: dict[str, type[Actor]] = {
-    "mute": Mute,
+    "mute": Actor,
     "silent": Silent,
     "promise": Promiser,
     "forge": Forger,

@@ -12,16 +12,19 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, get_args, get_origin, get_type_hints
 
-from sflab.simulator.checks.organised_runs import OrganisedRuns
-from sflab.simulator.checks.outbound import OutboundLinks
-from sflab.simulator.checks.stand_ins import StandIns
+from sflab.simulator.checks.organised_runs import OrganisedRuns, StandIns
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World
 from sfnode.node.startup import last_feed
+from sfnode.peers.selection import MIN_OUTBOUND
 from sfprotocol.link import Link
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed
+
+GRACE = 5.0
+"""Seconds within which a node must dial a peer that it knows and that would take the link: two checks of its
+links and a dial."""
 
 TABLES = 15
 """Tables of a link that may have an entry for a feed: a bound on what a link remembers of each feed."""
@@ -47,7 +50,8 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._outbound = OutboundLinks(world)
+        self._few_since: dict[str, float] = {}
+        """The time since which a node has had fewer links of its own choice than it could."""
         self._organised = OrganisedRuns(world) if world.run.organised else None
         self.stand_ins = StandIns(world) if world.elects else None
         self._total_of: dict[bytes, int | bytes] = {}
@@ -63,7 +67,8 @@ class Checks:
             self._exact(node)
             self._own_feed(node)
             self._named(node)
-        self._outbound.look()
+        if self._world.managed:
+            self._outbound()
         if self.stand_ins:
             self.stand_ins.look(living)
         self._turn += SAMPLE
@@ -104,6 +109,17 @@ class Checks:
                     (node.name,),
                 )
 
+    def _outbound(self) -> None:
+        """Check that nodes have MIN_OUTBOUND links of their own choice, or cannot have them, within GRACE:
+        without them its neighbours are whoever came first."""
+        now = self._world.now
+        few = [node.name for node in self._world.living() if _could_have_more(self._world, node)]
+        self._few_since = {name: self._few_since.get(name, now) for name in few}
+        for name, since in self._few_since.items():
+            if now - since > GRACE:
+                said = f"{name} has too few links of its own choice since {since:.1f} s"
+                raise Violation("outbound", said, (name,))
+
     def _bounded(self, node: Computer) -> None:
         size = entries(node.machine)
         self.peak_entries = max(self.peak_entries, size)
@@ -117,6 +133,27 @@ class Checks:
                 f"{node.name} remembers {size} things about {len(links)} links; {bound} at most",
                 (node.name,),
             )
+
+
+def _could_have_more(world: World, node: Computer) -> bool:
+    manager = node.running.peering.manager
+    lacking = MIN_OUTBOUND - sum(standing.outbound for standing in manager.standings())
+    return lacking > 0 and len(_prospects(world, node)) >= lacking
+
+
+def _prospects(world: World, one: Computer) -> list[str]:
+    """Return the peers that `one` may dial now and that would take the link."""
+    manager = one.running.peering.manager
+    ready = (peer for peer in manager.book.dialable(world.now) if peer not in manager.linked)
+    return [peer for peer in ready if world.network.reaches(one.name, peer) and _would_take(world, peer, one)]
+
+
+def _would_take(world: World, peer: str, one: Computer) -> bool:
+    node = world.nodes.get(peer)
+    if node is None or not node.up:
+        return node is None
+    manager = node.running.peering.manager
+    return manager.has_room_for(one.name, f"{one.address}/p2p/{one.name}", world.now)
 
 
 def entries(machine: Machine) -> int:

@@ -100,7 +100,7 @@ def test_names_of_cells_without_hostile_clients_are_what_they_were() -> None:
 
 
 def test_clients_of_a_baseline_cannot_be_hostile(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be hostile") as refused:
+    with pytest.raises(UserError, match="sgd has no hostile clients") as refused:
         run_cell(small(method="sgd", network={"hostile": 0.5}), tmp_path)
     assert refused.value.code is Code.BAD_OPTION
 

@@ -184,7 +184,7 @@ def test_a_state_goes_on_with_the_same_updates(monkeypatch: pytest.MonkeyPatch) 
         ended = whole.evaluate("test")
     with running(ROUGH) as rest:
         with monkeypatch.context() as patch:
-            patch.setattr(rest.engine, "_estimates", None)  # what was measured is not measured again
+            patch.setattr(rest.engine, "_measure", None)  # what was measured is not measured again
             rest.restore(state)
         advance(rest, ROUGH, 5, 8)
         assert ([engine.sent for engine in rest.engine.clients], rest.traffic.sent, has(rest)) == wanted
@@ -193,7 +193,7 @@ def test_a_state_goes_on_with_the_same_updates(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_node_that_fails_ends_the_cell_with_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(small()) as run:
-        monkeypatch.setattr(run.engine, "_estimates", lambda *_: (_ for _ in ()).throw(full()))
+        monkeypatch.setattr(run.engine, "_measure", lambda *_: (_ for _ in ()).throw(full()))
         with pytest.raises(UserError) as found:
             run.step(0)
         assert found.value.code is Code.OUT_OF_MEMORY

@@ -14,8 +14,7 @@ import pytest
 
 from sflab.simulator.runner import Outcome
 from sflab.simulator.runner import simulate as run
-from sflab.simulator.scenario import Limits, Load
-from sflab.simulator.scenarios import SCENARIOS
+from sflab.simulator.scenarios import SCENARIOS, Limits, Load
 from sflab.simulator.world import engine, world
 from sfnode.node import driver, startup
 from sfnode.organising.feeds import HeldFeeds

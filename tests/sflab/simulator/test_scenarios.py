@@ -90,3 +90,8 @@ def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -
 def test_every_topology_carries_a_storm(topology: str, seed: int) -> None:
     outcome = simulate(SCENARIOS["storm"], seed, topology=topology, nodes=9, seconds=8)
     assert outcome.failure is None, "\n".join(report.lines(outcome))
+
+
+def test_deputies_pass_on_a_run_whose_terms_go_to_stand_ins_too() -> None:
+    outcome = simulate(SCENARIOS["organiser-lost"], 3, nodes=6, seconds=12)
+    assert outcome.failure is None, "\n".join(report.lines(outcome))
