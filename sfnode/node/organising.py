@@ -186,7 +186,7 @@ class Organising:
     @property
     def guarded(self) -> bool:
         """Whether a guard goes back when the run gets worse."""
-        return self._organiser.guard is not None
+        return self._organiser.known.guard is not None
 
     def offers(self) -> dict[int, bytes]:
         """Return the keys of those who would stand in, by the numbers of their members: this node's own, and
@@ -194,7 +194,7 @@ class Organising:
         own, number = self._node.machine.own, self._organised.counting.member_number
         heard = {
             origin: key
-            for origin, (key, at) in self._organiser.offers.items()
+            for origin, (key, at) in self._organiser.known.offers.items()
             if self._node.clock() - at <= OFFER_TIME
         }
         offers = heard | ({own.origin: self._organised.control.key} if own else {})
@@ -206,7 +206,8 @@ class Organising:
 
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""
-        return self._organiser.petitions(self._node.clock())
+        known = self._organiser.known
+        return known.petitions.waiting(known.counting, self._node.clock())
 
     async def decide(self, decision: Decision) -> str | None:
         """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
@@ -214,7 +215,7 @@ class Organising:
         Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
         """
         if isinstance(decision, StandIns):  # who admits whom stays as it is, whoever organises
-            admission = list(Admission).index(self._organiser.policy.admission)
+            admission = list(Admission).index(self._organiser.known.policy.admission)
             decision = replace(decision, admission=admission)
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((decision, done))
@@ -350,7 +351,7 @@ class Organising:
         result = base = calibrated = found = None
         forwards, epoch, shares = 0, asked.epoch, dict[Feed, StepShare]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
-        policy = self._organiser.policy
+        policy = self._organiser.known.policy
         limit = policy.search_rows if policy.steps else 0
         try:
             if asked.scored and not self._has_base:
@@ -394,7 +395,7 @@ class Organising:
 
         def closed() -> Mapping[Feed, Counted]:
             after.update(named(epoch))
-            if self._organiser.policy.steps:
+            if self._organiser.known.policy.steps:
                 window.extend(made(self._organised.counting, upto) for upto in (epoch - SCORED_ROUNDS, epoch))
             return named(epoch, asked.skipped)
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sfnode.organising.evaluation.evidence import GAIN_BY_COST, Weighted, references, weighted_median
 from sfnode.organising.view import Boundary, View
@@ -18,6 +18,9 @@ from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.messages import Feed
 from sfprotocol.quotas import UNLIMITED
+
+if TYPE_CHECKING:
+    from sfnode.organising.known import Known
 
 CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
@@ -312,13 +315,6 @@ class HeldFeeds:
             held = self._feeds[counting.feed(number)]
             held.boundaries = [one for one in held.boundaries if one.stop >= stop]
 
-    def revoked(self, number: int, epoch: int, counting: Counting) -> bool:
-        """Return whether the close of `epoch` has named updates for the labels of which their member was
-        revoked since."""
-        member = counting.member(counting.feed(number).origin)
-        assert member is not None
-        return any(one.label >= member.revoked for one in self._named(number, epoch, counting))
-
     def oversized(self, epoch: int, counting: Counting) -> set[int]:
         """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are
         too large to count at once; none where there are too few members to say what is usual."""
@@ -391,6 +387,11 @@ class HeldFeeds:
                 number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
             )
         return None
+
+
+def due(known: Known, now: float) -> Amend | None:
+    """Return the end of a feed of which named steps are not to be had from anybody."""
+    return known.feeds.lost(known.view, known.policy.amend_after, now)
 
 
 def _judged(number: int, counting: Counting) -> int:

@@ -31,7 +31,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,9 @@ from sfnode.schema.metrics import measure_of, metric_of, result_in_words
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
 from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, Seal, Void
+
+if TYPE_CHECKING:
+    from sfnode.organising.known import Known
 
 ERRORS = 2.0
 """Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
@@ -180,6 +183,10 @@ class Guard:
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
         """Feeds, with the epochs, that a seal has skipped because they bring what was taken back."""
+
+    def anew(self) -> Guard:
+        """Return one that has read nothing."""
+        return Guard(self._patience, self._idle)
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -409,6 +416,11 @@ class Guard:
             by = rise(base, latest)
             return by.mean > LITTLE and by.mean > ERRORS * by.error
         return float(np.sqrt(((latest.losses - base.losses) ** 2).mean())) > LARGE_MOVE
+
+
+def due(known: Known, now: float) -> Decision | None:
+    """Return a return, or the end, that the guard has made out."""
+    return known.guard.due(known.counting) if known.guard else None
 
 
 def best_seal(decisions: Iterable[Decision]) -> EpochEvaluation | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from copy import copy
+from typing import TYPE_CHECKING
 
+from sfnode.organising.events import AnswerOwner
 from sfprotocol.counting import MAX_MEMBERS, Counting
 from sfprotocol.decisions import (
     INCARNATIONS,
@@ -27,6 +29,9 @@ from sfprotocol.decisions import (
     encode,
 )
 from sfprotocol.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from sfnode.organising.known import Known
 
 _REPLACES_NOTHING: dict[type[Decision], str] = {
     Budget: "this is the budget",
@@ -71,6 +76,18 @@ def refusal(counting: Counting, wanted: Decision) -> str | None:
             return None
         case _:
             return "the organiser decides this by itself"
+
+
+def due(known: Known, now: float) -> Decision | None:
+    """Return the first of the owner's decisions that would change something; tell why others are refused."""
+    while known.wanted:
+        decision = known.wanted.pop(0)
+        reason = known.stopped or refusal(known.counting, decision)
+        if reason is None:
+            return decision
+        known.unanswered.remove(decision)
+        known.actions.append(AnswerOwner(decision, reason))
+    return None
 
 
 def _unless(holds: bool, reason: str) -> str | None:

@@ -88,6 +88,37 @@ HEALTH_WORDS = {
 }
 
 
+class Reason(StrEnum):
+    """The reasons for which work that a close has named does not count, the first that holds."""
+
+    WAITS = "waits"
+    JUDGE = "judge"
+    HARMFUL = "harmful"
+    OFTEN_LARGE = "often-large"
+    UNPROVEN = "unproven"
+    UNLIKE = "unlike"
+    OUTLIER = "outlier"
+    OVERSIZED = "oversized"
+    REVOKED = "revoked"
+    TAKEN_BACK = "taken-back"
+    NOTHING = "nothing"
+
+
+REASON_WORDS = {
+    Reason.WAITS: "no seal has judged it yet",
+    Reason.JUDGE: "the organiser has left it out, and the figures do not tell why",
+    Reason.HARMFUL: "its author's work evidently does harm",
+    Reason.OFTEN_LARGE: "its author's work is far too large again and again",
+    Reason.UNPROVEN: "what was measured does not tell that its author's work helps",
+    Reason.UNLIKE: "its author's work agrees far less with the rows kept aside than others' does",
+    Reason.OUTLIER: "it weighs far more than others' work",
+    Reason.OVERSIZED: "its numbers are too large to count at once",
+    Reason.REVOKED: "it was named after its author was revoked",
+    Reason.TAKEN_BACK: "its round was taken back, or it comes from one that was",
+    Reason.NOTHING: "the whole round counts nothing, or the work moves nothing",
+}
+
+
 def far(doing: DoingStatus) -> str:
     """Say how far a node's work is: `1,024 of 4,096`; nothing where nobody knows."""
     return f"{doing.done:,} of {doing.total:,}" if doing.total else ""

@@ -201,7 +201,7 @@ class Bench:
 
     @property
     def origins(self) -> MembersEvidence:
-        return self.organiser._known
+        return self.organiser.known.verdicts.evidence
 
     def _draw(self, count: int) -> bytes:
         self.drawn += 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sfnode.organising.checkpoints import SETTLED, SUMMARISE_AGAIN
 from sfnode.organising.events import Summarised
+from sfnode.organising.making import SETTLED, SUMMARISE_AGAIN
 from sfprotocol.decisions import Checkpoint, Void
 from tests.organising.bench import UNEVALUATED, Bench, feed_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sfnode.organising.events import BasesMade, EvaluationEnded
-from sfnode.organising.renewing import MAKE_AGAIN
+from sfnode.organising.making import MAKE_AGAIN
 from sfprotocol.decisions import Bases, Close, Seal
 from tests.organising.bench import UNEVALUATED, Bench, feed_of
 

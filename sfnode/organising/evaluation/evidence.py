@@ -55,11 +55,11 @@ from statistics import median
 from typing import NamedTuple
 
 from sfnode.manifest.training import Training
-from sfnode.organising.view import DecisionReader
 from sfnode.schema.evaluation import StepShare
+from sfnode.schema.node_state import Reason
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recorded, Recount, Worth
-from sfprotocol.messages import Entry, Feed
+from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth
+from sfprotocol.messages import Feed
 from sfprotocol.worths import WORTH_ONE
 
 SCORE_ONE = 1000
@@ -293,9 +293,18 @@ class Evidence:
     """Logarithm of the wealth against `does no harm`."""
 
     @property
+    def doubt(self) -> Reason | None:
+        """Why its work does not count; None if it does."""
+        if not self._sound:
+            return Reason.HARMFUL if self.harmful else Reason.OFTEN_LARGE
+        if self.useful < self.bound:
+            return Reason.UNPROVEN
+        return Reason.UNLIKE if self.agreement < WORTHWHILE else None
+
+    @property
     def trusted(self) -> bool:
         """Whether its work counts."""
-        return self.useful >= self.bound and self.agreement >= WORTHWHILE and self._sound
+        return self.doubt is None
 
     @property
     def recounted(self) -> bool:
@@ -414,15 +423,14 @@ def _added(one: float, other: float) -> float:
     return most + math.log(math.exp(one - most) + math.exp(other - most))
 
 
-class MembersEvidence(DecisionReader):
+class MembersEvidence:
     """The evidence about all members of a run, by the figures in its control feed."""
 
     def __init__(self, *, kept: bool = False, alike: float = 1.0, summed: bool = False) -> None:
         """`kept`: the run trains a linear head, of which every epoch is measured on all rows; `summed`: it is
         a first-order run, whose scores are of some rounds at once."""
-        super().__init__()
         self._kept, self._alike, self._summed = kept, alike, summed
-        self._begin()
+        self.forget()
 
     @classmethod
     def of(cls, training: Training) -> MembersEvidence:
@@ -430,7 +438,8 @@ class MembersEvidence(DecisionReader):
         first_order = training.is_first_order
         return cls(kept=training.trains_a_head, alike=alike(training), summed=first_order)
 
-    def _begin(self) -> None:
+    def forget(self) -> None:
+        """Forget what decisions have told: they are read anew."""
         self.members: dict[int, Evidence] = {}
         """Evidence by the number of the member."""
         self.harmful: set[int] = set()
@@ -441,9 +450,6 @@ class MembersEvidence(DecisionReader):
         """Members for whom the organiser or an invitation vouches."""
         self._numbers: dict[bytes, int] = {}
         """Numbers of members by origin."""
-
-    def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
-        self.take(recorded.decision)
 
     def take(self, decision: Decision) -> None:
         """Take in a decision: the figures of an epoch, or for whom somebody vouches."""
@@ -517,10 +523,14 @@ class MembersEvidence(DecisionReader):
         least = dict.fromkeys(told_of, SHARE * self._usual_drift(known, others=not telling & told_of))
         return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
 
+    def doubt(self, member: int) -> Reason | None:
+        """Return why the work of a member is not to count, as far as is known; None if it is."""
+        known = self.members.get(member)
+        return known.doubt if known else None
+
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member is to count, as far as is known."""
-        known = self.members.get(member)
-        return known is None or known.trusted
+        return self.doubt(member) is None
 
     def _compare(self) -> None:
         """Say of members what their drifts are likely to be, as they differ from each other.

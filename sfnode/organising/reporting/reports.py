@@ -14,7 +14,7 @@ from typing import Protocol
 from sfnode.manifest import Manifest
 from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
+from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Evidence
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.owner_decisions import link_in
 from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted, Silence, alarms
@@ -124,13 +124,16 @@ class Reports:
         """Seals when it was last looked at, and the time at which the last one came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
         """Time since which updates wait without a decision, and of the next look at that."""
-        self._results = Results()
+        self._results = Results(manifest.training)
         self._verdict = self._results.verdict()
-        self._origins = MembersEvidence.of(manifest.training)
 
     @property
     def counting(self) -> Counting:
         return self._organised.counting
+
+    @property
+    def _members(self) -> dict[int, Evidence]:
+        return self._results.verdicts.evidence.members
 
     @property
     def elects(self) -> bool:
@@ -379,7 +382,7 @@ class Reports:
     def _evidence(self, member: int) -> EvidenceStatus | None:
         """Return the evidence about a member; None if nothing of it was measured."""
         self._look()
-        known = self._origins.members.get(member)
+        known = self._members.get(member)
         if known is None:
             return None
         return EvidenceStatus(
@@ -398,7 +401,7 @@ class Reports:
 
     def _doubted(self) -> list[EvidenceStatus]:
         self._look()
-        members = self._origins.members
+        members = self._members
         found = sorted((m for m in members if not members[m].trusted), key=lambda m: members[m].useful)
         return [one for one in map(self._evidence, found[:DOUBTED]) if one]
 
@@ -504,7 +507,6 @@ class Reports:
         results, read = self._results, self._results.read
         if results.follow(self._feed.entries).read != read:
             self._verdict = results.verdict()
-        self._origins.follow(self._feed.entries)
         return results
 
 

@@ -159,8 +159,8 @@ def test_the_large_search_with_which_a_rate_settles_is_no_reason_to_leave_the_ne
         while len(run.bench.plans) == run.bench.counting.sealed:
             run.train(64)
         run.answer(1.0, after=90.0)
-    assert run.bench.organiser.search
-    assert run.bench.organiser.search.settled
+    assert run.bench.organiser.known.search
+    assert run.bench.organiser.known.search.settled
     settled = run.bench.counting.sealed
     run.train(4 * FIRST_UPDATES)
     assert run.bench.plans[-1].epoch == settled
