@@ -139,9 +139,9 @@ class Organising:
             stands_in=not node.settings.organise,
             now=node.clock(),
         )
-        node.driver.on_round = self._on_round
-        node.driver.look_at = self._look_at
-        node.driver.on_petition = self._tell
+        node.driver.on_round.append(self._on_round)
+        node.driver.look_at.append(self._look_at)
+        node.driver.on_petition.append(self._tell)
         if not node.settings.organise and control.key not in control.feed.stand_ins:
             self._offer()
 
