@@ -11,12 +11,17 @@ from sfnode.organising.evaluation.evidence import (
     RECOUNTED_FROM,
     TRUSTED_FROM,
     Evidence,
+    MembersEvidence,
 )
+from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
 from sfnode.organising.feeds import OVERSIZED
+from sfnode.organising.guard import Guard
+from sfnode.organising.verdicts import Verdicts
 from sfnode.schema.evaluation import StepShare
+from sfnode.schema.node_state import Reason
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Admit,
@@ -108,6 +113,32 @@ def test_what_members_bring_is_measured_and_signed_before_the_seal_and_the_searc
     assert run.bench.of(Worth)[0].rows == run.measured[0].origins >= ORIGIN_ROWS
     assert [plan.origins > 0 for plan in run.bench.plans] == [True, False]
     assert not run.measured[0].rows, "no row is searched along what is not known yet"
+
+
+@pytest.mark.parametrize(
+    ("eve", "times", "size", "epochs", "reason"),
+    [
+        (BAD, 1.0, 1.0, 1, Reason.UNPROVEN),
+        (BAD, 1.0, 1.0, 40, Reason.HARMFUL),
+        (GOOD, 100.0, 1.0, 1, Reason.OUTLIER),
+        (GOOD, 100.0, 1.0, 8, Reason.OFTEN_LARGE),
+        (GOOD, 1.0, 1.5 * OVERSIZED, 1, Reason.OVERSIZED),
+    ],
+)
+def test_who_reads_the_decisions_finds_why_a_seal_has_left_work_out(
+    eve: float, times: float, size: float, epochs: int, reason: Reason
+) -> None:
+    run, found = Organised(revokes=False), list[Reason | None]()
+    for _ in range(epochs):
+        run.epoch(eve, times=times, size=size)
+    read = Verdicts(MembersEvidence(), Guard(), guards=False)
+    for decision in run.bench.signed:
+        for feed in decision.skipped if isinstance(decision, Seal) else ():
+            told = run.bench.counting, lambda *_: False, Judgement()
+            found.append(read.on(feed, decision.epoch, *told))
+        read.take(decision)
+    assert found[-1] is reason
+    assert None not in found
 
 
 def test_work_that_the_evidence_does_not_speak_for_is_skipped_and_not_searched_along() -> None:
