@@ -25,18 +25,16 @@ from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.events import (
     Action,
     AnswerOwner,
-    BasesMade,
     Evaluate,
     EvaluationEnded,
     Event,
-    MakeBases,
+    Made,
+    Make,
     NobodyElse,
     OwnerDecision,
     Round,
     Sign,
     StopSigning,
-    Summarise,
-    Summarised,
 )
 from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, Admission, is_wary, policy_of
@@ -50,7 +48,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counted_anew
 from sfnode.store.run_keys import forget_restored
 from sfprotocol import decisions
-from sfprotocol.decisions import Admit, Amend, Decision, StandIns
+from sfprotocol.decisions import Admit, Amend, Bases, Checkpoint, Decision, StandIns
 from sfprotocol.events import OwnDecision, OwnHandOver, OwnPetition
 from sfprotocol.messages import Feed, Offer, Petition
 from sfprotocol.organised import Organised
@@ -286,10 +284,8 @@ class Organising:
                 self._node.driver.post(OwnDecision(decisions.encode(decision)))
             case Evaluate():
                 self._start(self._evaluate(action))
-            case Summarise(epoch=epoch):
-                self._start(self._summarise(epoch))
-            case MakeBases(epoch=epoch):
-                self._start(self._make_bases(epoch))
+            case Make(what=what, epoch=epoch):
+                self._start(self._make_bases(epoch) if what is Bases else self._summarise(epoch))
             case AnswerOwner(decision=decision, refused=reason):
                 self._answer(decision, reason)
             case StopSigning(reason=reason):
@@ -322,7 +318,7 @@ class Organising:
             stated = state.decision(self._node.manifest.run_id) if state else None
         except UserError as error:
             log.warning("where the run is after round %d is not signed: %s", epoch, error.what)
-        self._tell(Summarised(stated))
+        self._tell(Made(Checkpoint, stated))
 
     async def _make_bases(self, epoch: int) -> None:
         """Make bases at the weights by the seals up to that of an epoch; peers get them from here."""
@@ -336,7 +332,7 @@ class Organising:
             log.info("found new directions of training after round %d: %s", epoch, made[:16])
         except UserError as error:
             log.warning("no new directions of training are published: %s", error.what)
-        self._tell(BasesMade(digest))
+        self._tell(Made(Bases, digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
         """Tell whoever has wanted this decision first what has become of it."""

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -22,9 +21,6 @@ from sfprotocol.invitation import SECRET_BYTES
 from sfprotocol.messages import Petition
 from sfprotocol.rate_limit import Bucket
 from sfprotocol.signing import signed_by
-
-if TYPE_CHECKING:
-    from sfnode.organising.known import Known
 
 MAX_PENDING = 1024
 """Petitions that wait: as many as an owner can look through, 300 kB."""
@@ -160,8 +156,3 @@ class PendingPetitions:
             and counting.member(origin) is None
             and (pending.granted or self._owner_is_asked)
         }
-
-
-def due(known: Known, now: float) -> Admit | None:
-    """Return the next admission that needs no owner, if there is one and the rate allows it."""
-    return known.petitions.next(known.counting, now)

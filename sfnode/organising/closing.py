@@ -9,11 +9,11 @@ from sfnode.organising.evaluation.searching import GROWTH
 from sfnode.organising.feeds import Nameable
 from sfnode.organising.steps import may_be_idle
 from sfprotocol.counting import MAX_EPOCHS
-from sfprotocol.decisions import INCARNATIONS, Close
+from sfprotocol.decisions import INCARNATIONS, Bases, Close
 from sfprotocol.quotas import UNPROVEN_PART
 
 if TYPE_CHECKING:
-    from sfnode.organising.known import Known
+    from sfnode.organising.known import Knowledge
 
 MOVES_PER_CLOSE = 7_500
 """Feeds that one close moves: with 26 bytes each they fit MAX_DECISION."""
@@ -37,7 +37,7 @@ here, trainers come to the end of their quotas instead of going on without end."
 SALT_BYTES = 8
 
 
-def due(known: Known, now: float) -> Close | None:
+def due(known: Knowledge, now: float) -> Close | None:
     """Return the close of the open epoch once enough may be named, or one has waited long enough."""
     counting, search, steps = known.counting, known.search, known.policy.steps
     rest = counting.budget - counting.promised
@@ -67,17 +67,17 @@ def due(known: Known, now: float) -> Close | None:
     return Close(counting.open_epoch, salt, tuple(one.move(salt) for one in sorted(chosen)))
 
 
-def _may_close(known: Known) -> bool:
+def _may_close(known: Knowledge) -> bool:
     """Return whether the run goes on, and as few epochs wait for their seals as may."""
     counting, search = known.counting, known.search
     waits = known.policy.steps or (search and not search.settled)
     most = 1 if waits else MAX_UNSEALED  # what comes at a wrong rate, or in a wrong unit, is lost
     unsealed = counting.open_epoch - counting.sealed
     over = counting.complete or counting.open_epoch >= MAX_EPOCHS
-    return not over and unsealed < most and not known.bases.is_under_way
+    return not over and unsealed < most and not known.making[Bases].is_under_way
 
 
-def _chosen(known: Known, rest: int, now: float) -> list[Nameable]:
+def _chosen(known: Knowledge, rest: int, now: float) -> list[Nameable]:
     """Return what a close would name now."""
     shared, overdue = _strangers_part(known, rest, now), now - known.policy.longest_epoch
     alone, trusted = known.alone and not known.peers, known.verdicts.trusts
@@ -85,19 +85,19 @@ def _chosen(known: Known, rest: int, now: float) -> list[Nameable]:
     return list(known.feeds.nameable(known.counting, *bounds, alone=alone, trusted=trusted))
 
 
-def _is_late(known: Known, chosen: list[Nameable], now: float) -> bool:
+def _is_late(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
     """Return whether something has waited for as long as an epoch lasts at most."""
     oldest = min((one.since for one in chosen if one.moving), default=now)
     return now - max(oldest, known.opened_at) >= known.policy.longest_epoch
 
 
-def _least_epoch(known: Known) -> float:
+def _least_epoch(known: Knowledge) -> float:
     """Return for how many seconds an epoch is open at least."""
     alone = len(known.counting.members) < 2 and known.policy.patience
     return known.policy.least_epoch * (ALONE if alone else 1)
 
 
-def _strangers_part(known: Known, rest: int, now: float) -> int:
+def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
     """Return how many updates of strangers without credit a close names. While nothing counts it is as many
     as of members who were vouched for, or any number where those make nothing: else one who is quick would be
     all that is judged first, with nobody to tell its work from noise."""
@@ -109,7 +109,7 @@ def _strangers_part(known: Known, rest: int, now: float) -> int:
     return vouched if vouched or not (strange or now >= known.opened_at + ACTIVE_TIME) else rest
 
 
-def _there(known: Known, chosen: list[Nameable], target: int) -> int:
+def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
     """Return how much of an epoch of `target` updates is there. What of strangers has to wait, as their
     credit grows with closes, shows that it is full, too: up to some times as much as is named. Of those
     without credit a small part of it counts at most, so that they do not close epochs (SPEC O20); while
@@ -127,7 +127,7 @@ def _there(known: Known, chosen: list[Nameable], target: int) -> int:
     return min(vouched + strange, UNPROVEN_PART * vouched) if vouched else found[False]
 
 
-def _is_used_up(known: Known, chosen: list[Nameable], now: float) -> bool:
+def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
     """Return whether all members of whom something has come of late have made what they may; who goes on with
     a new feed waits for a close."""
     counting, feeds = known.counting, known.feeds
@@ -139,7 +139,7 @@ def _is_used_up(known: Known, chosen: list[Nameable], now: float) -> bool:
     return bool(active) and not any(counting.room_left(member, made) for member in others)
 
 
-def _is_to_wait(known: Known) -> bool:
+def _is_to_wait(known: Knowledge) -> bool:
     """Return whether skipped work is to count before what a close would name now, and no epoch was closed for
     it."""
     last = known.counting.open_epoch - 1

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sfnode.organising.evaluation.evidence import GAIN_BY_COST, Weighted, references, weighted_median
 from sfnode.organising.view import Boundary, View
@@ -18,9 +18,6 @@ from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.messages import Feed
 from sfprotocol.quotas import UNLIMITED
-
-if TYPE_CHECKING:
-    from sfnode.organising.known import Known
 
 CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
@@ -387,11 +384,6 @@ class HeldFeeds:
                 number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
             )
         return None
-
-
-def due(known: Known, now: float) -> Amend | None:
-    """Return the end of a feed of which named steps are not to be had from anybody."""
-    return known.feeds.lost(known.view, known.policy.amend_after, now)
 
 
 def _judged(number: int, counting: Counting) -> int:

@@ -31,7 +31,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +44,6 @@ from sfnode.schema.metrics import measure_of, metric_of, result_in_words
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
 from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, Seal, Void
-
-if TYPE_CHECKING:
-    from sfnode.organising.known import Known
 
 ERRORS = 2.0
 """Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
@@ -416,11 +413,6 @@ class Guard:
             by = rise(base, latest)
             return by.mean > LITTLE and by.mean > ERRORS * by.error
         return float(np.sqrt(((latest.losses - base.losses) ** 2).mean())) > LARGE_MOVE
-
-
-def due(known: Known, now: float) -> Decision | None:
-    """Return a return, or the end, that the guard has made out."""
-    return known.guard.due(known.counting) if known.guard else None
 
 
 def best_seal(decisions: Iterable[Decision]) -> EpochEvaluation | None:

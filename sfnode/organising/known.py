@@ -13,7 +13,7 @@ from sfnode.organising.admission import PendingPetitions
 from sfnode.organising.evaluation.evaluating import Evaluations
 from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.evaluation.searching import Search
-from sfnode.organising.events import Action, EvaluationEnded
+from sfnode.organising.events import Action, EvaluationEnded, Product
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
 from sfnode.organising.making import Making
@@ -21,14 +21,14 @@ from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.verdicts import Verdicts
 from sfnode.organising.view import View
 from sfprotocol.counting import NEVER, Counting
-from sfprotocol.decisions import INCARNATIONS, Decision, StandIns
+from sfprotocol.decisions import INCARNATIONS, Bases, Checkpoint, Decision, StandIns
 from sfprotocol.messages import Offer
 
 MAX_OFFERS = 256
 """Members that would stand in, of whom it is remembered: fifteen are named at most."""
 
 
-class Known:
+class Knowledge:
     """What one organiser knows, from one start to the next."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Known:
         """The searches; None if there are none."""
         self.verdicts = Verdicts.of_policy(policy)
         self.evaluations = Evaluations(policy, self.search, now)
-        self.bases, self.checkpoint = Making(now), Making(now)
+        self.making: dict[Product, Making] = {Bases: Making(now), Checkpoint: Making(now)}
         self.petitions = PendingPetitions(view.control.authority.run_id, policy)
         self.offers: dict[bytes, tuple[bytes, float]] = {}
         """Keys with which members would stand in, and when each was heard, by origin; the oldest first."""
@@ -110,7 +110,7 @@ class Known:
         return self.verdicts.trusts(number // INCARNATIONS)
 
 
-def times(known: Known, now: float) -> None:
+def times(known: Knowledge, now: float) -> None:
     """Bring the times up to date since which the epoch is open, and feeds wait or miss something."""
     if known.open != known.counting.open_epoch:
         known.open, known.opened_at = known.counting.open_epoch, now

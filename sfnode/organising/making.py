@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sfnode.organising import owner_decisions
-from sfnode.organising.events import MakeBases, Summarise
+from sfnode.organising.events import Make, Product
 from sfprotocol.counting import MAX_EPOCHS
 from sfprotocol.decisions import Amend, Bases, Checkpoint, Decision, Seal, Void
 
 if TYPE_CHECKING:
-    from sfnode.organising.known import Known
+    from sfnode.organising.known import Knowledge
 
 MAKE_AGAIN = 600.0
 """Seconds until bases are tried again that could not be made: a lack of memory does not go away at once."""
@@ -28,6 +28,8 @@ SETTLED = 4
 
 SUMMARISE_AGAIN = 60.0
 """Seconds until a checkpoint is tried again that could not be worked out."""
+
+AGAIN: dict[Product, float] = {Bases: MAKE_AGAIN, Checkpoint: SUMMARISE_AGAIN}
 
 
 @dataclass(slots=True)
@@ -50,10 +52,13 @@ class Making:
         return self.epoch is not None and self.made is None
 
     def end(self, made: bytes | Checkpoint | None, again: float, now: float) -> None:
-        """Take what was made; None if that has failed: it is made `again` so many seconds later."""
-        self.made = made
-        if made is None:
+        """Take what was made; None if that has failed: it is made `again` so many seconds later. A checkpoint
+        may be of an epoch that is not asked for any more, where decisions are gone that were here."""
+        if isinstance(made, Checkpoint) and made.epoch != self.epoch:
+            made = None
+        if made is None and self.epoch is not None:
             self.epoch, self.rests_until = None, now + again
+        self.made = made
 
     def taken(self) -> bytes | Checkpoint | None:
         """Return what was made, which is to be signed; None if nothing is there. The next may be made."""
@@ -80,26 +85,26 @@ def _earliest_altered(decision: Decision) -> int:
     return MAX_EPOCHS
 
 
-def bases_due(known: Known, now: float) -> Bases | None:
+def bases_due(known: Knowledge, now: float) -> Bases | None:
     """Return the bases that were made; have new ones made once the latest have served for long enough."""
-    counting, making = known.counting, known.bases
+    counting, making = known.counting, known.making[Bases]
     if isinstance(digest := making.taken(), bytes):
         decision = Bases(counting.next_subspace(), digest)
         return decision if owner_decisions.refusal(counting, decision) is None else None
     if not making.is_under_way and now >= making.rests_until and _are_worn(known):
         making.begin(counting.sealed - 1)
-        known.actions.append(MakeBases(counting.sealed - 1))
+        known.actions.append(Make(Bases, counting.sealed - 1))
     return None
 
 
-def cuts(known: Known) -> bool:
+def cuts(known: Knowledge) -> bool:
     """Return whether the open epoch is to be closed with whatever it has: the one after it has other
     bases."""
     counting = known.counting
     return known.policy.renew_updates > 0 and counting.served_from() == counting.open_epoch + 1
 
 
-def _are_worn(known: Known) -> bool:
+def _are_worn(known: Knowledge) -> bool:
     """Return whether what is sealed, at whose weights others would be made, has used the latest bases for
     long enough, others would yet be used, and the rate at which they were used stays."""
     counting, every = known.counting, known.policy.renew_updates
@@ -112,22 +117,14 @@ def _are_worn(known: Known) -> bool:
     return sum(map(counting.closed_updates, range(first, counting.sealed))) >= every
 
 
-def checkpoint_due(known: Known, now: float) -> Checkpoint | None:
+def checkpoint_due(known: Knowledge, now: float) -> Checkpoint | None:
     """Return the checkpoint that was worked out; have the next one worked out once it is due."""
-    making, usable, spacing = known.checkpoint, known.counting.checkpoints, known.policy.checkpoint_epochs
+    making, spacing = known.making[Checkpoint], known.policy.checkpoint_epochs
+    usable = known.counting.checkpoints
     if isinstance(found := making.taken(), Checkpoint):
         return None if making.altered else found
     epoch, last = known.counting.sealed - 1 - SETTLED, usable[-1].epoch if usable else -1
     if making.epoch is None and spacing and epoch - last >= spacing and now >= making.rests_until:
         making.begin(epoch)
-        known.actions.append(Summarise(epoch))
+        known.actions.append(Make(Checkpoint, epoch))
     return None
-
-
-def worked_out(known: Known, found: Checkpoint | None, now: float) -> None:
-    """Take the checkpoint that was worked out; None if that has failed. Decisions that were here may be gone
-    since it was asked for."""
-    making = known.checkpoint
-    if making.epoch is not None:
-        fits = found is not None and found.epoch == making.epoch
-        making.end(found if fits else None, SUMMARISE_AGAIN, now)

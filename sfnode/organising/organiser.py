@@ -34,21 +34,20 @@ from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.events import (
     Action,
     AnswerOwner,
-    BasesMade,
     EvaluationEnded,
     Event,
+    Made,
     NobodyElse,
     OwnerDecision,
     Round,
     Sign,
     StopSigning,
-    Summarised,
 )
-from sfnode.organising.known import Known
+from sfnode.organising.known import Knowledge
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.view import View
 from sfprotocol.counting import NEVER
-from sfprotocol.decisions import Decision, read
+from sfprotocol.decisions import Bases, Checkpoint, Decision, read
 from sfprotocol.events import Petitioned
 from sfprotocol.messages import Feed, Offer, Petition
 
@@ -111,7 +110,7 @@ class Organiser:
         says that nobody knows more of the control feed than this node; while it has no peers it names what it
         alone holds."""
         self.state = OrganiserState.RESTARTED
-        self.known = Known(view, policy, judge, draw, alone=alone, now=now)
+        self.known = Knowledge(view, policy, judge, draw, alone=alone, now=now)
         self._key, self._stands_in = key, stands_in
         self._read: tuple[int, bytes, str | None] = 0, b"", None
         """Decisions that were read, the chain hash after them, and why our key signs nothing by them."""
@@ -147,11 +146,10 @@ class Organiser:
             case EvaluationEnded() if known.evaluations.is_under_way(event.epoch):
                 known.evaluated(event, now)
                 self._look_soon(now)
-            case Summarised(checkpoint=checkpoint):
-                making.worked_out(known, checkpoint, now)
-            case BasesMade(digest=digest):
-                known.bases.end(digest, making.MAKE_AGAIN, now)
-                self._look_soon(now)
+            case Made(what=what, made=made):
+                known.making[what].end(made, making.AGAIN[what], now)
+                if what is Bases:
+                    self._look_soon(now)
             case OwnerDecision(decision=decision):
                 known.wanted.append(decision)
                 known.unanswered.append(decision)
@@ -182,7 +180,8 @@ class Organiser:
             known.actions.append(StopSigning(reason))
         elif feed.stop < before:  # a succession to the same key keeps less than was here
             self.state, self._signing, known.alone = OrganiserState.RESTARTED, None, False
-            known.checkpoint.epoch = known.checkpoint.made = None
+            gone = known.making[Checkpoint]
+            gone.epoch = gone.made = None
         elif self._signing and feed.stop > self._signing.position:
             self._signing, self._wake_at = None, now
 
@@ -248,7 +247,7 @@ class Organiser:
         return OrganiserState.ORGANISING if signs else OrganiserState.RESTARTED
 
     def _sign(self, sign: Sign, now: float) -> None:
-        self.known.checkpoint.signing(sign.decision)
+        self.known.making[Checkpoint].signing(sign.decision)
         self._signing, self._wake_at = sign, now + SIGN_AGAIN
         self.known.actions.append(sign)
 

@@ -9,10 +9,10 @@ from sfprotocol.counting import named_digest
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Oversized, Recount, Seal
 
 if TYPE_CHECKING:
-    from sfnode.organising.known import Known
+    from sfnode.organising.known import Knowledge
 
 
-def due(known: Known, now: float) -> Seal | Oversized | None:
+def due(known: Knowledge, now: float) -> Seal | Oversized | None:
     """Return the seal of the oldest closed epoch once all that it names is here and it is evaluated, or has
     waited long enough; before that what is too large in it."""
     counting, epoch, feeds = known.counting, known.counting.sealed, known.feeds
@@ -32,7 +32,7 @@ def due(known: Known, now: float) -> Seal | Oversized | None:
     return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
 
-def _judged(known: Known, epoch: int) -> tuple[Judgement, bool]:
+def _judged(known: Knowledge, epoch: int) -> tuple[Judgement, bool]:
     """Return the word of the judge, the schedule, the search and the guard on an epoch, and whether it counts
     less than was evaluated."""
     counting, steps, search, guard = known.counting, known.policy.steps, known.search, known.guard
@@ -49,7 +49,7 @@ def _judged(known: Known, epoch: int) -> tuple[Judgement, bool]:
     return judgement, less
 
 
-def _recounted(known: Known, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
+def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
     """Return the skipped work that the seal of an epoch counts: nothing where that would be in vain, as the
     epoch is worth nothing."""
     if is_for_waiting(known, epoch):
@@ -60,7 +60,7 @@ def _recounted(known: Known, epoch: int, judgement: Judgement) -> tuple[Recount,
     return known.verdicts.recounted(known.counting, judgement, last=False, rate=rate)
 
 
-def waiting(known: Known) -> tuple[Recount, ...]:
+def waiting(known: Knowledge) -> tuple[Recount, ...]:
     """Return the skipped work that is to count before the run ends: none of a first-order run, where it was
     made at larger rates and other weights, and a search along it would cost what it could bring."""
     if known.policy.steps:
@@ -68,20 +68,20 @@ def waiting(known: Known) -> tuple[Recount, ...]:
     return known.verdicts.recounted(known.counting, Judgement(), last=True, rate=RATE_ONE)
 
 
-def is_for_waiting(known: Known, epoch: int) -> bool:
+def is_for_waiting(known: Knowledge, epoch: int) -> bool:
     """Return whether the seal of an epoch is there to count what waits."""
     search = known.search
     return search is not None and not known.discards(epoch) and search.is_for_waiting(epoch, known.counting)
 
 
-def _skipped(known: Known, epoch: int, judgement: Judgement) -> tuple[int, ...]:
+def _skipped(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[int, ...]:
     """Return the feeds of which the seal of an epoch counts nothing: those with a verdict against them."""
     verdict, brings = known.verdicts.on, known.feeds.brings
     moved = known.counting.moved(epoch)
     return tuple(feed for feed in moved if verdict(feed, epoch, known.counting, brings, judgement))
 
 
-def _is_evaluated_first(known: Known, epoch: int, now: float) -> bool:
+def _is_evaluated_first(known: Knowledge, epoch: int, now: float) -> bool:
     """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
     if known.discards(epoch):
         return False
@@ -95,7 +95,7 @@ def _is_evaluated_first(known: Known, epoch: int, now: float) -> bool:
     return evaluations.is_awaited(epoch, now)
 
 
-def _lost(known: Known, skipped: tuple[int, ...]) -> int:
+def _lost(known: Knowledge, skipped: tuple[int, ...]) -> int:
     """Return how many updates do not count if the next seal skips these feeds."""
     counting = known.counting
     return sum(known.feeds.moving(number, counting.sealed, counting) for number in skipped)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from sfnode.manifest.training import Training
 from sfnode.organising import owner_decisions
@@ -18,12 +18,9 @@ from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
 from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import IDLE_ROUNDS
-from sfnode.schema.node_state import Reason
+from sfnode.schema.node_state import LeftOut
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth
-
-if TYPE_CHECKING:
-    from sfnode.organising.known import Known
 
 Brings = Callable[[int, int, Counting, range], bool]
 """Tells whether the close of an epoch has named updates of a feed with one of these labels."""
@@ -94,26 +91,26 @@ class Verdicts:
 
     def on(
         self, feed: int, epoch: int, counting: Counting, brings: Brings, judgement: Judgement
-    ) -> Reason | None:
+    ) -> LeftOut | None:
         """Return why the seal of an epoch leaves a feed out; None if it counts."""
         known, member = Recount(feed, epoch), feed // INCARNATIONS
         if feed in judgement.skipped:
-            return Reason.JUDGE
+            return LeftOut.JUDGE
         if self._judged:
             if doubt := self.evidence.doubt(member):
                 return doubt
             if known in self.evidence.outliers:
-                return Reason.OUTLIER
+                return LeftOut.OUTLIER
             if known in self._oversized:
-                return Reason.OVERSIZED
+                return LeftOut.OVERSIZED
         if brings(feed, epoch, counting, range(counting.members[member].revoked, NEVER)):
-            return Reason.REVOKED
+            return LeftOut.REVOKED
         guard = self.guard
         if guard is None or guard.discards(epoch):
             return None
         if any(brings(feed, epoch, counting, labels) for labels in guard.labels()):
             guard.skip(feed, epoch)
-        return Reason.TAKEN_BACK if guard.is_stale(feed, epoch) else None
+        return LeftOut.TAKEN_BACK if guard.is_stale(feed, epoch) else None
 
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member counts."""
@@ -165,8 +162,3 @@ class Verdicts:
             if owner_decisions.refusal(counting, sanction) is None:
                 return sanction
         return None
-
-
-def due(known: Known, now: float) -> Decision | None:
-    """Return a worth that was measured, or what follows from it for a member."""
-    return known.verdicts.sanction(known.counting)

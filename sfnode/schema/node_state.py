@@ -88,7 +88,7 @@ HEALTH_WORDS = {
 }
 
 
-class Reason(StrEnum):
+class LeftOut(StrEnum):
     """The reasons for which work that a close has named does not count, the first that holds."""
 
     WAITS = "waits"
@@ -104,18 +104,18 @@ class Reason(StrEnum):
     NOTHING = "nothing"
 
 
-REASON_WORDS = {
-    Reason.WAITS: "no seal has judged it yet",
-    Reason.JUDGE: "the organiser has left it out, and the figures do not tell why",
-    Reason.HARMFUL: "its author's work evidently does harm",
-    Reason.OFTEN_LARGE: "its author's work is far too large again and again",
-    Reason.UNPROVEN: "what was measured does not tell that its author's work helps",
-    Reason.UNLIKE: "its author's work agrees far less with the rows kept aside than others' does",
-    Reason.OUTLIER: "it weighs far more than others' work",
-    Reason.OVERSIZED: "its numbers are too large to count at once",
-    Reason.REVOKED: "it was named after its author was revoked",
-    Reason.TAKEN_BACK: "its round was taken back, or it comes from one that was",
-    Reason.NOTHING: "the whole round counts nothing, or the work moves nothing",
+LEFT_OUT_WORDS = {
+    LeftOut.WAITS: "no seal has judged it yet",
+    LeftOut.JUDGE: "the organiser has left it out, and the figures do not tell why",
+    LeftOut.HARMFUL: "its author's work evidently does harm",
+    LeftOut.OFTEN_LARGE: "its author's work is far too large again and again",
+    LeftOut.UNPROVEN: "what was measured does not tell that its author's work helps",
+    LeftOut.UNLIKE: "its author's work agrees far less with the rows kept aside than others' does",
+    LeftOut.OUTLIER: "it weighs far more than others' work",
+    LeftOut.OVERSIZED: "its numbers are too large to count at once",
+    LeftOut.REVOKED: "it was named after its author was revoked",
+    LeftOut.TAKEN_BACK: "its round was taken back, or it comes from one that was",
+    LeftOut.NOTHING: "the whole round counts nothing, or the work moves nothing",
 }
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.evidence import parts_of, worths_of
@@ -25,9 +24,6 @@ from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import OrganiserPolicy
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Evaluated, Recount, Worth
-
-if TYPE_CHECKING:
-    from sfnode.organising.known import Known
 
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
@@ -166,8 +162,3 @@ class Evaluations:
             return None
         result, asked.result = asked.result, None
         return None if asked.altered else result
-
-
-def due(known: Known, now: float) -> Evaluated | None:
-    """Return the next result that is to be signed."""
-    return known.evaluations.result(known.counting)

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sfnode.manifest.training import Training
 from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.verdicts import Verdicts
-from sfnode.organising.view import DecisionReader
 from sfnode.printable import called
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked, Verdict
 from sfnode.schema.metrics import measured, metric_of, model_in_words
-from sfnode.schema.node_state import Reason
+from sfnode.schema.node_state import LeftOut
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
@@ -50,6 +49,7 @@ from sfprotocol.decisions import (
     Validators,
     Void,
     Worth,
+    read,
 )
 from sfprotocol.messages import Entry, RunParameters, Succession
 from sfprotocol.names import NAMELESS, Names
@@ -63,18 +63,33 @@ Called = Mapping[bytes, Names]
 """Names of origins."""
 
 
-class Results(DecisionReader):
-    """Record of what decisions tell of how the model and its members do, and to everybody."""
+class Results:
+    """Record of what decisions tell of how the model and its members do, and to everybody: each is read once,
+    in order."""
 
     def __init__(self, training: Training | None = None) -> None:
-        super().__init__()
         self.training = training
+        self.read = 0, b""
+        """Number of decisions that were read, and the signature of the last of them: they change only by more
+        of them, or by a succession, which signs the next one itself."""
         self.said: list[Decision] = []
         """Results, what was taken back and announcements, in order."""
         self.verdicts = Verdicts.of_run(training)
         """What follows for members."""
 
+    def follow(self, entries: Sequence[Entry]) -> Self:
+        """Take in the decisions that are new; begin anew if those from before are not here any more."""
+        known, last = self.read
+        if known and (known > len(entries) or entries[known - 1].signature != last):
+            self._begin()
+            known = 0
+        for position, entry in enumerate(entries[known:], known):
+            self._take(position, entry, read(entry.record))
+        self.read = len(entries), entries[-1].signature if entries else b""
+        return self
+
     def _begin(self) -> None:
+        """Forget what was read."""
         Results.__init__(self, self.training)
 
     def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
@@ -131,9 +146,9 @@ class RunHistory(Results):
         """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
         """Figures that were measured of epochs, in order."""
-        self._left_out: dict[Recount, Reason] = {}
+        self._left_out: dict[Recount, LeftOut] = {}
         """Why seals have left work out, in order."""
-        self._latest: dict[int, Reason | None] = {}
+        self._latest: dict[int, LeftOut | None] = {}
         """Why the last seal that has judged a member's work has left it out; None if it has not."""
         self._lines: list[_Line] = []
 
@@ -173,20 +188,20 @@ class RunHistory(Results):
             reason = None
             if feed in seal.skipped:
                 said = self.verdicts.on(feed, seal.epoch, self.counting, _may_bring, Judgement())
-                reason = self._left_out[Recount(feed, seal.epoch)] = said or Reason.JUDGE
+                reason = self._left_out[Recount(feed, seal.epoch)] = said or LeftOut.JUDGE
             self._latest[feed // INCARNATIONS] = reason
 
-    def reason(self, feed: int, epoch: int) -> Reason | None:
+    def reason(self, feed: int, epoch: int) -> LeftOut | None:
         """Return why what the close of an epoch has named of a feed does not count now; None if it does."""
         counting, named = self.counting, Recount(feed, epoch)
         if epoch >= counting.sealed:
-            return Reason.WAITS
+            return LeftOut.WAITS
         if counting.counts(feed, epoch):
             return None
         if counting.is_skipped(named):
-            return self._left_out.get(named, Reason.JUDGE)
+            return self._left_out.get(named, LeftOut.JUDGE)
         nothing = counting.factor(feed, epoch) or not self.seals[epoch].seal.factor
-        return Reason.NOTHING if nothing else Reason.TAKEN_BACK
+        return LeftOut.NOTHING if nothing else LeftOut.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
         """Return what became of a member's work, epoch by epoch."""
