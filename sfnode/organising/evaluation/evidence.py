@@ -239,17 +239,6 @@ def _scored(part: Part, alike: float) -> FeedScore:
     return FeedScore(part.feed, part.updates / alike, part.score / SCORE_ONE / math.sqrt(alike))
 
 
-class Compared(NamedTuple):
-    """The drift of a member beside the median member's in the same epochs."""
-
-    beyond: float
-    """Mean score of an update, less the median member's."""
-    usual: float
-    """The median member's."""
-    updates: float
-    """Updates of which this is known."""
-
-
 @dataclass(slots=True)
 class Evidence:
     """Evidence about one member."""
@@ -272,14 +261,14 @@ class Evidence:
     """Its likely drift, in terms of the usual one."""
     _drift: float = 0.0
     """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
-    _drifted: float = 0.0
-    """Sum of n, likewise."""
-    _beyond: float = 0.0
+    weight: float = 0.0
+    """Sum of n, likewise: updates of which the drift is known."""
+    beyond: float = 0.0
     """Sum of sqrt(n) z - n mu, likewise, where mu is the median member's mean score in an epoch."""
-    _usual: float = 0.0
+    usual: float = 0.0
     """Sum of n mu, likewise."""
-    _compared: float = 0.0
-    """Sum of n, likewise."""
+    compared: float = 0.0
+    """Sum of n, likewise: updates of which it is known how they compare."""
     _rounds: list[tuple[int, float]] = field(default_factory=list)
     """The last epochs in which it was measured, with its updates, in a first-order run."""
     _epochs: int = 0
@@ -327,33 +316,21 @@ class Evidence:
         return self._outlying / self._latest
 
     @property
-    def weight(self) -> float:
-        """Updates of which the drift is known."""
-        return self._drifted
-
-    @property
     def drift(self) -> float:
         """Mean score of an update."""
-        return self._drift / self._drifted if self._drifted else 0.0
-
-    @property
-    def compared(self) -> Compared:
-        """Its drift beside the median member's."""
-        if not self._compared:
-            return Compared(0.0, 0.0, 0.0)
-        return Compared(self._beyond / self._compared, self._usual / self._compared, self._compared)
+        return self._drift / self.weight if self.weight else 0.0
 
     def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
         """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
         None if too few were there to tell."""
         drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
-        self._drifted = MEMORY * self._drifted + updates
+        self.weight = MEMORY * self.weight + updates
         if usual is None:
             return
-        self._beyond = LONG_MEMORY * self._beyond + updates * (drift - usual)
-        self._usual = LONG_MEMORY * self._usual + updates * usual
-        self._compared = LONG_MEMORY * self._compared + updates
+        self.beyond = LONG_MEMORY * self.beyond + updates * (drift - usual)
+        self.usual = LONG_MEMORY * self.usual + updates * usual
+        self.compared = LONG_MEMORY * self.compared + updates
 
     def sized(self, weight: float) -> None:
         """Take note of the weight of its work in an epoch: the largest of its feeds."""
@@ -543,14 +520,15 @@ class MembersEvidence:
         """
         for one in self.members.values():
             one.agreement = 1.0
-        found = [one for one in self.members.values() if one.compared.updates and not one.harmful]
+        found = [one for one in self.members.values() if one.compared and not one.harmful]
         if len(found) < LEAST_MEMBERS:
             return
-        middle = weighted_median(Weighted(one.compared.beyond, one.compared.updates) for one in found)
-        usual = [one.compared.usual + middle for one in found]
-        weights = [one.compared.updates for one in found]
+        weights = [one.compared for one in found]
+        distances = [one.beyond / one.compared for one in found]
+        middle = weighted_median(map(Weighted, distances, weights))
+        usual = [one.usual / one.compared + middle for one in found]
         most = [FAR * (max(0.0, drift) + 1 / math.sqrt(n)) for drift, n in zip(usual, weights, strict=True)]
-        beyond = [one.compared.beyond - middle for one in found]
+        beyond = [distance - middle for distance in distances]
         beyond = [max(-far, min(far, value)) for far, value in zip(most, beyond, strict=True)]
         shares = _shares(beyond, weights)
         if not any(shares):

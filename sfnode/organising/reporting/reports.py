@@ -184,7 +184,7 @@ class Reports:
     def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
         counting = self.counting
-        number = counting.number(own) if own else None
+        member = self._member_of(own)
         return RunStatus(
             sealed=counting.sealed,
             counted=counting.counted,
@@ -192,12 +192,12 @@ class Reports:
             behind=self._organised.behind,
             seconds_since_seal=self._since_seal(now),
             organiser=organising.state.value if organising else None,
-            member=None if number is None else number // INCARNATIONS,
-            quota=None if number is None else self._organised.quota(number // INCARNATIONS),
-            room=None if number is None else self._organised.room(own),
+            member=member,
+            quota=None if member is None else self._organised.quota(member),
+            room=None if member is None else self._organised.room(own),
             health=self._health(),
-            evidence=None if number is None else self._evidence(number // INCARNATIONS),
-            announced=self._announced(),
+            evidence=self._evidence(member),
+            announced=next(reversed(self._look().announcements), None),
             term=self._feed.term,
             stand_ins=len(self._feed.stand_ins),
             stand_ins_here=len(self._organised.control.elections.present(now)),
@@ -216,13 +216,10 @@ class Reports:
         self._look()
         waits = now - self._waiting_since
         silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
-        own_number = self.counting.number(own) if own else None
-        own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
-        here, guarded = organising is not None, organising is not None and organising.guarded
-        feed, counting = self._feed, self.counting
-        restarted = organising.restarted if organising else None
-        about = self._verdict, feed, counting, silence, own_evidence
-        return alarms(*about, here=here, guarded=guarded, restarted=restarted)
+        about = self._verdict, self._feed, self.counting, silence, self._evidence(self._member_of(own))
+        if organising is None:
+            return alarms(*about, here=False)
+        return alarms(*about, here=True, guarded=organising.guarded, restarted=organising.restarted)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
@@ -379,11 +376,16 @@ class Reports:
             counted=self.counting.counts_of(number),
         )
 
-    def _evidence(self, member: int) -> EvidenceStatus | None:
+    def _member_of(self, own: Feed | None) -> int | None:
+        """Return the number of this node's member; None if it has none."""
+        number = self.counting.number(own) if own else None
+        return None if number is None else number // INCARNATIONS
+
+    def _evidence(self, member: int | None) -> EvidenceStatus | None:
         """Return the evidence about a member; None if nothing of it was measured."""
         self._look()
-        known = self._members.get(member)
-        if known is None:
+        known = None if member is None else self._members.get(member)
+        if known is None or member is None:
             return None
         return EvidenceStatus(
             member=member,
@@ -417,10 +419,6 @@ class Reports:
             worse_than=list(verdict.worse_than),
         )
 
-    def _announced(self) -> str | None:
-        said = self._look().announcements
-        return said[-1] if said else None
-
     def sequel(self) -> str | None:
         """Return the link to the run as which this one goes on, as announced last; None if it was not."""
         links = map(link_in, reversed(self._look().announcements))
@@ -451,8 +449,7 @@ class Reports:
 
     def _harm_of(self, own: Feed) -> str:
         """Return what the figures say against an origin; empty if nothing is evident."""
-        number = self.counting.number(own)
-        found = None if number is None else self._evidence(number // INCARNATIONS)
+        found = self._evidence(self._member_of(own))
         if found is None or found.harmful_since is None:
             return ""
         loss = f"{-found.worth / WORTH_ONE:+.6f} by {found.updates} updates that were measured"
