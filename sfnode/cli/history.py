@@ -18,7 +18,7 @@ from sfnode.dashboard.formatting import beside, count
 from sfnode.errors import Code, UserError
 from sfnode.printable import called, command, part_of
 from sfnode.schema.metrics import measured
-from sfnode.schema.node_state import LEFT_OUT_WORDS
+from sfnode.schema.node_state import UNCOUNTED_WORDS
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
@@ -103,7 +103,7 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
 def _why_lines(found: WhyResult) -> Iterator[str]:
     """Say what became of a member's work, round by round."""
     for one in found.verdicts:
-        because = f": {LEFT_OUT_WORDS[one.reason]}" if one.reason else ""
+        because = f": {UNCOUNTED_WORDS[one.reason]}" if one.reason else ""
         yield f"round {one.epoch}: {one.counted:,} of {one.named:,} updates count{because}"
     revoked = "" if found.revoked is None else f", revoked from round {found.revoked} on"
     counts = f"{sum(one.counted for one in found.verdicts):,} updates count"

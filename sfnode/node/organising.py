@@ -28,8 +28,8 @@ from sfnode.organising.events import (
     Evaluate,
     EvaluationEnded,
     Event,
-    Made,
     Make,
+    MakingEnded,
     NobodyElse,
     OwnerDecision,
     Round,
@@ -318,7 +318,7 @@ class Organising:
             stated = state.decision(self._node.manifest.run_id) if state else None
         except UserError as error:
             log.warning("where the run is after round %d is not signed: %s", epoch, error.what)
-        self._tell(Made(Checkpoint, stated))
+        self._tell(MakingEnded(Checkpoint, stated))
 
     async def _make_bases(self, epoch: int) -> None:
         """Make bases at the weights by the seals up to that of an epoch; peers get them from here."""
@@ -332,7 +332,7 @@ class Organising:
             log.info("found new directions of training after round %d: %s", epoch, made[:16])
         except UserError as error:
             log.warning("no new directions of training are published: %s", error.what)
-        self._tell(Made(Bases, digest))
+        self._tell(MakingEnded(Bases, digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
         """Tell whoever has wanted this decision first what has become of it."""

@@ -43,7 +43,7 @@ Product = type[Bases] | type[Checkpoint]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MakingEnded:
     """A Make was carried out."""
 
     what: Product
@@ -67,7 +67,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-Event = Round | NobodyElse | Petitioned | EvaluationEnded | Made | OwnerDecision
+Event = Round | NobodyElse | Petitioned | EvaluationEnded | MakingEnded | OwnerDecision
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Evaluate:
 @dataclass(frozen=True, slots=True)
 class Make:
     """Make bases at the weights with all that closes up to that of `epoch` have named, and keep them; or work
-    out a checkpoint, the digests of what counts up to it by the decisions as they are. Report Made."""
+    out a checkpoint, the digests of what counts up to it by the decisions as they are. Report MakingEnded."""
 
     what: Product
     epoch: int

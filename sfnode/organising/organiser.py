@@ -36,7 +36,7 @@ from sfnode.organising.events import (
     AnswerOwner,
     EvaluationEnded,
     Event,
-    Made,
+    MakingEnded,
     NobodyElse,
     OwnerDecision,
     Round,
@@ -146,7 +146,7 @@ class Organiser:
             case EvaluationEnded() if known.evaluations.is_under_way(event.epoch):
                 known.evaluated(event, now)
                 self._look_soon(now)
-            case Made(what=what, made=made):
+            case MakingEnded(what=what, made=made):
                 known.making[what].end(made, making.AGAIN[what], now)
                 if what is Bases:
                     self._look_soon(now)

@@ -73,10 +73,8 @@ def _holds(counting: Counting, wanted: Decision) -> tuple[bool, str]:
             return before < counting.named(feed), "no close from this one on has named steps of it"
         case Bases(subspace=subspace, digest=digest):
             holds = counting.may_begin(subspace) and counting.own_bases(subspace) != digest
-            return (
-                holds,
-                "bases are random, or an epoch of the subspace is open or over, or it has these bases",
-            )
+            reason = "an epoch of the subspace is open or over, or it has these bases"
+            return holds, f"bases of this run are random, or {reason}"
         case Budget():
             return _replaces(counting, wanted), "this is the budget"
         case Finish():

@@ -18,7 +18,7 @@ from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
 from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import IDLE_ROUNDS
-from sfnode.schema.node_state import LeftOut
+from sfnode.schema.node_state import Uncounted
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth
 
@@ -91,26 +91,26 @@ class Verdicts:
 
     def on(
         self, feed: int, epoch: int, counting: Counting, brings: Brings, judgement: Judgement
-    ) -> LeftOut | None:
+    ) -> Uncounted | None:
         """Return why the seal of an epoch leaves a feed out; None if it counts."""
         known, member = Recount(feed, epoch), feed // INCARNATIONS
         if feed in judgement.skipped:
-            return LeftOut.JUDGE
+            return Uncounted.JUDGE
         if self._judged:
             if doubt := self.evidence.doubt(member):
                 return doubt
             if known in self.evidence.outliers:
-                return LeftOut.OUTLIER
+                return Uncounted.OUTLIER
             if known in self._oversized:
-                return LeftOut.OVERSIZED
+                return Uncounted.OVERSIZED
         if brings(feed, epoch, counting, range(counting.members[member].revoked, NEVER)):
-            return LeftOut.REVOKED
+            return Uncounted.REVOKED
         guard = self.guard
         if guard is None or guard.discards(epoch):
             return None
         if any(brings(feed, epoch, counting, labels) for labels in guard.labels()):
             guard.skip(feed, epoch)
-        return LeftOut.TAKEN_BACK if guard.is_stale(feed, epoch) else None
+        return Uncounted.TAKEN_BACK if guard.is_stale(feed, epoch) else None
 
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member counts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sfnode.schema.base import Answer
-from sfnode.schema.node_state import LeftOut
+from sfnode.schema.node_state import Uncounted
 from sfnode.schema.organising import EpochEvaluation
 
 
@@ -117,7 +117,7 @@ class Verdict(Answer):
     incarnation: int
     named: int
     counted: int
-    reason: LeftOut | None
+    reason: Uncounted | None
     """Why it does not count."""
 
 

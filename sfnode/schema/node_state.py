@@ -88,7 +88,7 @@ HEALTH_WORDS = {
 }
 
 
-class LeftOut(StrEnum):
+class Uncounted(StrEnum):
     """The reasons for which work that a close has named does not count, the first that holds."""
 
     WAITS = "waits"
@@ -104,18 +104,18 @@ class LeftOut(StrEnum):
     NOTHING = "nothing"
 
 
-LEFT_OUT_WORDS = {
-    LeftOut.WAITS: "no seal has judged it yet",
-    LeftOut.JUDGE: "the organiser has left it out, and the figures do not tell why",
-    LeftOut.HARMFUL: "its author's work evidently does harm",
-    LeftOut.OFTEN_LARGE: "its author's work is far too large again and again",
-    LeftOut.UNPROVEN: "what was measured does not tell that its author's work helps",
-    LeftOut.UNLIKE: "its author's work agrees far less with the rows kept aside than others' does",
-    LeftOut.OUTLIER: "it weighs far more than others' work",
-    LeftOut.OVERSIZED: "its numbers are too large to count at once",
-    LeftOut.REVOKED: "it was named after its author was revoked",
-    LeftOut.TAKEN_BACK: "its round was taken back, or it comes from one that was",
-    LeftOut.NOTHING: "the whole round counts nothing, or the work moves nothing",
+UNCOUNTED_WORDS = {
+    Uncounted.WAITS: "no seal has judged it yet",
+    Uncounted.JUDGE: "the organiser has left it out, and the figures do not tell why",
+    Uncounted.HARMFUL: "its author's work evidently does harm",
+    Uncounted.OFTEN_LARGE: "its author's work is far too large again and again",
+    Uncounted.UNPROVEN: "what was measured does not tell that its author's work helps",
+    Uncounted.UNLIKE: "its author's work agrees far less with the rows kept aside than others' does",
+    Uncounted.OUTLIER: "it weighs far more than others' work",
+    Uncounted.OVERSIZED: "its numbers are too large to count at once",
+    Uncounted.REVOKED: "it was named after its author was revoked",
+    Uncounted.TAKEN_BACK: "its round was taken back, or it comes from one that was",
+    Uncounted.NOTHING: "the whole round counts nothing, or the work moves nothing",
 }
 
 

@@ -28,7 +28,7 @@ from sfnode.schema.history import (
     ParentSeal,
     WhyResult,
 )
-from sfnode.schema.node_state import LEFT_OUT_WORDS, LeftOut
+from sfnode.schema.node_state import UNCOUNTED_WORDS, Uncounted
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles
@@ -115,8 +115,8 @@ def test_log_tells_a_member_why_its_work_does_not_count(sfnode: Run, tmp_path: P
     ask = partial(sfnode, "log", "--data-dir", tmp_path / "node", "--why")
     lines = ask("Ada").out.splitlines()
     assert lines[0].endswith("0 of 8 updates count: its round was taken back, or it comes from one that was")
-    assert lines[1] == f"round 1: 0 of 8 updates count: {LEFT_OUT_WORDS[LeftOut.OVERSIZED]}"
-    assert lines[2].endswith(LEFT_OUT_WORDS[LeftOut.NOTHING])
+    assert lines[1] == f"round 1: 0 of 8 updates count: {UNCOUNTED_WORDS[Uncounted.OVERSIZED]}"
+    assert lines[2].endswith(UNCOUNTED_WORDS[Uncounted.NOTHING])
     assert lines[3].endswith("no seal has judged it yet")
     assert lines[4] == f"member 1, Ada ({B[:8]}): 0 updates count, revoked from round 9 on"
     assert ask(1).out == ask(B[:8]).out == ask("Ada").out

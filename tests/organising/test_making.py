@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sfnode.organising.events import EvaluationEnded, Made
+from sfnode.organising.events import EvaluationEnded, MakingEnded
 from sfnode.organising.making import MAKE_AGAIN, SETTLED, SUMMARISE_AGAIN
 from sfprotocol.decisions import Bases, Checkpoint, Close, Seal, Void
 from tests.organising.bench import UNEVALUATED, Bench, feed_of
@@ -52,7 +52,7 @@ def test_they_serve_from_the_next_epoch_on_and_the_open_one_is_closed_with_what_
     run = bench()
     train(run, 200)
     run.update(ANNE, 20)
-    run.do(Made(Bases, SECOND))
+    run.do(MakingEnded(Bases, SECOND))
     run.advance(4)
     assert run.of(Bases) == [Bases(3, SECOND)]
     assert [sum(move.steps for move in close.moves) for close in run.of(Close)] == [100, 100, 20]
@@ -73,7 +73,7 @@ def test_an_epoch_is_no_longer_than_its_bases_serve() -> None:
 def test_bases_that_could_not_be_made_are_tried_again_later() -> None:
     run = bench()
     train(run, 200)
-    run.do(Made(Bases, None))
+    run.do(MakingEnded(Bases, None))
     run.advance(MAKE_AGAIN / 2)
     assert run.making == [1]
     run.advance(MAKE_AGAIN)
@@ -122,11 +122,11 @@ def test_a_checkpoint_is_signed_every_few_seals_of_an_epoch_that_is_settled() ->
     assert run.summarising == [2]
     epochs(run, 3)
     assert run.summarising == [2], "one at a time"
-    run.do(Made(Checkpoint, checkpoint(2)))
+    run.do(MakingEnded(Checkpoint, checkpoint(2)))
     run.advance(4)
     assert run.of(Checkpoint) == [checkpoint(2)]
     assert run.summarising == [2, 5]
-    run.do(Made(Checkpoint, checkpoint(5)))
+    run.do(MakingEnded(Checkpoint, checkpoint(5)))
     run.advance(60)
     assert run.of(Checkpoint) == [checkpoint(2), checkpoint(5)]
     assert run.summarising == [2, 5]
@@ -137,12 +137,12 @@ def test_no_checkpoint_is_signed_of_what_a_decision_has_changed_meanwhile() -> N
     epochs(run, SETTLED + 3)
     run.decide(Void(1, 1, ()))
     run.advance(2)
-    run.do(Made(Checkpoint, checkpoint(2)))
+    run.do(MakingEnded(Checkpoint, checkpoint(2)))
     run.advance(4)
     assert not run.of(Checkpoint)
     assert run.summarising == [2, 2]
     run.decide(Void(3, 3, ()))
-    run.do(Made(Checkpoint, checkpoint(2, cores=1)))
+    run.do(MakingEnded(Checkpoint, checkpoint(2, cores=1)))
     run.advance(4)
     assert run.of(Checkpoint) == [checkpoint(2, cores=1)], "what comes after its epoch is no matter"
 
@@ -150,7 +150,7 @@ def test_no_checkpoint_is_signed_of_what_a_decision_has_changed_meanwhile() -> N
 def test_a_checkpoint_that_is_not_usable_any_more_is_replaced_at_once() -> None:
     run = Bench(CHECKPOINTS).begin("anne")
     epochs(run, SETTLED + 3)
-    run.do(Made(Checkpoint, checkpoint(2)))
+    run.do(MakingEnded(Checkpoint, checkpoint(2)))
     run.advance(4)
     run.decide(Void(0, 0, ()))
     run.advance(4)
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_is_not_usable_any_more_is_replaced_at_once() -> None:
 def test_a_checkpoint_that_cannot_be_worked_out_is_tried_again_later() -> None:
     run = Bench(CHECKPOINTS).begin("anne")
     epochs(run, SETTLED + 3)
-    run.do(Made(Checkpoint, None))
+    run.do(MakingEnded(Checkpoint, None))
     run.advance(SUMMARISE_AGAIN - 5)
     assert run.summarising == [2]
     run.advance(10)

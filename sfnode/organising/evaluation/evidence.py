@@ -56,7 +56,7 @@ from typing import NamedTuple
 
 from sfnode.manifest.training import Training
 from sfnode.schema.evaluation import StepShare
-from sfnode.schema.node_state import LeftOut
+from sfnode.schema.node_state import Uncounted
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth
 from sfprotocol.messages import Feed
@@ -282,13 +282,13 @@ class Evidence:
     """Logarithm of the wealth against `does no harm`."""
 
     @property
-    def doubt(self) -> LeftOut | None:
+    def doubt(self) -> Uncounted | None:
         """Why its work does not count; None if it does."""
         if not self._sound:
-            return LeftOut.HARMFUL if self.harmful else LeftOut.OFTEN_LARGE
+            return Uncounted.HARMFUL if self.harmful else Uncounted.OFTEN_LARGE
         if self.useful < self.bound:
-            return LeftOut.UNPROVEN
-        return LeftOut.UNLIKE if self.agreement < WORTHWHILE else None
+            return Uncounted.UNPROVEN
+        return Uncounted.UNLIKE if self.agreement < WORTHWHILE else None
 
     @property
     def trusted(self) -> bool:
@@ -500,7 +500,7 @@ class MembersEvidence:
         least = dict.fromkeys(told_of, SHARE * self._usual_drift(known, others=not telling & told_of))
         return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
 
-    def doubt(self, member: int) -> LeftOut | None:
+    def doubt(self, member: int) -> Uncounted | None:
         """Return why the work of a member is not to count, as far as is known; None if it is."""
         known = self.members.get(member)
         return known.doubt if known else None

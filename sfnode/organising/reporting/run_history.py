@@ -19,7 +19,7 @@ from sfnode.organising.verdicts import Verdicts
 from sfnode.printable import called
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked, Verdict
 from sfnode.schema.metrics import measured, metric_of, model_in_words
-from sfnode.schema.node_state import LeftOut
+from sfnode.schema.node_state import Uncounted
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
@@ -146,9 +146,9 @@ class RunHistory(Results):
         """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
         """Figures that were measured of epochs, in order."""
-        self._left_out: dict[Recount, LeftOut] = {}
+        self._left_out: dict[Recount, Uncounted] = {}
         """Why seals have left work out, in order."""
-        self._latest: dict[int, LeftOut | None] = {}
+        self._latest: dict[int, Uncounted | None] = {}
         """Why the last seal that has judged a member's work has left it out; None if it has not."""
         self._lines: list[_Line] = []
 
@@ -188,20 +188,20 @@ class RunHistory(Results):
             reason = None
             if feed in seal.skipped:
                 said = self.verdicts.on(feed, seal.epoch, self.counting, _may_bring, Judgement())
-                reason = self._left_out[Recount(feed, seal.epoch)] = said or LeftOut.JUDGE
+                reason = self._left_out[Recount(feed, seal.epoch)] = said or Uncounted.JUDGE
             self._latest[feed // INCARNATIONS] = reason
 
-    def reason(self, feed: int, epoch: int) -> LeftOut | None:
+    def reason(self, feed: int, epoch: int) -> Uncounted | None:
         """Return why what the close of an epoch has named of a feed does not count now; None if it does."""
         counting, named = self.counting, Recount(feed, epoch)
         if epoch >= counting.sealed:
-            return LeftOut.WAITS
+            return Uncounted.WAITS
         if counting.counts(feed, epoch):
             return None
         if counting.is_skipped(named):
-            return self._left_out.get(named, LeftOut.JUDGE)
+            return self._left_out.get(named, Uncounted.JUDGE)
         nothing = counting.factor(feed, epoch) or not self.seals[epoch].seal.factor
-        return LeftOut.NOTHING if nothing else LeftOut.TAKEN_BACK
+        return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
         """Return what became of a member's work, epoch by epoch."""

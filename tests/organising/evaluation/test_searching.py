@@ -17,7 +17,7 @@ from sfnode.organising.evaluation.searching import (
     STEADY,
     Search,
 )
-from sfnode.organising.events import EvaluationEnded, Made
+from sfnode.organising.events import EvaluationEnded, MakingEnded
 from sfnode.organising.policy import MEASURING
 from sfnode.organising.steps import Steps
 from sfprotocol.counting import Counting
@@ -358,7 +358,7 @@ def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost
             run.do(EvaluationEnded(run.plans[-1].epoch, None, forwards=1_000_000))
             run.advance(2)
         if run.making and not run.of(Bases):
-            run.do(Made(Bases, bytes([1]) * 32))
+            run.do(MakingEnded(Bases, bytes([1]) * 32))
             run.advance(2)
     (published,) = run.of(Bases)
     assert [plan.epoch for plan in run.plans if plan.rows] == [0, published.subspace]
