@@ -347,7 +347,7 @@ class Swarm:
         member, label = self._number(one) // INCARNATIONS, counting.open_epoch
         if label >= counting.members[member].revoked:
             return
-        if counting.room_left(member, self.bench.organiser._feeds.made(counting)) <= 0:
+        if counting.room_left(member, self.bench.organiser.known.feeds.made(counting)) <= 0:
             return
         rate = counting.rate_from(label)
         gradient = self.task.gradient(self.cores(), one)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -22,9 +22,10 @@ from sfnode.engine.core import Core
 from sfnode.engine.merging import Decay
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import scale_of
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
-from sfnode.organising.reporting.run_history import RunHistory, parts
+from sfnode.organising.reporting.run_history import RunHistory, name_of, parts
 from sfnode.schema.history import (
     CheckoutResult,
     DiffResult,
@@ -33,12 +34,14 @@ from sfnode.schema.history import (
     HistoryResult,
     LayerChange,
     ParentSeal,
+    WhyResult,
 )
 from sfnode.store import checkpoint
 from sfnode.store.checkout import Checkout, advance, at_seal, whole
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import kept_control
+from sfprotocol.counting import NEVER
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Succession
 from sfprotocol.seeds import I64
@@ -57,7 +60,7 @@ def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
         return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
     kept, counting = kept_control(update_log), machine.organised.counting
     successions = (message for message in kept.authority if isinstance(message, Succession))
-    decided = RunHistory(machine.run, machine.cards.names()).follow(kept.entries)
+    decided = RunHistory(machine.run, machine.cards.names(), manifest.training).follow(kept.entries)
     entries = decided.entries(successions, update_log.arrivals())
     open_updates = sum(
         counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
@@ -65,6 +68,40 @@ def history(manifest: Manifest, update_log: UpdateLog) -> HistoryResult:
     waiting = open_updates + machine.organised.unnamed
     return _history(
         *(manifest, counting.sealed, counting.counted, waiting, counting.complete, counting.budget, entries)
+    )
+
+
+def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> WhyResult:
+    """Return what became of a member's work, and why, by the decisions in a log; `whom` is its number, the
+    name that it gives itself, or how its key begins.
+
+    Raises UserError RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless it is one member.
+    """
+    if manifest.parameters().organised is None:
+        raise UserError(
+            Code.RUN_IS_OPEN, "in an open run nobody judges work: all of it counts", "Leave out --why."
+        )
+    machine = settled(manifest.parameters(), update_log)
+    history = RunHistory(machine.run, machine.cards.names(), manifest.training).follow(update_log.control())
+    members = list(enumerate(history.counting.members))
+    ways: list[Callable[[int, bytes], bool]] = [
+        lambda number, _: whom == str(number),
+        lambda _, origin: whom == name_of(origin, history.names),
+        lambda _, origin: origin.hex().startswith(whom.lower()),
+    ]
+    matches = ([(n, one) for n, one in members if is_meant(n, one.origin)] for is_meant in ways)
+    found = next(filter(None, matches), [])
+    if len(found) != 1:
+        what = f"--why: {len(found)} of {len(members)} members are {whom!r}"
+        raise UserError(Code.BAD_OPTION, what, "`sfnode leaderboard --details` lists names and keys.")
+    ((number, member),) = found
+    return WhyResult(
+        run_id=manifest.run_id.hex(),
+        member=number,
+        origin=member.origin.hex(),
+        name=name_of(member.origin, history.names),
+        revoked=None if member.revoked == NEVER else member.revoked,
+        verdicts=history.verdicts_on(number),
     )
 
 

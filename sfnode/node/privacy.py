@@ -39,6 +39,7 @@ class Privacy:
             )
         accounting.library()
         self._node = node
+        node.model.limits.append(self.left)
         self._multiplier = node.settings.noise
         """Found once the rows are read, where it follows from an epsilon."""
         self._settled = 0

@@ -7,8 +7,8 @@ two seconds, whatever the engine is doing; everything computed by then is on dis
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -90,36 +90,32 @@ class RunningNode:
         self.asked_at: float | None = None
         """Time at which this node first asked to be admitted."""
 
-        # what it takes part with
-        self.driver = Driver(
-            joined.machine,
-            joined.log,
-            clock=joined.clock,
-            advanced=lambda feeds: self.model.follow(feeds),
-            retreat=lambda stops: self.model.retreat(stops),
-            continue_as=partial(startup.continue_as, joined.log),
-            after_round=self._after_round,
-        )
+        # what it takes part with: each part knows those before it, and adds itself where it is to be told
+        continue_as = partial(startup.continue_as, joined.log)
+        self.driver = Driver(joined.machine, joined.log, clock=joined.clock, continue_as=continue_as)
         self.peering = peering_of(joined, self.driver, contacts_url)
+        peers = partial(self.peering.book.sample, clock.PEERS)
+        self.clock_check = ClockCheck(joined.transport.clock_ahead, peers)
         self.limiter = self._make_limiter()
         self.sharing = self._make_sharing()
         with_bases = joined.manifest.training.bases
-        self.bases = PublishedBases(joined, self.sharing, self._after_round) if with_bases else None
+        self.bases = PublishedBases(joined, self.sharing, self.driver.changed) if with_bases else None
         """Published bases, in a run that has them."""
         self.readiness = self._make_readiness()
-        self.model = self._make_model(joined, load_engine)
+        self.model = LocalModel(
+            joined,
+            self.driver,
+            self.limiter,
+            self.bases,
+            load=lambda: load_engine(self._gather(), self.manifest),
+            caught_up=self.readiness.done,
+            fail=self.fail,
+        )
         self._shutdown = Shutdown(
             joined.machine, done=self._done, alone=lambda: self.peering.alone, clock=joined.clock
         )
         self.context = NodeContext(
-            joined.settings,
-            joined.manifest,
-            joined.data_dir,
-            joined.log,
-            joined.transport,
-            joined.machine,
-            joined.clock,
-            joined.outside,
+            **{one.name: getattr(joined, one.name) for one in fields(joined)},
             driver=self.driver,
             limiter=self.limiter,
             peering=self.peering,
@@ -127,26 +123,24 @@ class RunningNode:
             model=self.model,
         )
 
-        # what watches it
-        organised = joined.machine.organised
-        self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
-        self.views = Views(
-            self.context, started_at=self.started_at, caught_up=self.readiness.done, samples=self._samples
-        )
-        self.recorder = Recorder(joined, logger, self.reports, self.status)
-        self.clock_check = ClockCheck(
-            joined.transport.clock_ahead, lambda: self.peering.book.sample(clock.PEERS)
-        )
-
         # what only some nodes do
+        organised, trains = joined.machine.organised, joined.settings.role == "trainer"
         self.checkpoints = NodeCheckpoints(self.context) if organised else None
         """Checkpoints of an organised run."""
         self.organising = self._make_organising() if organises(joined) else None
         """The organiser, where its key is."""
-        trains = self.settings.role == "trainer"
         self.privacy = Privacy(self.context) if self.settings.noisy else None
         self.exports = Exports(self.context) if self.settings.export_every else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
+
+        # what watches it
+        self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
+        samples = self.sampling.view if self.sampling else partial(Samples, rows=[], moments=[])
+        self.views = Views(
+            self.context, started_at=self.started_at, caught_up=self.readiness.done, samples=samples
+        )
+        self.recorder = Recorder(joined, logger, self.reports, self.status)
+        self.driver.after_round.append(self._after_round)
 
     # -- parts that are told of others -------------------------------------------------------------
 
@@ -179,20 +173,6 @@ class RunningNode:
     def _make_organising(self) -> Organising:
         assert self.checkpoints is not None  # as in every organised run
         return Organising(self.context, self.readiness, self.checkpoints.state_of, self.fail)
-
-    def _make_model(self, joined: RunContext, load_engine: LoadEngine) -> LocalModel:
-        return LocalModel(
-            joined,
-            self.driver,
-            self.limiter,
-            self.bases,
-            load=lambda: load_engine(self._gather(), self.manifest),
-            caught_up=self.readiness.done,
-            doubt=lambda: self.checkpoints.doubt() if self.checkpoints else None,
-            left=lambda: self.privacy.left() if self.privacy else math.inf,
-            changed=self._after_round,
-            fail=self.fail,
-        )
 
     @property
     def may_begin(self) -> bool:
@@ -289,9 +269,6 @@ class RunningNode:
 
     def _note_asked(self) -> None:
         self.asked_at = self.clock()
-
-    def _samples(self) -> Samples:
-        return self.sampling.view() if self.sampling else Samples(rows=[], moments=[])
 
     def _gather(self) -> Settings:
         """Have the run's data and its base model here, on a thread that may wait; return the settings with

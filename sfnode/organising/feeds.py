@@ -312,13 +312,6 @@ class HeldFeeds:
             held = self._feeds[counting.feed(number)]
             held.boundaries = [one for one in held.boundaries if one.stop >= stop]
 
-    def revoked(self, number: int, epoch: int, counting: Counting) -> bool:
-        """Return whether the close of `epoch` has named updates for the labels of which their member was
-        revoked since."""
-        member = counting.member(counting.feed(number).origin)
-        assert member is not None
-        return any(one.label >= member.revoked for one in self._named(number, epoch, counting))
-
     def oversized(self, epoch: int, counting: Counting) -> set[int]:
         """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are
         too large to count at once; none where there are too few members to say what is usual."""

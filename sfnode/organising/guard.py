@@ -181,6 +181,10 @@ class Guard:
         self._stale: set[tuple[int, int]] = set()
         """Feeds, with the epochs, that a seal has skipped because they bring what was taken back."""
 
+    def anew(self) -> Guard:
+        """Return one that has read nothing."""
+        return Guard(self._patience, self._idle)
+
     # -- what is known -----------------------------------------------------------------------------
 
     def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sfnode.schema.base import Answer
+from sfnode.schema.node_state import Uncounted
 from sfnode.schema.organising import EpochEvaluation
 
 
@@ -105,6 +106,30 @@ class Ranked(Answer):
     """Nats of validation loss that these have taken off by the figures in the control feed (SPEC O16), in
     units of 10^-9."""
     revoked: bool
+    left_out: str | None = None
+    """Why its latest work does not count."""
+
+
+class Verdict(Answer):
+    """What became of a member's work in a round."""
+
+    epoch: int
+    incarnation: int
+    named: int
+    counted: int
+    reason: Uncounted | None
+    """Why it does not count."""
+
+
+class WhyResult(Answer):
+    """`sfnode log --why MEMBER --json`."""
+
+    run_id: str
+    member: int
+    origin: str
+    name: str | None
+    revoked: int | None
+    verdicts: list[Verdict]
 
 
 class Remeasured(Answer):

@@ -390,13 +390,7 @@ class Node:
         return self.engine
 
     def _watch(self, driver: Driver) -> None:
-        after_round = driver._after_round
-
-        def observed() -> None:
-            after_round()
-            self._changed.set()
-
-        driver._after_round = observed
+        driver.after_round.append(self._changed.set)
 
 
 class Swarm:

@@ -390,7 +390,7 @@ async def test_nobody_needs_updates_any_more_when_others_take_their_place_on_dis
         told.append((dict(stops), a.log.stop(a.feed)))
         await release.wait()
 
-    monkeypatch.setattr(a.driver, "_retreat", retreat)
+    monkeypatch.setattr(a.driver, "retreat", [retreat])
     run = replace(a.machine.run, organised=Authority(RUN.run_id, bytes(32), (), 1))
     monkeypatch.setattr(a.driver._store, "_run", run)
     others = [record(RUN, "b", [5]), record(RUN, "a", [1, 7, 8, 9], incarnation=1)]

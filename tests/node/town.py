@@ -69,10 +69,7 @@ class Relay(Generic[T]):
             machine(RUN, self.log.tails(), now=clock()),
             self.log,
             clock=clock,
-            advanced=lambda _: None,
-            retreat=_nobody_needs_them,
             continue_as=lambda _: None,
-            after_round=lambda: None,
         )
         self.book = AddressBook(name, known, (), Random(name))
         self.remembered: list[str] | None = None
@@ -117,10 +114,6 @@ class Relay(Generic[T]):
 
     def _remember(self, addresses: list[str]) -> None:
         self.remembered = addresses
-
-
-async def _nobody_needs_them(_: object) -> None:
-    pass
 
 
 class Town:

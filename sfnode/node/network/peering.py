@@ -70,6 +70,7 @@ class Peering:
         self.contacts_url = contacts_url
         self._transport = transport
         self._driver = driver
+        driver.on_fault.append(self._blame)
         self._topic = topic
         self._rostered = rostered
         self._own_record = own_record
@@ -146,7 +147,6 @@ class Peering:
     async def run(self) -> None:
         """Keep links until cancelled. Raises what a local fault raises, such as UserError DISK_FULL."""
         self._transport.on_link(self.serve)
-        self._driver.on_fault = self._blame
         self._start(self._keep_time())
         self._start(keep_running(self._transport, self._restarted, _now))
         try:

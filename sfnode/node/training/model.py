@@ -77,14 +77,14 @@ class LocalModel:
         *,
         load: Callable[[], Engine],
         caught_up: Callable[[], bool],
-        doubt: Callable[[], UserError | None],
-        left: Callable[[], float],
-        changed: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         """`load` loads the engine, on its thread; `caught_up` says whether what is trained now is the run's
-        model, and `doubt` what keeps this node from knowing what counts; `left` how many updates it may still
-        make. `changed` is called once the engine is loaded, and `fail` with the error that ends it."""
+        model; `fail` is called with the error that ends it."""
+        self.doubts: list[Callable[[], UserError | None]] = []
+        """Say what keeps this node from knowing what counts."""
+        self.limits: list[Callable[[], float]] = []
+        """Say how many updates it may still make."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
@@ -97,10 +97,9 @@ class LocalModel:
         self._bases = bases
         self._load = load
         self._caught_up = caught_up
-        self._doubt = doubt
-        self._left = left
-        self._changed = changed
         self._fail = fail
+        driver.advanced.append(self.follow)
+        driver.retreat.append(self.retreat)
 
     # -- living ------------------------------------------------------------------------------------
 
@@ -167,7 +166,7 @@ class LocalModel:
             queries=settings.queries_of(self._context.manifest.training) * batches_of(len(settings.devices)),
             steps=settings.steps,
             together=self._context.manifest.training.batch_updates,
-            left=self._left,
+            left=lambda: min((left() for left in self.limits), default=math.inf),
         )
         if self._bases:
             scheduler.hindered = partial(self._lacks_any, self._bases, thread)
@@ -194,7 +193,7 @@ class LocalModel:
         self.loaded = True
         log.info("model loaded")
         self._limiter.model_loaded()
-        self._changed()
+        self._driver.changed()
 
     def _on_result(self, order: Order, result: StepResult) -> None:
         self._limiter.step_done()  # before more is ordered
@@ -236,7 +235,7 @@ class LocalModel:
                 "the node has no model yet",
                 "Ask again once it trains: `sfnode status` says when.",
             )
-        if problem := self._doubt():
+        if problem := next(filter(None, (doubt() for doubt in self.doubts)), None):
             raise problem
         async with self._driver.between_rounds:
             frontier = self._machine.frontier

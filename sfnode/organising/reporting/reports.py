@@ -13,7 +13,7 @@ from typing import Protocol
 from sfnode.manifest import Manifest
 from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
+from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Evidence
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.owner_decisions import link_in
 from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted, Silence, alarms
@@ -123,13 +123,16 @@ class Reports:
         """Seals when it was last looked at, and the time at which the last one came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
         """Time since which updates wait without a decision, and of the next look at that."""
-        self._results = Results()
+        self._results = Results(manifest.training)
         self._verdict = self._results.verdict()
-        self._origins = MembersEvidence.of(manifest.training)
 
     @property
     def counting(self) -> Counting:
         return self._organised.counting
+
+    @property
+    def _members(self) -> dict[int, Evidence]:
+        return self._results.verdicts.evidence.members
 
     @property
     def elects(self) -> bool:
@@ -185,7 +188,7 @@ class Reports:
     def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
         counting = self.counting
-        number = counting.number(own) if own else None
+        member = self._member_of(own)
         return RunStatus(
             sealed=counting.sealed,
             counted=counting.counted,
@@ -193,12 +196,12 @@ class Reports:
             behind=self._organised.behind,
             seconds_since_seal=self._since_seal(now),
             organiser=organising.state.value if organising else None,
-            member=None if number is None else number // INCARNATIONS,
-            quota=None if number is None else self._organised.quota(number // INCARNATIONS),
-            room=None if number is None else self._organised.room(own),
+            member=member,
+            quota=None if member is None else self._organised.quota(member),
+            room=None if member is None else self._organised.room(own),
             health=self._health(),
-            evidence=None if number is None else self._evidence(number // INCARNATIONS),
-            announced=self._announced(),
+            evidence=self._evidence(member),
+            announced=next(reversed(self._look().announcements), None),
             term=self._feed.term,
             stand_ins=len(self._feed.stand_ins),
             stand_ins_here=len(self._organised.control.elections.present(now)),
@@ -223,13 +226,10 @@ class Reports:
         self._look()
         waits = now - self._waiting_since
         silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
-        own_number = self.counting.number(own) if own else None
-        own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
-        here, guarded = organising is not None, organising is not None and organising.guarded
-        feed, counting = self._feed, self.counting
-        restarted = organising.restarted if organising else None
-        about = self._verdict, feed, counting, silence, own_evidence
-        return alarms(*about, here=here, guarded=guarded, restarted=restarted)
+        about = self._verdict, self._feed, self.counting, silence, self._evidence(self._member_of(own))
+        if organising is None:
+            return alarms(*about, here=False)
+        return alarms(*about, here=True, guarded=organising.guarded, restarted=organising.restarted)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
@@ -386,11 +386,16 @@ class Reports:
             counted=self.counting.counts_of(number),
         )
 
-    def _evidence(self, member: int) -> EvidenceStatus | None:
+    def _member_of(self, own: Feed | None) -> int | None:
+        """Return the number of this node's member; None if it has none."""
+        number = self.counting.number(own) if own else None
+        return None if number is None else number // INCARNATIONS
+
+    def _evidence(self, member: int | None) -> EvidenceStatus | None:
         """Return the evidence about a member; None if nothing of it was measured."""
         self._look()
-        known = self._origins.members.get(member)
-        if known is None:
+        known = None if member is None else self._members.get(member)
+        if known is None or member is None:
             return None
         return EvidenceStatus(
             member=member,
@@ -408,7 +413,7 @@ class Reports:
 
     def _doubted(self) -> list[EvidenceStatus]:
         self._look()
-        members = self._origins.members
+        members = self._members
         found = sorted((m for m in members if not members[m].trusted), key=lambda m: members[m].useful)
         return [one for one in map(self._evidence, found[:DOUBTED]) if one]
 
@@ -423,10 +428,6 @@ class Reports:
             best=verdict.best,
             worse_than=list(verdict.worse_than),
         )
-
-    def _announced(self) -> str | None:
-        said = self._look().announcements
-        return said[-1] if said else None
 
     def sequel(self) -> str | None:
         """Return the link to the run as which this one goes on, as announced last; None if it was not."""
@@ -458,8 +459,7 @@ class Reports:
 
     def _harm_of(self, own: Feed) -> str:
         """Return what the figures say against an origin; empty if nothing is evident."""
-        number = self.counting.number(own)
-        found = None if number is None else self._evidence(number // INCARNATIONS)
+        found = self._evidence(self._member_of(own))
         if found is None or found.harmful_since is None:
             return ""
         loss = f"{-found.worth / WORTH_ONE:+.6f} by {found.updates} updates that were measured"
@@ -514,7 +514,6 @@ class Reports:
         results, read = self._results, self._results.read
         if results.follow(self._feed.entries).read != read:
             self._verdict = results.verdict()
-        self._origins.follow(self._feed.entries)
         return results
 
 

@@ -11,15 +11,21 @@ from sfnode.organising.evaluation.evidence import (
     RECOUNTED_FROM,
     TRUSTED_FROM,
     Evidence,
+    MembersEvidence,
 )
+from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
-from sfnode.organising.events import BasesMade, Evaluate, EvaluationEnded
+from sfnode.organising.events import Evaluate, EvaluationEnded, MakingEnded
 from sfnode.organising.feeds import OVERSIZED
+from sfnode.organising.guard import Guard
+from sfnode.organising.verdicts import Verdicts
 from sfnode.schema.evaluation import StepShare
+from sfnode.schema.node_state import Uncounted
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Admit,
+    Bases,
     Budget,
     Close,
     Recount,
@@ -110,6 +116,32 @@ def test_what_members_bring_is_measured_and_signed_before_the_seal_and_the_searc
     assert not run.measured[0].rows, "no row is searched along what is not known yet"
 
 
+@pytest.mark.parametrize(
+    ("eve", "times", "size", "epochs", "reason"),
+    [
+        (BAD, 1.0, 1.0, 1, Uncounted.UNPROVEN),
+        (BAD, 1.0, 1.0, 40, Uncounted.HARMFUL),
+        (GOOD, 100.0, 1.0, 1, Uncounted.OUTLIER),
+        (GOOD, 100.0, 1.0, 8, Uncounted.OFTEN_LARGE),
+        (GOOD, 1.0, 1.5 * OVERSIZED, 1, Uncounted.OVERSIZED),
+    ],
+)
+def test_who_reads_the_decisions_finds_why_a_seal_has_left_work_out(
+    eve: float, times: float, size: float, epochs: int, reason: Uncounted
+) -> None:
+    run, found = Organised(revokes=False), list[Uncounted | None]()
+    for _ in range(epochs):
+        run.epoch(eve, times=times, size=size)
+    read = Verdicts(MembersEvidence(), Guard(), guards=False)
+    for decision in run.bench.signed:
+        for feed in decision.skipped if isinstance(decision, Seal) else ():
+            told = run.bench.counting, lambda *_: False, Judgement()
+            found.append(read.on(feed, decision.epoch, *told))
+        read.take(decision)
+    assert found[-1] is reason
+    assert None not in found
+
+
 def test_work_that_the_evidence_does_not_speak_for_is_skipped_and_not_searched_along() -> None:
     run = Organised(revokes=False)
     assert [run.epoch(BAD).skipped for _ in range(2)] == [(EVE,)] * 2
@@ -194,7 +226,7 @@ def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_count
     run = Organised(revokes=False, bases=bytes(32), renew_updates=2 * 36 * len(NAMES))
     bench, waited = run.bench, wait(run)
     assert bench.making
-    bench.do(BasesMade(bytes([1]) * 32))
+    bench.do(MakingEnded(Bases, bytes([1]) * 32))
     bench.advance(4)
     assert bench.of(Close)[-1].moves == ()
     assert bench.of(Seal)[-1].epoch == bench.of(Close)[-1].epoch
@@ -210,7 +242,7 @@ def test_new_bases_do_not_end_a_run_before_what_waits_has_counted() -> None:
     bench.decide(Budget(bench.counting.counted + 140))
     for name in NAMES:
         bench.update(feed_of(name), 36)
-    bench.do(BasesMade(bytes([1]) * 32))
+    bench.do(MakingEnded(Bases, bytes([1]) * 32))
     while not bench.counting.complete:
         for plan in bench.plans[done:]:
             run.answer(plan, GOOD, 1.0)

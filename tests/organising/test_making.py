@@ -1,12 +1,13 @@
-"""Published bases are made anew at sealed weights, and the epoch that is open meanwhile ends with them."""
+"""Bases are made anew at sealed weights, and the epoch that is open meanwhile ends with them; checkpoints are
+signed of epochs that are settled, unless something else counts by then."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from sfnode.organising.events import BasesMade, EvaluationEnded
-from sfnode.organising.renewing import MAKE_AGAIN
-from sfprotocol.decisions import Bases, Close, Seal
+from sfnode.organising.events import EvaluationEnded, MakingEnded
+from sfnode.organising.making import MAKE_AGAIN, SETTLED, SUMMARISE_AGAIN
+from sfprotocol.decisions import Bases, Checkpoint, Close, Seal, Void
 from tests.organising.bench import UNEVALUATED, Bench, feed_of
 
 ANNE = feed_of("anne")
@@ -51,7 +52,7 @@ def test_they_serve_from_the_next_epoch_on_and_the_open_one_is_closed_with_what_
     run = bench()
     train(run, 200)
     run.update(ANNE, 20)
-    run.do(BasesMade(SECOND))
+    run.do(MakingEnded(Bases, SECOND))
     run.advance(4)
     assert run.of(Bases) == [Bases(3, SECOND)]
     assert [sum(move.steps for move in close.moves) for close in run.of(Close)] == [100, 100, 20]
@@ -72,7 +73,7 @@ def test_an_epoch_is_no_longer_than_its_bases_serve() -> None:
 def test_bases_that_could_not_be_made_are_tried_again_later() -> None:
     run = bench()
     train(run, 200)
-    run.do(BasesMade(None))
+    run.do(MakingEnded(Bases, None))
     run.advance(MAKE_AGAIN / 2)
     assert run.making == [1]
     run.advance(MAKE_AGAIN)
@@ -95,3 +96,78 @@ def test_bases_that_the_owner_publishes_for_a_later_subspace_cut_no_epoch_short(
         assert run.of(Bases) == [Bases(5, SECOND)]
         assert run.counting.open_epoch == 1
         assert run.counting.closed_updates(0) == 100
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------
+
+CHECKPOINTS = replace(UNEVALUATED, checkpoint_epochs=3)
+
+
+def epochs(run: Bench, count: int) -> None:
+    """Let so many epochs be closed and sealed."""
+    for _ in range(count):
+        run.update(ANNE, 100)
+        run.advance(4)
+
+
+def checkpoint(epoch: int, cores: int = 0) -> Checkpoint:
+    return Checkpoint(epoch, bytes(32), cores.to_bytes(32, "big"))
+
+
+def test_a_checkpoint_is_signed_every_few_seals_of_an_epoch_that_is_settled() -> None:
+    run = Bench(CHECKPOINTS).begin("anne")
+    epochs(run, SETTLED + 2)
+    assert not run.summarising
+    epochs(run, 1)
+    assert run.summarising == [2]
+    epochs(run, 3)
+    assert run.summarising == [2], "one at a time"
+    run.do(MakingEnded(Checkpoint, checkpoint(2)))
+    run.advance(4)
+    assert run.of(Checkpoint) == [checkpoint(2)]
+    assert run.summarising == [2, 5]
+    run.do(MakingEnded(Checkpoint, checkpoint(5)))
+    run.advance(60)
+    assert run.of(Checkpoint) == [checkpoint(2), checkpoint(5)]
+    assert run.summarising == [2, 5]
+
+
+def test_no_checkpoint_is_signed_of_what_a_decision_has_changed_meanwhile() -> None:
+    run = Bench(CHECKPOINTS).begin("anne")
+    epochs(run, SETTLED + 3)
+    run.decide(Void(1, 1, ()))
+    run.advance(2)
+    run.do(MakingEnded(Checkpoint, checkpoint(2)))
+    run.advance(4)
+    assert not run.of(Checkpoint)
+    assert run.summarising == [2, 2]
+    run.decide(Void(3, 3, ()))
+    run.do(MakingEnded(Checkpoint, checkpoint(2, cores=1)))
+    run.advance(4)
+    assert run.of(Checkpoint) == [checkpoint(2, cores=1)], "what comes after its epoch is no matter"
+
+
+def test_a_checkpoint_that_is_not_usable_any_more_is_replaced_at_once() -> None:
+    run = Bench(CHECKPOINTS).begin("anne")
+    epochs(run, SETTLED + 3)
+    run.do(MakingEnded(Checkpoint, checkpoint(2)))
+    run.advance(4)
+    run.decide(Void(0, 0, ()))
+    run.advance(4)
+    assert run.summarising == [2, 2]
+
+
+def test_a_checkpoint_that_cannot_be_worked_out_is_tried_again_later() -> None:
+    run = Bench(CHECKPOINTS).begin("anne")
+    epochs(run, SETTLED + 3)
+    run.do(MakingEnded(Checkpoint, None))
+    run.advance(SUMMARISE_AGAIN - 5)
+    assert run.summarising == [2]
+    run.advance(10)
+    assert run.summarising == [2, 2]
+
+
+def test_without_the_policy_no_checkpoint_is_signed() -> None:
+    run = Bench(replace(UNEVALUATED, checkpoint_epochs=None)).begin("anne")
+    epochs(run, 2 * SETTLED)
+    assert not run.summarising
