@@ -46,7 +46,7 @@ WHEN = 16
 @options.option(
     "--why",
     metavar="MEMBER",
-    help="Show what became of this member's work instead, and why: its number, name or key.",
+    help="Show what became of a member's work, and why: by number, name or key.",
 )
 @options.data_dir_option
 @options.as_of_now_option

@@ -213,7 +213,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "init.measure",
         "",
         "Load the model and measure it before the run starts: epsilon, scalar_delta, scalar_limit and a "
-        "first learning rate are chosen for it, but for those that you give (the built-in run keeps its "
+        "first learning rate are chosen for it, but those you give (the built-in run keeps its "
         "own), and numbers with which one update could wreck it are refused. That takes 1,000 "
         "example-forwards at most; a reward run writes some answers (docs/rewards.md).  [default: yes]",
         default=True,

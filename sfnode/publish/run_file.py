@@ -193,8 +193,8 @@ class RunFile(Answer):
     succession: Frame = ""
     """The last succession as it travels (SPEC O4), in hex; empty if there was none."""
     elections: Annotated[tuple[tuple[Hex32, Frame], ...], Field(max_length=MAX_TURNS)] = ()
-    """Decisions since then that show whom stand-ins have elected (SPEC O23), and who stood in, in order: the
-    chain hash before each, and it as it travels, in a Control message, in hex."""
+    """Decisions since then of elections (SPEC O23), and of who stood in: the chain hash before each, and a
+    Control message with it, in hex."""
     signature: Hex64 | None = None
     """The organiser's, over `sfnode-run-file` and all of the file before this field, which is the last one;
     null if the publisher had not its key."""
