@@ -497,9 +497,12 @@ STAND_INS: tuple[Scenario, ...] = (
     ),
     _standing(
         "stand-ins-false",
-        "Two of seven stand-ins flood, elect everybody, claim late terms, more than they hold, or silence.",
+        "Two of seven stand-ins flood, elect everybody, claim late terms, more than they hold, or silence, "
+        "while the others are parted.",
         faults.leader_falls(20),
-        faults.hand_over(150),
+        faults.split(80, 140, (3, 2)),
+        faults.hand_over(170),
+        faults.split(180, 230, (1, 4)),
         faults.flaps(5.0),
         attack=Attack("stand-in", actors=2, start=-1, renames=False),
     ),
