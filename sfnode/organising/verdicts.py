@@ -1,4 +1,4 @@
-"""Who is left out of a seal, and why: one answer, for the organiser and for whoever reads its decisions.
+"""Verdicts: who is left out of a seal, and why. One answer, for the organiser and for whoever reads its decisions.
 
 What is known of a feed's work in an epoch is a function of the control feed, in which what was measured is
 signed first (`evidence`), as is what is too large (`feeds`) and what was taken back (`guard`). Whose work
@@ -27,7 +27,7 @@ Brings = Callable[[int, int, Counting, range], bool]
 
 
 class Verdicts:
-    """What decisions have told of the members of a run, and what follows from it."""
+    """Verdicts on the members of a run, by what decisions have told, and what follows from it."""
 
     def __init__(
         self,

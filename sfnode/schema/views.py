@@ -145,7 +145,7 @@ class Origin(Answer):
     """Nats of validation loss that these have taken off by the organiser's figures, in units of 10^-9; None
     as long as nobody's were measured (as in an open run, and one of rewards), and of who is no member."""
     left_out: str | None = None
-    """Why its latest work does not count."""
+    """Reason for which its latest work does not count."""
     gain_share: float | None = None
     """Part that this has in all members' worths, each taken without its sign: -1 to 1; None as `worth`."""
     own: bool
