@@ -1,4 +1,4 @@
-"""Verdicts: who is left out of a seal, and why. One answer, for the organiser and for whoever reads its decisions.
+"""Verdicts: who is left out of a seal, and why, as the organiser and readers of its decisions find alike.
 
 What is known of a feed's work in an epoch is a function of the control feed, in which what was measured is
 signed first (`evidence`), as is what is too large (`feeds`) and what was taken back (`guard`). Whose work
