@@ -23,8 +23,7 @@ from sflab.baselines.clients import Clients, Setup
 from sflab.baselines.model_problem import ModelProblem
 from sflab.experiments import problem, results, seedflood
 from sflab.experiments.cell import Cell, Place
-from sflab.experiments.conditions import Conditions
-from sflab.experiments.problem import LoadedProblem
+from sflab.experiments.problem import Conditions, LoadedProblem
 from sflab.experiments.seedflood import SeedFlood
 from sfnode import __version__
 from sfnode.errors import Code, UserError

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.simulator.world import disk
 from sflab.simulator.world.computer import Computer, Hardware, Range
-from sflab.simulator.world.keys import origin_of, signing_key
 from sflab.simulator.world.oracle import Violation
-from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES
+from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES, origin_of, signing_key
 from sflab.simulator.world.world import World
 from sfnode.transport.conditions import CALM
 from sfnode.transport.memory import MemoryLink

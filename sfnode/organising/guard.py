@@ -37,8 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement
-from sfnode.organising.steps import IDLE_ROUNDS, idle_rounds
+from sfnode.organising.steps import IDLE_ROUNDS, Judgement, idle_rounds
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.metrics import measure_of, metric_of, result_in_words
 from sfnode.schema.organising import EpochEvaluation

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from sfnode.organising.admission import PendingPetitions
 from sfnode.organising.evaluation.evaluating import Evaluations
-from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.evaluation.searching import Search
 from sfnode.organising.events import Action, EvaluationEnded, Product
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
 from sfnode.organising.making import Making
 from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.organising.steps import Judge
 from sfnode.organising.verdicts import Verdicts
 from sfnode.organising.view import View
 from sfprotocol.counting import NEVER, Counting

@@ -14,10 +14,9 @@ from typing import Self
 from sfnode.manifest.training import Training
 from sfnode.organising import owner_decisions
 from sfnode.organising.evaluation.evidence import NEWCOMER, OFTEN, MembersEvidence
-from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
 from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.steps import IDLE_ROUNDS
+from sfnode.organising.steps import IDLE_ROUNDS, RECOUNTS_PER_SEAL, Judgement
 from sfnode.schema.node_state import Uncounted
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth

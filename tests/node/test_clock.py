@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from sfnode.errors import Code
-from sfnode.node.clock import ClockCheck
+from sfnode.node.outside import ClockCheck
 from sfnode.transport.base import TransportError
 from sfnode.transport.memory import MemoryTransport, Network
 

@@ -24,7 +24,7 @@ ALLOWED = {
     "node/samples.py": "how long answering took",
     "node/startup.py": "an event that a proof of work looks at",
     "node/training/engine_thread.py": "locks, and how long steps took",
-    "node/training/engine_loading.py": "a lock, and the secret of an owner's rows",
+    "node/training/model.py": "a lock, and the secret of an owner's rows",
     "node/training/limiter.py": "the processor time of this process",
     "peers/contacts.py": "a file and a page for people, with the date",
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sfnode.node import shutdown
-from sfnode.node.shutdown import LEAVE_GRACE, Shutdown
+from sfnode.node import readiness
+from sfnode.node.readiness import LEAVE_GRACE, Shutdown
 from sfprotocol.link import Link, LinkState
 from sfprotocol.messages import Feed
 from tests.node.helpers import machine, manifest
@@ -48,12 +48,12 @@ def test_from_a_complete_run_one_leaves_when_nothing_has_come_for_a_while_and_al
     link = door.link(LinkState.SYNCED)
     door.learn(1)
     assert not door.due_after(0)
-    assert not door.due_after(shutdown.SETTLE_TIME + 1)
+    assert not door.due_after(readiness.SETTLE_TIME + 1)
     link.agreement.agreed = True
     assert door.due_after(0)
     door.learn(1)
     assert not door.due_after(0)
-    assert door.due_after(shutdown.SETTLE_TIME + 1)
+    assert door.due_after(readiness.SETTLE_TIME + 1)
 
 
 def test_with_its_steps_made_one_leaves_when_they_are_handed_over() -> None:
@@ -75,11 +75,11 @@ def test_one_who_is_alone_leaves_when_nobody_has_come_for_a_moment() -> None:
     door.alone, door.done = True, False
     assert not door.due_after(60)
     door.done = True
-    assert not door.due_after(shutdown.SETTLE_TIME)
+    assert not door.due_after(readiness.SETTLE_TIME)
     door.alone = False
     assert not door.due_after(1)
     door.alone = True
-    assert not door.due_after(shutdown.SETTLE_TIME)
+    assert not door.due_after(readiness.SETTLE_TIME)
     assert door.due_after(1)
 
 

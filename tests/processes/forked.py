@@ -33,9 +33,9 @@ LIBRARIES = (
 )
 
 SHORTER = {
-    ("sfnode.node.network.contacts", "ALONE"): 2.0,
+    ("sfnode.node.contacts", "ALONE"): 2.0,
     ("sfnode.node.readiness", "BEGIN_ALONE"): 4.0,
-    ("sfnode.node.shutdown", "SETTLE_TIME"): 0.5,
+    ("sfnode.node.readiness", "SETTLE_TIME"): 0.5,
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
     ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,
     ("sfprotocol.elections", "BEAT"): 1.0,

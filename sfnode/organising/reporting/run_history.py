@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 from sfnode.manifest.training import Training
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement
+from sfnode.organising.steps import Judgement
 from sfnode.organising.verdicts import Verdicts
 from sfnode.printable import called
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked, Verdict

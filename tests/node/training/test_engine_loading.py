@@ -13,7 +13,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
-from sfnode.node.training.engine_loading import load_trainer
+from sfnode.node.training.model import load_trainer
 from sfnode.tasks import public_files
 from sfnode.tasks.public_files import Places
 from tests.node.helpers import Node, Swarm

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from sflab.experiments import attacks, problem
+from sflab.experiments import problem, seedflood
 from sflab.experiments.cell import Attack, Cell, Place
 from sflab.experiments.runner import run_cell
 from sfnode.errors import Code, UserError
@@ -22,7 +22,7 @@ def sent(attack: str, measured: list[int], **fields: object) -> list[int]:
     cell = small(network={"hostile": 0.5, "attack": attack}, **fields)
     found: list[int] = []
     for seed, scalar in enumerate(measured):
-        found.append(attacks.scalar_of(cell, LIMIT, found, seed, scalar))
+        found.append(seedflood.scalar_of(cell, LIMIT, found, seed, scalar))
     return found
 
 
@@ -54,8 +54,8 @@ def test_signs_of_a_coin_follow_from_the_seed_and_sizes_are_the_honest_ones_or_t
 
 def test_the_last_clients_are_hostile_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = small(network={"hostile": 0.6, "attack": "flip"})
-    assert attacks.hostile_clients(cell) == range(2, 4)
-    monkeypatch.setattr(attacks, "scalar_of", lambda *said: 1_000)
+    assert seedflood.hostile_clients(cell) == range(2, 4)
+    monkeypatch.setattr(seedflood, "scalar_of", lambda *said: 1_000)
     with running(cell) as run:
         run.step(0)
         assert [engine.sent[0] == 1_000 for engine in run.engine.clients] == [False, False, True, True]
@@ -69,13 +69,13 @@ def test_a_target_is_taught_by_rows_that_all_have_one_label(monkeypatch: pytest.
     cell = small(network={"hostile": 0.5, "attack": "target"})
     loaded = problem.load(cell, Place())
     field = loaded.task.label_field
-    assert {row[field] for row in attacks.shard_of("target", loaded.task, loaded.shards[3])} == {
+    assert {row[field] for row in seedflood.shard_of("target", loaded.task, loaded.shards[3])} == {
         next(iter(loaded.task.verbalizer))
     }
     assert len({row[field] for row in loaded.shards[3]}) == 2
     dealt: list[Sequence[Row]] = []
     monkeypatch.setattr(
-        attacks, "shard_of", lambda attack, task, rows: dealt.append(rows) or rows[: cell.batch_size]
+        seedflood, "shard_of", lambda attack, task, rows: dealt.append(rows) or rows[: cell.batch_size]
     )
     with running(cell) as run:
         odds = [engine.odds[1] for engine in run.engine.clients]

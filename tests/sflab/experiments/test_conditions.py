@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from sflab.experiments.cell import CellNetwork, Topology
-from sflab.experiments.conditions import Conditions
+from sflab.experiments.problem import Conditions
 
 
 @pytest.mark.parametrize("topology", get_args(Topology))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sflab.simulator.checks import fold
+from sflab.simulator import fold
 from sflab.simulator.world import oracle
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
