@@ -178,7 +178,7 @@ def _tuning(findings: StudyFindings) -> str:
 def _missing(findings: StudyFindings) -> Iterator[str]:
     missing = findings.missing()
     if missing:
-        lines = [f"- {one.part}: {describe(one.cell)}: {short(one.reason)}" for one in missing]
+        lines = [f"- {part}: {describe(cell)}: {short(reason)}" for part, cell, reason in missing]
         more = [f"- and {len(lines) - SHOWN_MISSING} more"] if len(lines) > SHOWN_MISSING else []
         yield "## What is missing"
         yield "\n".join(lines[:SHOWN_MISSING] + more)

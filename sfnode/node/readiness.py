@@ -1,5 +1,5 @@
-"""Beginning and leaving: whether a node has caught up with its run, so that what it trains is the run's model,
-and whether it may leave, as its neighbours have what it has.
+"""Beginning and leaving: whether a node has caught up with its run, so that what it trains is the run's
+model, and whether it may leave, as its neighbours have what it has.
 
 Reads the machine; it asks no peer, starts no training and closes nothing. Updates that no neighbour has taken
 when it leaves stay in the log and are handed over after the next start.
