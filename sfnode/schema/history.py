@@ -107,7 +107,7 @@ class Ranked(Answer):
     units of 10^-9."""
     revoked: bool
     left_out: str | None = None
-    """Reason for which its latest work does not count."""
+    """Verdict against its latest work."""
 
 
 class Verdict(Answer):
@@ -118,7 +118,7 @@ class Verdict(Answer):
     named: int
     counted: int
     reason: Uncounted | None
-    """Reason for which it does not count."""
+    """Verdict against it."""
 
 
 class WhyResult(Answer):
