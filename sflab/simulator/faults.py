@@ -585,12 +585,7 @@ def heal(world: World, hardware: Hardware) -> None:
         for link in node.links:
             link.out.stall(False)
         restart(world, node)
-    if world.left and not world.managed:
-        _close_ring(world)
-
-
-def _close_ring(world: World) -> None:
-    """Link all nodes in a ring: a node that left may have been the only path between others."""
-    for one, other in pairwise(list(world.staying())):
-        if not world.linked(one, other):
-            world.want(one, other)
+    if world.left and not world.managed:  # who left may have been the only path between others
+        for one, other in pairwise(list(world.staying())):
+            if not world.linked(one, other):
+                world.want(one, other)

@@ -173,15 +173,10 @@ class StudyFindings:
             if self._finished(cell) is None
         ]
 
-    def _trials(self) -> list[Cell]:
-        return study.trials(self.study, self._found, self._failed)
-
     def _wanted(self) -> dict[str, tuple[str, Cell]]:
-        trials = ((cell.name, ("tuning", cell)) for cell in self._trials())
-        entries = (
-            ((cell or entry.cell).name, (entry.part, cell or entry.cell)) for entry, cell in self._entries
-        )
-        wanted = dict(trials)
-        for name, value in entries:
-            wanted.setdefault(name, value)
+        trials = study.trials(self.study, self._found, self._failed)
+        entries = ((entry.part, cell or entry.cell) for entry, cell in self._entries)
+        wanted: dict[str, tuple[str, Cell]] = {}
+        for part, cell in (*(("tuning", trial) for trial in trials), *entries):
+            wanted.setdefault(cell.name, (part, cell))
         return wanted

@@ -51,7 +51,7 @@ class MachineUsage:
         self._gpus: dict[str, Nvidia | None] = {}
         """Sensors of the GPUs that were looked for, by device."""
 
-    def look(self) -> MachineStatus:
+    def __call__(self) -> MachineStatus:
         """Return the usage as of now, that of the CPU since earlier looks. Takes a millisecond."""
         used = self._daemon.used()
         return MachineStatus(
@@ -97,11 +97,6 @@ def _read(gpu: Nvidia | None, sensor: str) -> float | None:
         return None
 
 
-def system_usage(*devices: str) -> Callable[[], MachineStatus]:
-    """Return what tells the usage of this machine by a node that computes on these devices."""
-    return MachineUsage(*devices).look
-
-
 @dataclass(frozen=True, slots=True)
 class Outside:
     """Everything that a node takes from outside."""
@@ -114,7 +109,7 @@ class Outside:
     """The date, for what is allowed each day."""
     sensors: Callable[..., Sensors] = Sensors
     """Makes the sensors of the owner's limits, given the devices."""
-    usage: Callable[..., Callable[[], MachineStatus]] = system_usage
+    usage: Callable[..., Callable[[], MachineStatus]] = MachineUsage
     """Makes what shows the usage of the machine, given the devices."""
     verify: Verify = verifies
     """Checks the signatures of segments."""

@@ -104,12 +104,10 @@ class Readiness:
             self._met_at = self._look_at = min(now, self._met_at)
         if now >= self._look_at:
             self._look_at = now + ASK_TIMEOUT / LOOKS
-            worth = [self._is_worth_waiting(link, now) for link in self._synced()]  # of each, not the first
+            links = [link for link in self._machine.links.values() if link.synced]
+            worth = [self._is_worth_waiting(link, now) for link in links]  # of each, not the first
             self._behind = any(worth)
         return not self._behind
-
-    def _synced(self) -> list[Link]:
-        return [link for link in self._machine.links.values() if link.synced]
 
     def _is_worth_waiting(self, link: Link, now: float) -> bool:
         """Whether this neighbour is ahead of us, and what it claims comes."""

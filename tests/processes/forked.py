@@ -45,7 +45,7 @@ SHORTER = {
     ("sfprotocol.petitions", "REPEAT_TIME"): 2.0,
 }
 """Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
-tested with clocks (`test_shutdown.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""
+tested with clocks (`test_readiness.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 _forking = get_context("forkserver")
