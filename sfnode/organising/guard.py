@@ -127,7 +127,7 @@ class SealResult(NamedTuple):
 
 def rise(before: SealResult, after: SealResult) -> tuple[float, float]:
     """Return by how many nats the mean loss has risen, and the standard error: row by row, if the rows of
-    both are known; else that of two independent samples, which is larger; infinite if those of neither are."""
+    both are known; else that of two independent samples, a larger one; infinite if those of neither are."""
     if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
         numbers = math.isfinite(before.loss) - math.isfinite(after.loss)
         return (math.copysign(math.inf, numbers) if numbers else 0.0), 0.0
