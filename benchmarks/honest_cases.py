@@ -23,7 +23,7 @@ from random import Random
 
 from sflab.simulator.world import engine, runs, world
 from sflab.simulator.world.computer import Computer
-from sflab.simulator.world.topology import regular
+from sflab.simulator.world.runs import regular
 from sfnode.manifest import Manifest
 from sfnode.node.organising import Organising
 from sfnode.organising.evaluation.line_search import SearchResult

@@ -44,7 +44,7 @@ HOSTILE, ORGANISER = "hostile", "organiser"
 
 def be_hostile(attack: str) -> None:
     """Change what the engine of this process measures, and run the command line."""
-    from sflab.experiments.attacks import shard_of
+    from sflab.experiments.seedflood import shard_of
     from sfnode.cli.main import main
     from sfnode.engine.trainer import Trainer
     from sfnode.tasks import dataset

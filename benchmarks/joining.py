@@ -19,8 +19,7 @@ from random import Random
 from unittest.mock import patch
 
 from sflab.simulator.world.computer import Computer
-from sflab.simulator.world.runs import OPEN_RUN
-from sflab.simulator.world.topology import TOPOLOGIES
+from sflab.simulator.world.runs import OPEN_RUN, TOPOLOGIES
 from sflab.simulator.world.trace import Traffic
 from sflab.simulator.world.world import World
 from sfprotocol import joining

@@ -13,13 +13,12 @@ import sys
 from contextlib import closing
 from random import Random
 
-from sflab.simulator import report
-from sflab.simulator.checks import invariants
+from sflab.simulator import invariants, runner
 from sflab.simulator.faults import Fault, churn
 from sflab.simulator.runner import Run, simulate
 from sflab.simulator.scenarios import ATTACKS, Load, Scenario
 from sflab.simulator.world.computer import Hardware
-from sflab.simulator.world.topology import TOPOLOGIES
+from sflab.simulator.world.runs import TOPOLOGIES
 from sflab.simulator.world.trace import Traffic, quantiles
 from sflab.simulator.world.world import World
 from sfnode.transport.conditions import CALM, HALF_ROUND_TRIP, Conditions
@@ -113,12 +112,12 @@ def catching_up(seed: int) -> float:
 
 def attacks(seed: int) -> int:
     """The table of attacks; how many were not survived."""
-    print(f"\n{report.HEADING}")
+    print(f"\n{runner.HEADING}")
     failures = 0
     for scenario in ATTACKS:
         outcome = simulate(scenario, seed)
         failures += outcome.failure is not None
-        print(report.line(outcome), flush=True)
+        print(runner.line(outcome), flush=True)
     return failures
 
 

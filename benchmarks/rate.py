@@ -34,7 +34,7 @@ from sfnode.store.replay import changes
 from sfnode.store.run_keys import RunKeys
 from sfnode.swarm.local_swarm import LocalSwarm
 from sfprotocol.weighing import once
-from tests.node.training.test_engine_loading import ROWS, make_model
+from tests.node.training.test_model import ROWS, make_model
 
 LEAST_RATE = 1000.0
 """Updates a second that count."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+METAVARS: dict[Any, str] = {int: "COUNT", float: "NUMBER", str: "NAME"}
+
+
 def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
     """Return an option for every field of a cell, with the field's words; those in `several` may be repeated.
     Of `options` each is given by name, as --option."""
@@ -45,7 +48,7 @@ def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
             if name in several:
                 shown |= {"default": (field.default,), "multiple": True}
             flag = f"--{name.replace('_', '-')}"
-            metavar = {} if isinstance(kind, click.Choice) else {"metavar": _metavar(field.annotation)}
+            metavar = {} if isinstance(kind, click.Choice) else {"metavar": METAVARS[field.annotation]}
             text = " ".join((field.description or "").split("\n"))
             function = option(flag, type=kind, help=text, **shown, **metavar)(function)
         return function
@@ -60,10 +63,6 @@ def _kind(field: Any) -> Any:
         return click.STRING
     least, most = bound(field.metadata, "ge"), bound(field.metadata, "le")
     return click.FLOAT if field.annotation is float else click.IntRange(least, most)
-
-
-def _metavar(kind: Any) -> str:
-    return {int: "COUNT", float: "NUMBER", str: "NAME"}[kind]
 
 
 def results_option(default: str, what: str) -> Callable[[F], F]:

@@ -1,4 +1,4 @@
-"""The model, the rows and the shards of a cell, as all methods share them.
+"""The model, the rows, the shards and the network of a cell, as all methods share them.
 
 Rows come from where a run of `sfnode init` with the same options would take them. Validation rows are set
 apart from the training rows (SPEC R9); test rows have a source of their own. This module knows no methods.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -19,9 +20,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from sflab.experiments.cell import Cell, Place, Problem
-from sflab.simulator.world.keys import origin_of, signing_key
-from sflab.simulator.world.runs import ORGANISER
+from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
+from sflab.simulator.world.runs import ORGANISER, TOPOLOGIES, origin_of, signing_key
 from sfnode.engine import forward
 from sfnode.engine.devices import usable_device
 from sfnode.engine.loading import load_model
@@ -212,3 +212,49 @@ def _by_classes(
             rows.append(left[random.choices(classes, shares)[0]].pop())
         found.append(rows)
     return found
+
+
+# -- the network, round by round ----------------------------------------------------------------
+
+
+Pair = tuple[int, int]
+
+
+class Conditions:
+    """A cell's network, round by round."""
+
+    def __init__(self, network: CellNetwork, seed: int) -> None:
+        self.network = network
+        self._seed = seed
+        self._fixed = None if network.topology == "changing" else self._pairs(0)
+
+    def links(self, number: int) -> list[Pair]:
+        """Return the links of round `number`, those of clients that are away among them."""
+        return self._pairs(number) if self._fixed is None else self._fixed
+
+    def edges(self, number: int) -> list[Pair]:
+        """Return the links of round `number` between clients that are there."""
+        there = self.present(number)
+        return [(a, b) for a, b in self.links(number) if there[a] and there[b]]
+
+    def present(self, number: int) -> NDArray[np.bool_]:
+        """Return which clients are there in round `number`, (clients,)."""
+        random = Random(f"{self._seed}/away/{number}")
+        return np.array([random.random() >= self.network.churn for _ in range(self.network.clients)])
+
+    def steps_by(self, number: int) -> NDArray[np.int64]:
+        """Return how many steps each client makes, (clients,), while the slowest one makes its step
+        `number`; speeds lie evenly between those of the slowest and the fastest client."""
+        speeds = np.linspace(1.0, self.network.speeds, self.network.clients)
+        made: NDArray[np.int64] = np.floor((number + 1) * speeds).astype(np.int64)
+        return made - np.floor(number * speeds).astype(np.int64)
+
+    def _pairs(self, number: int) -> list[Pair]:
+        clients, topology = self.network.clients, self.network.topology
+        if topology == "complete":
+            return list(combinations(range(clients), 2))
+        names = [str(client) for client in range(clients)]
+        draw = TOPOLOGIES["random" if topology == "changing" else topology]
+        pairs = draw(names, Random(f"{self._seed}/{topology}/{number}"))
+        found = {(min(a, b), max(a, b)): None for a, b in ((int(a), int(b)) for a, b in pairs)}
+        return [pair for pair in found if pair[0] != pair[1]]

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -23,8 +23,7 @@ from sflab.baselines.clients import Clients, Setup
 from sflab.baselines.model_problem import ModelProblem
 from sflab.experiments import problem, results, seedflood
 from sflab.experiments.cell import Cell, Place
-from sflab.experiments.conditions import Conditions
-from sflab.experiments.problem import LoadedProblem
+from sflab.experiments.problem import Conditions, LoadedProblem
 from sflab.experiments.seedflood import SeedFlood
 from sfnode import __version__
 from sfnode.errors import Code, UserError
@@ -37,35 +36,30 @@ SEEDFLOOD = "seedflood"
 Method = Clients | SeedFlood
 
 
-class Range(NamedTuple):
-    """Values that an option can have, both ends among them."""
+WHOLE = True
 
-    least: float
-    most: float
-    whole: bool = False
-
-
-RANGES = {
-    "organised": Range(0, 1, whole=True),
-    "budget": Range(1, (1 << 32) - 1, whole=True),
-    "guard": Range(0, 1, whole=True),
-    "search": Range(0, 1, whole=True),
-    "renew": Range(0, 1 << 32, whole=True),
-    "scalar_bits": Range(8, 16, whole=True),
-    "scalar_delta": Range(0, 1 << 32),
-    "scalar_limit": Range(1, (1 << 15) - 1, whole=True),
-    "segment_updates": Range(0, 1 << 32, whole=True),
-    "subspace_epochs": Range(1, 1 << 32, whole=True),
-    "keep": Range(0, 1),
-    "origins": Range(0, 1, whole=True),
-    "gamma": Range(0, 1),
-    "outer_rate": Range(0, 1 << 32),
-    "momentum": Range(0, 1),
-    "weight_decay": Range(0, 1 << 32),
-    "threshold": Range(0, 1 << 32),
-    "candidates": Range(1, 1 << 24, whole=True),
+RANGES: Mapping[str, tuple[float, float, bool]] = {
+    "organised": (0, 1, WHOLE),
+    "budget": (1, (1 << 32) - 1, WHOLE),
+    "guard": (0, 1, WHOLE),
+    "search": (0, 1, WHOLE),
+    "renew": (0, 1 << 32, WHOLE),
+    "scalar_bits": (8, 16, WHOLE),
+    "scalar_delta": (0, 1 << 32, False),
+    "scalar_limit": (1, (1 << 15) - 1, WHOLE),
+    "segment_updates": (0, 1 << 32, WHOLE),
+    "subspace_epochs": (1, 1 << 32, WHOLE),
+    "keep": (0, 1, False),
+    "origins": (0, 1, WHOLE),
+    "gamma": (0, 1, False),
+    "outer_rate": (0, 1 << 32, False),
+    "momentum": (0, 1, False),
+    "weight_decay": (0, 1 << 32, False),
+    "threshold": (0, 1 << 32, False),
+    "candidates": (1, 1 << 24, WHOLE),
 }
-"""Ranges of all options. 2^32 is more than anybody means; 2^24 candidates take 128 MiB."""
+"""Least and largest values of all options, and whether they are whole numbers. 2^32 is more than
+anybody means; 2^24 candidates take 128 MiB."""
 
 OPTIONS = RANGES.keys() - {option for one in registry.METHODS.values() for option in one.options}
 """Names of SeedFlood's options (`Cell.options`); docs/experiments.md explains them."""

@@ -19,10 +19,8 @@ from typing import Any, cast
 import numpy as np
 
 from sflab.baselines.clients import EdgeTraffic
-from sflab.experiments import attacks
 from sflab.experiments.cell import Cell
-from sflab.experiments.conditions import Conditions
-from sflab.experiments.problem import LoadedProblem, organiser_key
+from sflab.experiments.problem import Conditions, LoadedProblem, organiser_key
 from sflab.experiments.shared_engine import ClientEngine, Measured, SharedEngine
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.engine import IntegerEngine
@@ -30,6 +28,7 @@ from sflab.simulator.world.world import World
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
+from sfnode.manifest.task import Task
 from sfnode.models import bases
 from sfnode.node.training.step_scheduler import StepScheduler
 from sfnode.organising.policy import Admission, OrganiserPolicy
@@ -38,6 +37,7 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
+from sfnode.tasks.dataset import Row
 from sfnode.tasks.mini_batches import Shard
 from sfnode.transport import conditions
 from sfnode.transport.conditions import Latency
@@ -45,6 +45,7 @@ from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Admit, Budget
 from sfprotocol.host import Effect, Send
 from sfprotocol.messages import Control, ControlWant, Feed, Have, Prune, Segment, Want
+from sfprotocol.seeds import derive_key
 from sfprotocol.weighing import NOTHING, differences
 
 COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
@@ -158,7 +159,7 @@ class SeedFlood:
         """`log`: the empty folder in which the node at client 0 is to leave its data in the end."""
         self._cell, self._problem, self._log = cell, problem, log
         self._done = 0
-        self._hostile = attacks.hostile_clients(cell)
+        self._hostile = hostile_clients(cell)
         self._conditions = Conditions(cell.network, cell.seed)
         manifest = node_manifest(problem.manifest)
         if log:
@@ -236,7 +237,7 @@ class SeedFlood:
         self.engine = SharedEngine(problem, first.layout.bases if problem.bases else None)
         dealt, size = list(problem.shards), manifest.training.batch_size
         for number in self._hostile:
-            dealt[number] = attacks.shard_of(self._cell.network.attack, problem.task, dealt[number])
+            dealt[number] = shard_of(self._cell.network.attack, problem.task, dealt[number])
         for client, rows in zip(self.clients, dealt, strict=True):
             shard = Shard(problem.task, problem.loaded.tokenizer, rows, size, lambda: problem.public)
             client.trains = self.engine.add(shard, partial(self._disclosed, client.number))
@@ -261,7 +262,7 @@ class SeedFlood:
         if client not in self._hostile:
             return measured
         limit = self._problem.manifest.training.scalar_limit
-        return attacks.scalar_of(self._cell, limit, sent, seed, measured)
+        return scalar_of(self._cell, limit, sent, seed, measured)
 
     def _wait(self, until: Callable[[], bool], look: float = LOOK) -> None:
         """Let time pass until something is so, which it is in the end."""
@@ -434,3 +435,52 @@ def _take(folder: Path, manifest: Manifest) -> None:
                 f"{folder} is not empty, and the log of a simulated run takes a folder of its own",
                 "Name a new folder with --write-log.",
             )
+
+
+# -- clients that are admitted and harm ---------------------------------------------------------
+
+
+LAZY = 4
+"""Updates that a lazy client makes of one measurement."""
+
+
+def hostile_clients(cell: Cell) -> range:
+    """Return the numbers of the hostile clients: the last ones."""
+    clients = cell.network.clients
+    return range(clients - int(cell.network.hostile * clients), clients)
+
+
+def shard_of(attack: str, task: Task, rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows that a hostile client measures on. Raises UserError BAD_OPTION for `target` where rows
+    have no classes."""
+    if attack != "target":
+        return rows
+    if not task.labelled:
+        raise UserError(
+            Code.BAD_OPTION,
+            "rows of this task have no classes, and `target` teaches a wrong one",
+            "Choose another --attack.",
+        )
+    label: dict[str, Any] = {task.label_field: next(iter(task.verbalizer))}
+    return [{**row, **label} for row in rows]
+
+
+def scalar_of(cell: Cell, limit: int, sent: Sequence[int], seed: int, measured: int) -> int:
+    """Return what a hostile client sends that has `sent` these scalars before; `limit` is the largest."""
+    coin = 1 - 2 * (derive_key(b"sfnode simulated attack", seed.to_bytes(8, "big")) & 1)
+    match cell.network.attack:
+        case "random":
+            return coin * abs(measured)
+        case "flip":
+            return -measured
+        case "turncoat":
+            return -measured if 2 * len(sent) >= cell.steps else measured
+        case "scale":
+            return limit if measured < 0 else -limit
+        case "noise":
+            return coin * limit
+        case "constant":
+            return sent[0] if sent else measured
+        case "lazy":
+            return sent[len(sent) // LAZY * LAZY] if len(sent) % LAZY else measured
+    return measured

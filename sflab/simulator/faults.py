@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.simulator.world import disk
 from sflab.simulator.world.computer import Computer, Hardware, Range
-from sflab.simulator.world.keys import origin_of, signing_key
 from sflab.simulator.world.oracle import Violation
-from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES
+from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES, origin_of, signing_key
 from sflab.simulator.world.world import World
 from sfnode.transport.conditions import CALM
 from sfnode.transport.memory import MemoryLink
@@ -586,12 +585,7 @@ def heal(world: World, hardware: Hardware) -> None:
         for link in node.links:
             link.out.stall(False)
         restart(world, node)
-    if world.left and not world.managed:
-        _close_ring(world)
-
-
-def _close_ring(world: World) -> None:
-    """Link all nodes in a ring: a node that left may have been the only path between others."""
-    for one, other in pairwise(list(world.staying())):
-        if not world.linked(one, other):
-            world.want(one, other)
+    if world.left and not world.managed:  # who left may have been the only path between others
+        for one, other in pairwise(list(world.staying())):
+            if not world.linked(one, other):
+                world.want(one, other)

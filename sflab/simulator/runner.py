@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import random
+import secrets
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from random import Random
 from types import FrameType
 from typing import Any, TextIO
 
-from sflab.simulator.adversaries.actors import KINDS, Attack
-from sflab.simulator.adversaries.turncoats import TURNCOATS, FalseStandIn
-from sflab.simulator.checks import invariants, organised_runs
+import psutil
+
+from sflab.simulator import invariants, organised_runs
+from sflab.simulator.actors import KINDS, Attack
 from sflab.simulator.faults import FaultTime, heal
-from sflab.simulator.guard import guarded
 from sflab.simulator.scenarios import Scenario
+from sflab.simulator.turncoats import TURNCOATS, FalseStandIn
 from sflab.simulator.world import runs
-from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
-from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
+from sflab.simulator.world.runs import MANAGED, TOPOLOGIES, signing_key
 from sflab.simulator.world.trace import quantiles
 from sflab.simulator.world.world import World
 from sfnode.manifest import Manifest
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.printable import command
+from sfnode.virtual_time import NotInVirtualTimeError
 from sfprotocol.decisions import Budget, StandIn, StandIns
 
 STAGGER = 1.0
@@ -439,3 +449,135 @@ def simulate(scenario: Scenario, seed: int, **options: Any) -> Outcome:
     """Run `scenario` once; `options` as of `Run`."""
     with Run(scenario, seed, **options) as run:
         return run.outcome()
+
+
+# -- what would be otherwise the next time is not asked for -------------------------------------
+
+
+ASKING: tuple[tuple[Any, str], ...] = (
+    *((time, name) for name in ("time", "monotonic", "perf_counter", "process_time", "sleep")),
+    *((secrets, name) for name in ("token_bytes", "token_hex", "randbits", "randbelow")),
+    *((os, name) for name in ("urandom", "getpid")),
+    *((uuid, name) for name in ("uuid1", "uuid4")),
+    *((psutil, name) for name in ("Process", "cpu_times", "virtual_memory", "process_iter")),
+    *((tempfile, name) for name in ("mkstemp", "mkdtemp", "gettempdir", "TemporaryDirectory")),
+    *((socket, name) for name in ("getaddrinfo", "create_connection")),
+    (random, "SystemRandom"),
+    (subprocess, "Popen"),
+    (threading.Thread, "start"),
+)
+"""What asks the system for the time, for chance, for what else runs here, or takes real time."""
+
+HARMLESS = {
+    "sfnode.store.data_folder": "the lock of a folder has the process in it, and waits for who only asks",
+    "sfnode.store.identity": "a key is written under a name that nobody sees, and renamed",
+    "sfnode.node.training.engine_thread": "how long steps take counts where the owner limits it",
+    "sfnode.node.training.limiter": "the same of this process",
+    "sfnode.peers.contacts": "a file for people says when it was written",
+    "sfnode.node.state": "the status tells the process",
+}
+"""Modules that may ask, as nothing that a node does follows from it."""
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Have `sfnode` ask the system for nothing meanwhile. What it calls, such as SQLite, may."""
+    before = [(module, name, getattr(module, name)) for module, name in ASKING]
+    try:
+        for module, name, function in before:
+            setattr(module, name, _refusing(f"{module.__name__}.{name}", function))
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*arguments: Any, **settings: Any) -> Any:
+        asking = sys._getframe(1).f_globals["__name__"]
+        if asking.startswith("sfnode.") and asking not in HARMLESS:
+            raise NotInVirtualTimeError(f"{asking} calls {name}: it is given that by its surroundings")
+        return function(*arguments, **settings)
+
+    return refuse
+
+
+# -- the outcome as text ------------------------------------------------------------------------
+
+
+def lines(outcome: Outcome) -> list[str]:
+    """Return the outcome in lines: what happened, what it cost, and if it failed why and how to repeat it."""
+    head = f"{outcome.scenario}: {outcome.nodes} nodes, {outcome.topology}, seed {outcome.seed}"
+    said = [f"{head}: {'FAILED' if outcome.failure else 'ok'}"]
+    said += _result(outcome)
+    said += _elections(outcome)
+    said += _costs(outcome)
+    if outcome.failure:
+        said += _why(outcome)
+    return said
+
+
+def line(outcome: Outcome) -> str:
+    """Return the outcome in one line."""
+    settled = "-" if outcome.settled is None else f"{outcome.settled:.1f}"
+    failed = f"  FAILED [{outcome.failure.checker}]" if outcome.failure else ""
+    return (
+        f"{outcome.scenario:<20} {outcome.updates:>8,} {100 * outcome.delivered:>8.2f} {settled:>8} "
+        f"{outcome.latency_p50:>7.3f} "
+        f"{outcome.latency_p99:>7.3f} {outcome.latency_max:>7.3f} {outcome.copies:>7.2f} "
+        f"{outcome.peak_entries:>8,} {outcome.bytes_in:>9,.0f} {outcome.bytes_out:>9,.0f}{failed}"
+    )
+
+
+HEADING = (
+    f"{'scenario':<20} {'updates':>8} {'there %':>8} {'equal s':>8} {'p50 s':>7} {'p99 s':>7} {'max s':>7} "
+    f"{'copies':>7} {'entries':>8} {'in B/s':>9} {'out B/s':>9}"
+)
+
+
+def _result(outcome: Outcome) -> list[str]:
+    settled = "not equal" if outcome.settled is None else f"all equal {outcome.settled:.1f} s after the end"
+    forks = f", {outcome.forks} forked feeds" if outcome.forks else ""
+    return [
+        f"  {outcome.updates:,} updates{forks}, {outcome.deliveries:,} deliveries; "
+        f"{100 * outcome.delivered:.2f} % was everywhere when the faults ended; {settled}",
+        f"  delivery  median {outcome.latency_p50:.3f} s, 99 % {outcome.latency_p99:.3f} s, "
+        f"slowest {outcome.latency_max:.3f} s",
+    ]
+
+
+def _elections(outcome: Outcome) -> list[str]:
+    if not outcome.elections:
+        return []
+    led, counted = (
+        ", ".join(f"{seconds:.0f}" for seconds in found) for found in (outcome.elections, outcome.counting)
+    )
+    return [
+        f"  elections {led} s from the death of whoever organised; more updates counted after {counted} s"
+    ]
+
+
+def _costs(outcome: Outcome) -> list[str]:
+    kinds = ", ".join(
+        f"{kind} {count:,} ({outcome.bytes[kind]:,} B)" for kind, count in outcome.messages.items()
+    )
+    drops = ", ".join(f"{count} x {fault}" for fault, count in outcome.drops.items())
+    return [
+        f"  copies    {outcome.copies:.2f} per delivery",
+        f"  sent      {kinds}",
+        f"  a node    {outcome.bytes_in:,.0f} B/s in, {outcome.bytes_out:,.0f} B/s out; "
+        f"at most {outcome.peak_entries:,} entries in its tables",
+        *([f"  dropped   {drops}"] if drops else []),
+        f"  simulated {outcome.steps:,} steps in {outcome.wall:.1f} s; trace {outcome.trace_hash}",
+    ]
+
+
+def _why(outcome: Outcome) -> list[str]:
+    failure = outcome.failure
+    assert failure
+    return [
+        f"  [{failure.checker}] {failure.what}",
+        f"  at {failure.when:.3f} s; the last entries of the nodes concerned:",
+        *(f"    {entry}" for entry in failure.trace),
+        f"  again with: {outcome.command}",
+    ]

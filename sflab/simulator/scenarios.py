@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sflab.simulator import faults
-from sflab.simulator.adversaries.actors import Attack
+from sflab.simulator.actors import Attack
 from sflab.simulator.faults import Fault
 from sflab.simulator.world.computer import Hardware
-from sflab.simulator.world.topology import MANAGED
+from sflab.simulator.world.runs import MANAGED
 from sfnode.transport.conditions import CALM, Conditions, Latency
 
 

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok, problem, refused
 from sfnode.errors import Code, UserError
@@ -39,12 +38,8 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 """A file that exists if a driver of Nvidia is loaded, whether torch can use it or not."""
 
 
-class Size(NamedTuple):
-    """The number of parameters of a model."""
-
-    parameters: int
-    exact: bool
-    """Whether all are counted, and not only those that the run trains."""
+Size = tuple[int, bool]
+"""The number of parameters of a model, and whether all are counted, and not only those that are trained."""
 
 
 def look_at_memory() -> CheckFinding:
@@ -161,19 +156,18 @@ def _fit_on(case: CheckedCase, size: Size, name: str) -> CheckFinding | None:
 def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> CheckFinding:
     from sfnode.resources import memory
 
-    weights = memory.weights(size.parameters, dtype) * replicas
-    least = "" if size.exact else "at least "
+    parameters, exact = size
+    weights = memory.weights(parameters, dtype) * replicas
+    least = "" if exact else "at least "
     often = f", {replicas} times," if replicas > 1 else ""
     what = (
-        f"the model has {least}{_count(size.parameters)} parameters and{often} takes "
+        f"the model has {least}{_count(parameters)} parameters and{often} takes "
         f"{least}{size_text(weights)} in {dtype}, and a node {size_text(PROCESS)} besides; {size_text(free)} "
         f"are free on {device}"
     )
     if weights <= free - PROCESS:
         return ok(Subject.MODEL_FIT, what)
-    fitting = [
-        fit.dtype for fit in memory.largest(free, PROCESS) if size.parameters * replicas <= fit.parameters
-    ]
+    fitting = [fit.dtype for fit in memory.largest(free, PROCESS) if parameters * replicas <= fit.parameters]
     narrower = f"It would fit with --dtype {' or '.join(fitting)}. Otherwise close" if fitting else "Close"
     return problem(
         Subject.MODEL_FIT,
@@ -192,14 +186,14 @@ def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
 
     named = case.source or (manifest.model.source if manifest else "")
     if named and shapes.is_shape(named):
-        return Size(shapes.parameters(shapes.describe(named)), True)
+        return shapes.parameters(shapes.describe(named)), True
     folder = _folder(case, manifest)
     if folder is not None:
-        return Size(_stored(folder), True)
+        return _stored(folder), True
     if manifest is None:
         return None
     targets = manifest.model.parsed_targets()
-    return Size(sum(target.out_features * target.in_features for target in targets), False)
+    return sum(target.out_features * target.in_features for target in targets), False
 
 
 def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:

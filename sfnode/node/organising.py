@@ -20,7 +20,6 @@ from sfnode.node.readiness import Readiness
 from sfnode.node.run_context import RunContext
 from sfnode.organising import admission
 from sfnode.organising.evaluation.evidence import SCORED_ROUNDS
-from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.events import (
     Action,
@@ -39,6 +38,7 @@ from sfnode.organising.events import (
 from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, Admission, is_wary, policy_of
 from sfnode.organising.reporting.alarms import Restarted
+from sfnode.organising.steps import at_rate
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState

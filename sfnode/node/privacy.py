@@ -9,7 +9,7 @@ from functools import partial
 from sfnode.errors import Code, UserError
 from sfnode.node import accounting
 from sfnode.node.context import NodeContext
-from sfnode.node.training.engine_loading import clip_of
+from sfnode.node.training.model import clip_of
 from sfnode.schema.status import PrivacyStatus
 
 LOOK_INTERVAL = 10.0

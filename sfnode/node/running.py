@@ -18,27 +18,27 @@ from sfnode.logging import log
 from sfnode.modelshare.data import find_data
 from sfnode.modelshare.download import Givers
 from sfnode.modelshare.sharing import Sharing
-from sfnode.node import clock, startup
+from sfnode.node import outside, startup
 from sfnode.node.checkpoints import NodeCheckpoints
-from sfnode.node.clock import ClockCheck
 from sfnode.node.context import NodeContext
 from sfnode.node.driver import Driver
 from sfnode.node.exports import Exports
 from sfnode.node.following import follow
-from sfnode.node.network.peering import peering_of
 from sfnode.node.notifying import notify
 from sfnode.node.organising import Organising, be_admitted, note_offer, organises
+from sfnode.node.outside import ClockCheck
+from sfnode.node.peering import peering_of
 from sfnode.node.privacy import Privacy
-from sfnode.node.readiness import Readiness
+from sfnode.node.readiness import Readiness, Shutdown
 from sfnode.node.recorder import Recorder, log_progress
 from sfnode.node.run_context import RunContext
 from sfnode.node.samples import Sampling
-from sfnode.node.shutdown import Shutdown
 from sfnode.node.training.bases import PublishedBases
 from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.model import LoadEngine, LocalModel
 from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
+from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.quotas import DailyTraffic
 from sfnode.schema.evaluation import (
     BaselineEvaluation,
@@ -50,6 +50,10 @@ from sfnode.schema.evaluation import (
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated, Samples
 from sfnode.settings import Settings
+from sfnode.transport.base import Asker, TransportError
+from sfprotocol import wire_codec
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import ManifestReply, ManifestRequest, PartRequest
 
 if TYPE_CHECKING:
     from sfnode.engine.replicas import ReplicatedTrainer as Engine
@@ -94,7 +98,7 @@ class RunningNode:
         continue_as = partial(startup.continue_as, joined.log)
         self.driver = Driver(joined.machine, joined.log, clock=joined.clock, continue_as=continue_as)
         self.peering = peering_of(joined, self.driver, contacts_url)
-        peers = partial(self.peering.book.sample, clock.PEERS)
+        peers = partial(self.peering.book.sample, outside.PEERS)
         self.clock_check = ClockCheck(joined.transport.clock_ahead, peers)
         self.limiter = self._make_limiter()
         self.sharing = self._make_sharing()
@@ -367,3 +371,35 @@ class RunningNode:
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
         moment, core = await self.model.ask(lambda engine: engine.core.digest())
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
+
+
+# -- questions of peers -------------------------------------------------------------------------
+
+
+def answers_to_peers(node: NodeContext) -> Callable[[Asker, bytes], Awaitable[bytes]]:
+    """Return what answers the questions of peers, frame for frame; it raises TransportError for what is no
+    question to a node."""
+    own_introduction = _introduction(node)
+
+    async def answer(asker: Asker, frame: bytes) -> bytes:
+        if frame == ECHO:
+            return own_introduction
+        try:
+            question = wire_codec.decode(frame)
+        except RemoteProtocolError as error:
+            raise TransportError(str(error)) from error
+        if isinstance(question, PartRequest):
+            return wire_codec.encode(await node.sharing.answer(question, asker))
+        if not isinstance(question, ManifestRequest):
+            raise TransportError("only manifests and models are answered here")
+        return wire_codec.encode(ManifestReply(node.manifest.canonical()))
+
+    return answer
+
+
+def _introduction(node: NodeContext) -> bytes:
+    """Return who this node is, to neighbours: the origin of one that bears a name, of others nothing."""
+    own = node.machine.own
+    if own is None or not node.settings.display_name:
+        return ECHO
+    return introduction(node.manifest.run_id, own.origin, node.transport.peer, node.machine.sign)

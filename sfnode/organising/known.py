@@ -1,4 +1,4 @@
-"""What an organiser knows, of which every rule is a function (`rules`).
+"""The knowledge of an organiser, of which every rule is a function (`rules`).
 
 Data: the node as it is read (`view`), the organiser's settings, and what has come of decisions, updates,
 measurements and petitions until now. The rules and `organiser` change it; nobody else does.
@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from sfnode.organising.admission import PendingPetitions
 from sfnode.organising.evaluation.evaluating import Evaluations
-from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.evaluation.searching import Search
 from sfnode.organising.events import Action, EvaluationEnded, Product
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.organising.guard import Guard
 from sfnode.organising.making import Making
 from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.organising.steps import Judge
 from sfnode.organising.verdicts import Verdicts
 from sfnode.organising.view import View
 from sfprotocol.counting import NEVER, Counting
@@ -29,7 +29,7 @@ MAX_OFFERS = 256
 
 
 class Knowledge:
-    """What one organiser knows, from one start to the next."""
+    """The knowledge of one organiser, from one start to the next."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Knowledge:
         """The time at which a close is due, and how many updates it takes to fill the open epoch, as far as
         the last look told."""
         self.actions: list[Action] = []
-        """What to do, until it is handed over."""
+        """Actions until they are handed over."""
 
     @property
     def counting(self) -> Counting:

@@ -30,7 +30,6 @@ from collections.abc import Callable
 from enum import Enum
 
 from sfnode.organising import making, owner_decisions, rules
-from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.events import (
     Action,
     AnswerOwner,
@@ -45,6 +44,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.known import Knowledge
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import Judge
 from sfnode.organising.view import View
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Bases, Checkpoint, Decision, read

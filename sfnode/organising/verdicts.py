@@ -1,4 +1,4 @@
-"""Who is left out of a seal, and why: one answer, for the organiser and for whoever reads its decisions.
+"""Verdicts: who is left out of a seal, and why, as the organiser and readers of its decisions find alike.
 
 What is known of a feed's work in an epoch is a function of the control feed, in which what was measured is
 signed first (`evidence`), as is what is too large (`feeds`) and what was taken back (`guard`). Whose work
@@ -14,10 +14,9 @@ from typing import Self
 from sfnode.manifest.training import Training
 from sfnode.organising import owner_decisions
 from sfnode.organising.evaluation.evidence import NEWCOMER, OFTEN, MembersEvidence
-from sfnode.organising.evaluation.judging import RECOUNTS_PER_SEAL, Judgement
 from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
-from sfnode.organising.steps import IDLE_ROUNDS
+from sfnode.organising.steps import IDLE_ROUNDS, RECOUNTS_PER_SEAL, Judgement
 from sfnode.schema.node_state import Uncounted
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth
@@ -27,7 +26,7 @@ Brings = Callable[[int, int, Counting, range], bool]
 
 
 class Verdicts:
-    """What decisions have told of the members of a run, and what follows from it."""
+    """Verdicts on the members of a run, by what decisions have told, and what follows from it."""
 
     def __init__(
         self,

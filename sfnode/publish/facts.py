@@ -64,12 +64,8 @@ class PageOrganiser(NamedTuple):
     stand_ins: Sequence[PageMember]
 
 
-class Announcement(NamedTuple):
-    """Words of the organiser."""
-
-    epoch: int
-    """Epochs that were sealed by then."""
-    text: str
+Announcement = tuple[int, str]
+"""Epochs that were sealed when the organiser said something, and its words."""
 
 
 class Facts(NamedTuple):
@@ -222,12 +218,12 @@ def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
 
 
 def _announcements(said: Iterable[Decision]) -> list[Announcement]:
-    sealed, found = 0, []
+    sealed, found = 0, list[Announcement]()
     for decision in said:
         if isinstance(decision, Seal):
             sealed = max(sealed, decision.epoch + 1)
         elif isinstance(decision, Announce):
-            found.append(Announcement(sealed, decision.text))
+            found.append((sealed, decision.text))
     return found
 
 

@@ -26,7 +26,7 @@ from sfnode.dashboard.quality import UNJUDGED, beside, still_rises, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command, printable, size_text, span
 from sfnode.publish.downloads import Downloads
-from sfnode.publish.facts import Facts, PageMember, teams, thinned
+from sfnode.publish.facts import Facts, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import better_by, metric_of, value_in_words
 
@@ -248,7 +248,7 @@ def run_page(
         download=size_text(run.sizes.model) if run.sizes.model is not None else "",
         left=_left(run),
         members=facts.members,
-        by_updates=sorted(facts.members, key=_by_updates),
+        by_updates=sorted(facts.members, key=lambda one: (-one.updates, -(one.worth or 0), one.key)),
         top=TOP,
         listed=LISTED,
         teams=teams(facts.members)[:TEAMS],
@@ -311,10 +311,6 @@ def _left(run: RunFile) -> str:
     if run.complete or not run.updates_per_hour:
         return ""
     return span((run.budget - run.updates) * 3600 / run.updates_per_hour)
-
-
-def _by_updates(one: PageMember) -> tuple[int, int, str]:
-    return -one.updates, -(one.worth or 0), one.key
 
 
 def render(template: str, **values: Any) -> str:

@@ -107,18 +107,18 @@ class Ranked(Answer):
     units of 10^-9."""
     revoked: bool
     left_out: str | None = None
-    """Why its latest work does not count."""
+    """Verdict against its latest work."""
 
 
 class Verdict(Answer):
-    """What became of a member's work in a round."""
+    """Outcome of a member's work in a round."""
 
     epoch: int
     incarnation: int
     named: int
     counted: int
     reason: Uncounted | None
-    """Why it does not count."""
+    """Verdict against it."""
 
 
 class WhyResult(Answer):

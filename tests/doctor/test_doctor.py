@@ -312,10 +312,10 @@ def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: CheckedCase,
 
 
 def test_a_narrower_format_is_proposed_where_it_would_do() -> None:
-    finding = compute._fit(compute.Size(7_000_000_000, True), "float32", 16 << 30, "cpu")
+    finding = compute._fit((7_000_000_000, True), "float32", 16 << 30, "cpu")
     assert finding.verdict == "problem"
     assert "--dtype bfloat16 or int8 or nf4" in finding.fix
-    assert compute._fit(compute.Size(7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
+    assert compute._fit((7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
 
 
 def test_the_parameters_of_the_built_in_model_are_counted(case: CheckedCase, run: Manifest) -> None:
@@ -443,7 +443,7 @@ def test_every_number_is_documented_and_every_entry_is_a_number() -> None:
 def test_every_replica_has_to_fit_and_every_device_is_named(
     case: CheckedCase, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = compute.Size(7_000_000_000, True)
+    size = (7_000_000_000, True)
     assert compute._fit(size, "bfloat16", 16 << 30, "cuda:0").verdict == "ok"
     twice = compute._fit(size, "bfloat16", 16 << 30, "cpu", replicas=2)
     assert (twice.verdict, "2 times" in twice.what) == ("problem", True)

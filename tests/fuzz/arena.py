@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from sflab.simulator.checks.invariants import SPARE, TABLES, entries, tables
-from sflab.simulator.world.keys import remembering
+from sflab.simulator.invariants import SPARE, TABLES, entries, tables
+from sflab.simulator.world.runs import remembering
 from sfprotocol import fork_proofs, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sflab.simulator.checks.invariants import SPARE, TABLES, entries
+from sflab.simulator.invariants import SPARE, TABLES, entries
 from sfnode.node.link_pump import MAX_QUEUED_FRAMES
 from sfnode.organising.admission import MAX_PENDING
 from sfnode.peers.address_book import MAX_BOOK, MAX_MET

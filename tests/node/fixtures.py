@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.node import link_pump, organising, readiness, shutdown
+from sfnode.node import link_pump, organising, readiness
 from sfnode.organising import organiser
 from sfnode.peers import address_book, intervals
 from sfnode.stats import history
@@ -41,7 +41,7 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anti_entropy, "FULL_SUMMARY_BASE", 0.2)
     monkeypatch.setattr(machine, "ASK_TIMEOUT", 2.0)
     monkeypatch.setattr(readiness, "ASK_TIMEOUT", 2.0)
-    monkeypatch.setattr(shutdown, "SETTLE_TIME", 0.5)
+    monkeypatch.setattr(readiness, "SETTLE_TIME", 0.5)
     monkeypatch.setattr(history, "MIN_AGE", 0.0)
     monkeypatch.setattr(history, "AGE_FACTOR", 0)
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 from sfnode.node.driver import Driver
-from sfnode.node.network.peering import Peering
+from sfnode.node.peering import Peering
 from sfnode.peers.address_book import AddressBook
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import Link, PeerRecord, Transport, TransportError

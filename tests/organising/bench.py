@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sfnode.organising.evaluation.evidence import MembersEvidence
-from sfnode.organising.evaluation.judging import Judge, Judgement, at_rate
 from sfnode.organising.events import (
     Action,
     AnswerOwner,
@@ -24,6 +23,7 @@ from sfnode.organising.events import (
 )
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import Judge, Judgement, at_rate
 from sfnode.organising.view import Boundary, View
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import holding

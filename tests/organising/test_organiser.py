@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from sfnode.organising import verdicts
-from sfnode.organising.closing import ACTIVE_TIME, MAX_UNSEALED, UNPROVEN_EPOCH
-from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.events import NobodyElse, OwnerDecision, Round
 from sfnode.organising.organiser import (
     FIRST_TIME,
@@ -21,6 +19,8 @@ from sfnode.organising.organiser import (
     OrganiserState,
 )
 from sfnode.organising.policy import LEAST_EPOCH, Admission
+from sfnode.organising.rules import ACTIVE_TIME, MAX_UNSEALED, UNPROVEN_EPOCH
+from sfnode.organising.steps import Judgement, at_rate
 from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,

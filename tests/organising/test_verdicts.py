@@ -13,12 +13,12 @@ from sfnode.organising.evaluation.evidence import (
     Evidence,
     MembersEvidence,
 )
-from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS, ORIGIN_ROWS
 from sfnode.organising.events import Evaluate, EvaluationEnded, MakingEnded
 from sfnode.organising.feeds import OVERSIZED
 from sfnode.organising.guard import Guard
+from sfnode.organising.steps import Judgement
 from sfnode.organising.verdicts import Verdicts
 from sfnode.schema.evaluation import StepShare
 from sfnode.schema.node_state import Uncounted

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.events import Action, AnswerOwner, OwnerDecision, Round, Sign
 from sfnode.organising.feeds import HeldFeed
 from sfnode.organising.organiser import Organiser
+from sfnode.organising.steps import at_rate
 from sfnode.organising.view import View
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Finish, Part, Worth

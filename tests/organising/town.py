@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.events import Round, Sign
 from sfnode.organising.organiser import Organiser
+from sfnode.organising.steps import Judgement
 from sfnode.organising.view import Boundary
 from sfprotocol import holding
 from sfprotocol.checkpoints import Base

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.simulator.world.disk import Files, lose_unsynced, prepare, put_back
 from sflab.simulator.world.engine import IntegerEngine
-from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.runs import signing_key
 from sflab.simulator.world.trace import kind_of
 from sfnode import virtual_time
 from sfnode.daemon import Node
@@ -31,8 +31,8 @@ from sfnode.errors import UserError
 from sfnode.limits import Limits
 from sfnode.manifest import Manifest
 from sfnode.node.driver import Driver
-from sfnode.node.network.peering import Peering
 from sfnode.node.outside import Outside
+from sfnode.node.peering import Peering
 from sfnode.node.running import RunningNode
 from sfnode.node.training.model import LoadEngine
 from sfnode.peers.events import Action, Reason

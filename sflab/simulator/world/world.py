@@ -15,14 +15,13 @@ from typing import Any, TextIO
 from sflab.simulator.world.computer import ORDINARY, Computer, Hardware
 from sflab.simulator.world.disk import Files
 from sflab.simulator.world.engine import measured
-from sflab.simulator.world.keys import remembering
 from sflab.simulator.world.oracle import Oracle, Violation, updates_of
-from sflab.simulator.world.runs import OPEN_RUN
+from sflab.simulator.world.runs import OPEN_RUN, remembering
 from sflab.simulator.world.trace import Trace, Traffic
 from sfnode.descriptors import allow_most
 from sfnode.manifest import Manifest
-from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import Judge
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.conditions import CALM, Conditions

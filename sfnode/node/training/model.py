@@ -11,11 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_bytes
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
+from sfnode.node import accounting
 from sfnode.node.driver import Driver
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.bases import PublishedBases
@@ -25,6 +28,8 @@ from sfnode.node.training.step_scheduler import StepScheduler, batches_of
 from sfnode.settings import Settings
 from sfnode.store import checkpoint as states
 from sfnode.store.checkout import Checkout, last_seal
+from sfnode.store.data_folder import Layout
+from sfnode.store.named_files import places_of
 from sfnode.store.replay import changes
 from sfprotocol.messages import Feed
 from sfprotocol.weighing import Counted
@@ -305,3 +310,55 @@ class LocalModel:
             lambda engine: (engine.core.digest().hex(), question(engine)), counted, what
         )
         return ModelMoment(digest, found[-1].updates, found[-1].epoch), answer
+
+
+# -- loading ------------------------------------------------------------------------------------
+
+
+SECRET_BYTES = 16
+"""Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
+draw them again."""
+
+_loading = Lock()
+"""transformers cannot load two models at the same time in one process, which may run several nodes."""
+
+
+def clip_of(settings: Settings, manifest: Manifest) -> float:
+    """Return the largest slope that a node with noise tells of, or the length of a row's gradient: unless it
+    says so the run's largest."""
+    numbers = manifest.training
+    return settings.noise_clip or (numbers.norm_limit or numbers.scalar_limit) * numbers.scalar_delta
+
+
+def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
+    """Load the base model and the training rows. Takes seconds: call it on the engine's thread.
+
+    Raises UserError MODEL_*, DATA_* or DEVICE.
+    """
+    import torch
+
+    from sfnode.engine.estimator import LocalNoise
+    from sfnode.engine.replicas import ReplicatedTrainer
+
+    layout = Layout(settings.data_dir)
+    noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noisy else None
+    if settings.limits.threads:
+        torch.set_num_threads(settings.limits.threads)
+    with _loading:
+        engine = ReplicatedTrainer.load_on(
+            settings.devices,
+            manifest,
+            batch=settings.queries_of(manifest.training) * manifest.training.batch_updates,
+            model_override=settings.model,
+            data_override=settings.data,
+            skip_bad_rows=settings.skip_bad_rows,
+            shard=settings.shard,
+            dtype=settings.dtype,
+            bases=layout.bases,
+            places=places_of(layout),
+            secret=token_bytes(SECRET_BYTES) if settings.data else b"",
+            noise=noise,
+        )
+    if noise:
+        noise.multiplier = accounting.multiplier_of(settings, manifest, engine.odds)
+    return engine

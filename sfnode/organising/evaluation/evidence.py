@@ -283,7 +283,7 @@ class Evidence:
 
     @property
     def doubt(self) -> Uncounted | None:
-        """Why its work does not count; None if it does."""
+        """Reason for which its work does not count; None if it does."""
         if not self._sound:
             return Uncounted.HARMFUL if self.harmful else Uncounted.OFTEN_LARGE
         if self.useful < self.bound:

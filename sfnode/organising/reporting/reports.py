@@ -16,7 +16,7 @@ from sfnode.organising.evaluation import health
 from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Evidence
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.owner_decisions import link_in
-from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted, Silence, alarms
+from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted, alarms
 from sfnode.organising.reporting.run_history import Results
 from sfnode.printable import command, part_of
 from sfnode.schema.metrics import model_in_words, result_in_words, value_in_words
@@ -225,7 +225,7 @@ class Reports:
         """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
-        silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
+        silence = (waits, self._since_seal(now)) if waits >= SILENT_TIME else None
         about = self._verdict, self._feed, self.counting, silence, self._evidence(self._member_of(own))
         if organising is None:
             return alarms(*about, here=False)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 from sfnode.manifest.training import Training
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement
+from sfnode.organising.steps import Judgement
 from sfnode.organising.verdicts import Verdicts
 from sfnode.printable import called
 from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked, Verdict
@@ -75,7 +75,7 @@ class Results:
         self.said: list[Decision] = []
         """Results, what was taken back and announcements, in order."""
         self.verdicts = Verdicts.of_run(training)
-        """What follows for members."""
+        """Consequences for members."""
 
     def follow(self, entries: Sequence[Entry]) -> Self:
         """Take in the decisions that are new; begin anew if those from before are not here any more."""
@@ -147,9 +147,9 @@ class RunHistory(Results):
         self.worths: list[Worth] = []
         """Figures that were measured of epochs, in order."""
         self._left_out: dict[Recount, Uncounted] = {}
-        """Why seals have left work out, in order."""
+        """Reasons for which seals have left work out, in order."""
         self._latest: dict[int, Uncounted | None] = {}
-        """Why the last seal that has judged a member's work has left it out; None if it has not."""
+        """Reason for which the last seal that has judged a member's work left it out; None if it did not."""
         self._lines: list[_Line] = []
 
     def _begin(self) -> None:

@@ -6,9 +6,8 @@ Equal digests, decisions and cores are invariants of every run; here is what an 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from sflab.simulator.checks import fold
+from sflab.simulator import fold
 from sflab.simulator.world import oracle
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
@@ -24,20 +23,13 @@ WORKED_OUT = ("_credits", "_judged")
 """Figures that a Counting works out when it is asked: not all nodes have been asked the same."""
 
 
-class _Seen(NamedTuple):
-    """Updates that seals had counted when a node was last looked at."""
-
-    decided: int
-    chain: bytes
-    runs: dict[int, tuple[Run, ...]]
-
-
 class OrganisedRuns:
     """Looks at one node at a time; remembers what seals have counted there."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Run, ...]]]] = {}
+        """Decisions of a node, the chain hash after them, and what seals had counted, at the last look."""
         self._looked: dict[tuple[str, Feed], tuple[int, bytes, bytes]] = {}
         """What was held of a feed, and which decisions, when that was last found to be right."""
 
@@ -89,13 +81,13 @@ class OrganisedRuns:
     def _sealed(self, node: Computer) -> None:
         """Check that what seals have counted stays, as long as decisions are only added."""
         feed, counting = node.organised.control.feed, counting_of(node)
-        seen = self._seen.get(node.name)
-        if seen and (seen.decided, seen.chain) == (feed.stop, feed.chain):
+        decided, chain, counted = self._seen.get(node.name, (0, b"", {}))
+        if (decided, chain) == (feed.stop, feed.chain):
             return
-        if seen and seen.decided <= feed.stop and feed.chains[seen.decided] == seen.chain:
-            news = [decisions.read(entry.record).decision for entry in feed.entries[seen.decided :]]
+        if decided <= feed.stop and feed.chains[decided] == chain:
+            news = [decisions.read(entry.record).decision for entry in feed.entries[decided:]]
             undone = any(isinstance(d, Void | Amend) or (isinstance(d, Seal) and d.recounted) for d in news)
-            for number, runs in seen.runs.items():
+            for number, runs in counted.items():
                 if not undone and counting.runs(number, runs[-1].stop) != runs:
                     raise Violation("sealed", f"what was counted of feed {number} has changed", (node.name,))
         counted = {
@@ -103,7 +95,7 @@ class OrganisedRuns:
             for number, stop in counting.positions(counting.sealed - 1).items()
             if stop and counting.sealed
         }
-        self._seen[node.name] = _Seen(feed.stop, feed.chain, counted)
+        self._seen[node.name] = feed.stop, feed.chain, counted
 
 
 def applied(node: Computer, feed: Feed) -> tuple[Run, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from sflab.simulator.adversaries.actors import Attack
+from sflab.simulator.actors import Attack
 from sflab.simulator.world.computer import Computer
 from sfnode.node.running import RunningNode
 from sfprotocol import wire_codec

@@ -12,7 +12,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, get_args, get_origin, get_type_hints
 
-from sflab.simulator.checks.organised_runs import OrganisedRuns, StandIns
+from sflab.simulator.organised_runs import OrganisedRuns, StandIns
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World

@@ -18,9 +18,8 @@ from typing import Any
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.errors import UserError
 from sfnode.logging import log
-from sfnode.node import startup
+from sfnode.node import contacts, startup
 from sfnode.node.driver import Driver
-from sfnode.node.network import contacts
 from sfnode.node.run_context import RunContext
 from sfnode.peers import events
 from sfnode.peers.address_book import AddressBook

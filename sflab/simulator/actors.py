@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgpack
 
-from sflab.simulator.world.keys import origin_of, signing_key
+from sflab.simulator.world.runs import origin_of, signing_key
 from sfnode.transport.base import Link, LinkClosed, TransportError
 from sfnode.transport.memory import MemoryLink, MemoryTransport
 from sfprotocol import wire_codec

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.node.network import contacts
+from sfnode.node import contacts
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir, open_data_dir
 from sfnode.store.log import UpdateLog
