@@ -23,8 +23,7 @@ from sflab.experiments.cell import Cell, Place, Problem
 from sflab.simulator.world.keys import origin_of, signing_key
 from sflab.simulator.world.runs import ORGANISER
 from sfnode.engine import forward
-from sfnode.engine.devices import usable_device
-from sfnode.engine.loading import load_model
+from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from sfnode.engine import line, samples
 from sfnode.engine.generation import complete
-from sfnode.engine.losses import line_rows
-from sfnode.engine.objective import BASE, OWN, KeepGoing, always
+from sfnode.engine.losses import BASE, OWN, KeepGoing, always, line_rows
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest.task import PRIOR_ONE

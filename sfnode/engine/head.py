@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from sfnode.engine import forward
 from sfnode.engine.estimator import Estimate, of_pairs, representable
 from sfnode.engine.gradients import Gradient
 from sfnode.engine.losses import EVALUATION_BATCH, Losses
 from sfnode.engine.subspace import Subspace
-from sfnode.engine.whitening import Known, head_gradient
 from sfnode.manifest import Manifest
 from sfnode.models.cuts import HEADS
 from sfnode.models.loader import LoadedModel
@@ -33,6 +32,12 @@ BLOCK = 1 << 20
 """Outputs that are compared at a time: 4 MiB, of which a processor's cache holds most."""
 
 
+F64 = NDArray[np.float64]
+
+PROJECTED = 1 << 22
+"""Numbers of projected states at a time, 32 MiB."""
+
+
 class HeadRows(NamedTuple):
     """The rows that a head is trained on."""
 
@@ -40,6 +45,17 @@ class HeadRows(NamedTuple):
     """(rows, features), in the head's dtype."""
     labels: Tensor
     """(rows,) int64."""
+
+
+class Known(NamedTuple):
+    """Rows of which a frozen model's states are known."""
+
+    states: Tensor
+    """(rows, features)."""
+    labels: Tensor
+    """(rows,) int64."""
+    outputs: Tensor
+    """The head's outputs before it is trained, (rows, classes)."""
 
 
 class HeadLosses(Losses):
@@ -143,6 +159,25 @@ def gradient(
         outputs = _outputs(loaded, rows, rows.states @ v[:, :live], u[:live])
         cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:], longest)
     return Gradient(cells.ravel(), loss)
+
+
+def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) -> tuple[F64, float]:
+    """Return the mean of the rows' gradients by all cells of A, (columns of u, columns of v), and their mean
+    loss, at `rows.outputs`; a row's gradient longer than `longest` is cut to this length.
+
+    A row's gradient is an outer product, so its length is known without it.
+    """
+    lacking = rows.outputs.double().softmax(1) - one_hot(rows.labels, rows.outputs.shape[1])
+    along = lacking @ u.double()  # (rows, columns of u)
+    total = torch.zeros(u.shape[1], v.shape[1], dtype=torch.float64, device=v.device)
+    size = max(1, PROJECTED // v.shape[1])
+    for first in range(0, len(along), size):
+        some = along[first : first + size]
+        projected = rows.states[first : first + size].double() @ v.double()  # (some, columns of v)
+        lengths = some.norm(dim=1) * projected.norm(dim=1)
+        total += (some * (longest / lengths).clamp_max(1.0)[:, None]).T @ projected
+    loss = cross_entropy(rows.outputs.double(), rows.labels)
+    return (total / len(along)).numpy(force=True), float(loss)
 
 
 def _outputs(loaded: LoadedModel, rows: HeadRows, along: Tensor, u: Tensor) -> Tensor:

@@ -24,8 +24,7 @@ from sfnode.engine.estimator import Estimate, standing
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate, positions
 from sfnode.engine.gradients import Gradient, along, gradient
-from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES
-from sfnode.engine.objective import OWN, Held, KeepGoing, RowLosses, always, paused
+from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES, OWN, Held, KeepGoing, RowLosses, always, paused
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sfnode.documents import read_json
-from sfnode.engine.devices import usable_device
 from sfnode.engine.evaluation import prior
 from sfnode.engine.generation import complete, positions
+from sfnode.engine.loading import usable_device
 from sfnode.engine.losses import EVALUATION_BATCH, scorer
 from sfnode.engine.samples import Preference, choices
 from sfnode.engine.trainable_model import TrainableModel

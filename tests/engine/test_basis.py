@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfnode.engine.basis import PublishedBasis
 from sfnode.engine.core import UpdateBatch
+from sfnode.engine.subspace import PublishedBasis
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.models import bases

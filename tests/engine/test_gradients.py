@@ -16,11 +16,9 @@ from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.gradients import numbers_for, quantised, usual
 from sfnode.engine.head import HeadLosses
 from sfnode.engine.line import Line
-from sfnode.engine.losses import Losses, line_batches, line_rows, losses_at
-from sfnode.engine.objective import Held
-from sfnode.engine.replicas import ReplicatedTrainer
+from sfnode.engine.losses import Held, Losses, line_batches, line_rows, losses_at
 from sfnode.engine.reward_objective import Rewards
-from sfnode.engine.trainer import Trainer
+from sfnode.engine.trainer import ReplicatedTrainer, Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import loader

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode.engine.replicas import FORGET, Replica, ReplicatedTrainer, _shares, divide, names
 from sfnode.engine.trainable_model import StepResult
-from sfnode.engine.trainer import Trainer
+from sfnode.engine.trainer import FORGET, Replica, ReplicatedTrainer, Trainer, _shares, divide, names
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfnode.engine.basis import RandomBasis
-from sfnode.engine.subspace import CACHED_EPOCHS, Subspace
+from sfnode.engine.subspace import CACHED_EPOCHS, RandomBasis, Subspace
 from sfnode.manifest.sections import Target
 from sfnode.models.perturbation import Directions
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine.basis import Basis, PublishedBasis, RandomBasis
 from sfnode.engine.core import Core
 from sfnode.engine.merging import Decay, MergedWeights
-from sfnode.engine.subspace import Subspace
+from sfnode.engine.subspace import Basis, PublishedBasis, RandomBasis, Subspace
 from sfnode.manifest.sections import Target
 from sfnode.manifest.training import Training
 from sfnode.models import bases

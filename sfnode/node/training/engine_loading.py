@@ -13,7 +13,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import places_of
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 SECRET_BYTES = 16
 """Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
@@ -38,7 +38,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     import torch
 
     from sfnode.engine.estimator import LocalNoise
-    from sfnode.engine.replicas import ReplicatedTrainer
+    from sfnode.engine.trainer import ReplicatedTrainer
 
     layout = Layout(settings.data_dir)
     noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noisy else None
