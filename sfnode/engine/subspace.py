@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,16 +34,26 @@ from sfprotocol.seeds import BASIS_ONE, MOST_ENTRY, basis_signs, contrasts, coor
 _SUBSPACE = attrgetter("subspace")
 
 
-class Basis(Protocol):
-    """Interface of a kind of basis; the manifest's `training.basis` names the kind."""
+class ComputedBasis:
+    """Basis that everybody computes from counters, so that nothing has to be sent."""
+
+    def __init__(
+        self,
+        sides: Callable[[int, int], tuple[NDArray[np.int8], NDArray[np.int8]]],
+        device: torch.device,
+        unit: float = 1.0,
+        largest: int = 1,
+    ) -> None:
+        """`sides` returns U and V of a subspace and a target; `unit` and `largest` are those of all."""
+        self._sides, self._device, self._unit, self._largest = sides, device, unit, largest
 
     def units(self, layer: int) -> tuple[float, float]:
         """Return the values of an entry of 1 of U and of V of one target: powers of two."""
-        ...
+        return self._unit, self._unit
 
     def has(self, subspace: int) -> bool:
         """Return whether the bases of a subspace are on this machine."""
-        ...
+        return True
 
     def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
         """Return U (out_features, rows of a core) and V (in_features, columns of a core) of one target in one
@@ -52,41 +62,12 @@ class Basis(Protocol):
         They are equal to the bit on every node, and have no entry of -128. int8 keeps a cached subspace
         small; users convert to float.
         """
-        ...
-
-    def largest(self, subspace: int, layer: int) -> int:
-        """Return the largest magnitude of an entry of this U times that of V: what bounds their products."""
-        ...
-
-
-class RandomBasis:
-    """Basis of the `random` kind: entries +1 or -1 from counters (SPEC R7), so that nothing has to be
-    sent."""
-
-    def __init__(self, run_id: bytes, targets: Sequence[Target], rank: int, device: torch.device) -> None:
-        self._run_id = run_id
-        self._targets = targets
-        self._rank = rank
-        self._device = device
-
-    def units(self, layer: int) -> tuple[float, float]:
-        """Return 1 and 1."""
-        return 1.0, 1.0
-
-    def has(self, subspace: int) -> bool:
-        """Return True: they are computed."""
-        return True
-
-    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U and V as `Basis.matrices` says."""
-        target = self._targets[layer]
-        u = basis_signs(self._run_id, subspace, layer, "U", target.out_features, self._rank)
-        v = basis_signs(self._run_id, subspace, layer, "V", target.in_features, self._rank)
+        u, v = self._sides(subspace, layer)
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
     def largest(self, subspace: int, layer: int) -> int:
-        """Return 1."""
-        return 1
+        """Return the largest magnitude of an entry of this U times that of V: what bounds their products."""
+        return self._largest
 
 
 class PublishedBasis:
@@ -102,7 +83,7 @@ class PublishedBasis:
         """The files that were read and found right, mapped into memory, by digest."""
 
     def units(self, layer: int) -> tuple[float, float]:
-        """Return what `Basis.units` says."""
+        """Return what `ComputedBasis.units` says."""
         return self._units[layer]
 
     def follow(self, published: Sequence[Bases]) -> None:
@@ -119,12 +100,12 @@ class PublishedBasis:
         return digest in self._read or bases.path_in(self._folder, digest).is_file()
 
     def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U and V as `Basis.matrices` says. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+        """Return U and V as `ComputedBasis.matrices` says. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
         u, v = self._pairs(subspace)[layer]
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
     def largest(self, subspace: int, layer: int) -> int:
-        """Return what `Basis.largest` says. Raises as `matrices`."""
+        """Return what `ComputedBasis.largest` says. Raises as `matrices`."""
         return self._pairs(subspace)[layer].largest
 
     def _pairs(self, subspace: int) -> list[bases.Pair]:
@@ -137,31 +118,33 @@ class PublishedBasis:
         return self._read[digest]
 
 
-class FeaturesBasis:
-    """Basis of the `features` kind, of a linear head: contrasts of classes, and random signs on features of
-    which the run knows scale and mean (SPEC R12). Computed by everybody."""
+Basis = ComputedBasis | PublishedBasis
+"""A kind of basis; the manifest's `training.basis` names the kind."""
 
-    def __init__(self, run_id: bytes, head: Target, numbers: Training, device: torch.device) -> None:
-        self._run_id, self._head, self._rank, self._device = run_id, head, numbers.rank, device
-        self._scales, self._means = np.array(numbers.scales_and_means(), np.int64).T
 
-    def units(self, layer: int) -> tuple[float, float]:
-        """Return what `Basis.units` says."""
-        return PUBLISHED_UNIT, PUBLISHED_UNIT
+def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: torch.device) -> ComputedBasis:
+    """Return the basis of the `random` kind: entries +1 or -1 from counters (SPEC R7)."""
 
-    def has(self, subspace: int) -> bool:
-        """Return True: they are computed."""
-        return True
+    def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        sizes = {"U": targets[layer].out_features, "V": targets[layer].in_features}
+        u, v = (basis_signs(run_id, subspace, layer, side, size, rank) for side, size in sizes.items())
+        return u, v
 
-    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U and V as `Basis.matrices` says."""
-        u = contrasts(self._run_id, subspace, layer, self._head.out_features, self._rank)
-        v = scaled_signs(self._run_id, subspace, layer, self._scales, self._means, self._rank)
-        return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
+    return ComputedBasis(sides, device)
 
-    def largest(self, subspace: int, layer: int) -> int:
-        """Return what `Basis.largest` says."""
-        return BASIS_ONE * MOST_ENTRY
+
+def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
+    """Return the basis of the `features` kind, of a linear head: contrasts of classes, and random signs on
+    features of which the run knows scale and mean (SPEC R12)."""
+    scales, means = np.array(numbers.scales_and_means(), np.int64).T
+
+    def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        return (
+            contrasts(run_id, subspace, layer, head.out_features, numbers.rank),
+            scaled_signs(run_id, subspace, layer, scales, means, numbers.rank),
+        )
+
+    return ComputedBasis(sides, device, PUBLISHED_UNIT, BASIS_ONE * MOST_ENTRY)
 
 
 def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> Basis:
@@ -170,21 +153,17 @@ def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> B
     if numbers.bases:
         return PublishedBasis(folder or Path(), manifest, device)
     if numbers.features:
-        return FeaturesBasis(manifest.run_id, targets[0], numbers, device)
-    return RandomBasis(manifest.run_id, targets, numbers.rank, device)
+        return features_basis(manifest.run_id, targets[0], numbers, device)
+    return random_basis(manifest.run_id, targets, numbers.rank, device)
 
 
 CACHED_EPOCHS = 2
 """The current epoch, and the one before it or the next: at rank 32 each is about 1 % of a bf16 model."""
 
 
-class BasisColumns(NamedTuple):
-    """The bases of one epoch, all targets side by side and one direction per row; int8."""
-
-    u: Tensor
-    """(rows of a core, sum of out_features)."""
-    v: Tensor
-    """(columns of a core, sum of in_features)."""
+Columns = tuple[Tensor, Tensor]
+"""The bases of one epoch, all targets side by side and one direction per row, both int8: (rows of a core, sum
+of out_features) and (columns of a core, sum of in_features)."""
 
 
 class Subspace:
@@ -214,8 +193,8 @@ class Subspace:
         self._in = [target.in_features for target in targets]
         self._layer_of_out = _owners(self._out).to(device)  # (sum out,)
         self._layer_of_in = _owners(self._in).to(device)  # (sum in,)
-        self._cache: OrderedDict[int, BasisColumns] = OrderedDict()
-        self._coming: dict[int, Future[BasisColumns]] = {}
+        self._cache: OrderedDict[int, Columns] = OrderedDict()
+        self._coming: dict[int, Future[Columns]] = {}
         self.live = min(columns) if live_core else 0
         """Columns of the live core."""
         self._u, self._v = self._allocated(0, 0)
@@ -228,10 +207,10 @@ class Subspace:
         """
         self._make_room(len(seeds), len(seeds))
         row, column, sign = coordinates(np.array(seeds, np.uint64), len(self.targets), self.columns_of[0])
-        columns, live = self.columns(epoch), self.live
-        u = columns.u.gather(0, self._spread(row, self._out, self._layer_of_out))  # (q, sum out)
+        (of_u, of_v), live = self.columns(epoch), self.live
+        u = of_u.gather(0, self._spread(row, self._out, self._layer_of_out))  # (q, sum out)
         u *= self._spread(sign.astype(np.int8), self._out, self._layer_of_out)
-        v = columns.v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
+        v = of_v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
         self._u[:, live:] = u.t()
         self._v[:, live:] = v.t()
         unit, _ = self.units[0]  # of all targets: first-order runs have no directions
@@ -252,9 +231,9 @@ class Subspace:
 
         They lie in memory that the next call overwrites.
         """
-        columns, live = self.columns(epoch), self.live
+        (all_u, all_v), live = self.columns(epoch), self.live
         self._make_room(*self.columns_of)
-        self._u[:, live:], self._v[:, live:] = columns.u.t(), columns.v.t()
+        self._u[:, live:], self._v[:, live:] = all_u.t(), all_v.t()
         u, v = torch.split(self._u, self._out), torch.split(self._v, self._in)
         for left, right, (of_u, of_v) in zip(u, v, self.units, strict=True):
             left[:, live:] *= of_u
@@ -276,10 +255,10 @@ class Subspace:
         self._u, self._v = self._u.to(device), self._v.to(device)
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
         self._coming.clear()
-        for epoch, columns in list(self._cache.items()):
-            self._cache[epoch] = BasisColumns(columns.u.to(device), columns.v.to(device))
+        for epoch, (u, v) in list(self._cache.items()):
+            self._cache[epoch] = u.to(device), v.to(device)
 
-    def columns(self, epoch: int) -> BasisColumns:
+    def columns(self, epoch: int) -> Columns:
         """Return the bases of an epoch; the CACHED_EPOCHS that were used last are kept."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
@@ -305,14 +284,13 @@ class Subspace:
         if epoch not in self._cache:
             u, v = self.basis.matrices(epoch, layer)
             return u.to(self.device), v.to(self.device)
-        columns = self._cache[epoch]
-        u, v = torch.split(columns.u, self._out, 1)[layer], torch.split(columns.v, self._in, 1)[layer]
-        return u.t(), v.t()
+        u, v = self._cache[epoch]
+        return torch.split(u, self._out, 1)[layer].t(), torch.split(v, self._in, 1)[layer].t()
 
-    def _made(self, epoch: int) -> BasisColumns:
+    def _made(self, epoch: int) -> Columns:
         pairs = [self.basis.matrices(epoch, layer) for layer in range(len(self.targets))]
         u, v = (torch.cat([side.t() for side in sides], 1) for sides in zip(*pairs, strict=True))
-        return BasisColumns(u.to(self.device), v.to(self.device))
+        return u.to(self.device), v.to(self.device)
 
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).
