@@ -24,7 +24,6 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.gradients import numbers_for
 from sfnode.engine.head import Known
 from sfnode.engine.line import Slopes, _of_rows
 from sfnode.organising.evaluation.evidence import DISPERSED, SCORED_ROUNDS
@@ -39,7 +38,7 @@ from sfnode.organising.policy import (
     OrganiserPolicy,
 )
 from sfnode.organising.steps import Steps
-from sfnode.preparing.first_order import rate_of, whitening
+from sfnode.preparing.first_order import numbers_for, rate_of, whitening
 from sfnode.preparing.manifest import FIRST_ORDER_HEAD
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
 from sfprotocol.counting import NEVER, Counting

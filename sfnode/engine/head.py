@@ -8,7 +8,7 @@ rule is that of `estimator`, which it replaces where a head alone is trained and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,12 +69,7 @@ class HeadLosses(Losses):
         """All rows that mini-batches are drawn from, once they are needed."""
 
     def estimates(
-        self,
-        space: Subspace,
-        subspace: int,
-        seeds: Sequence[int],
-        batches: Sequence[Any],
-        distance: float,
+        self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
         """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
         directions = space.directions(seeds, subspace)
@@ -91,16 +86,13 @@ class HeadLosses(Losses):
     def _every_row(self) -> HeadRows:
         """Return all rows' states, and tell while they are computed how far it is: it may take minutes."""
         if self._rows is None:
-            self._rows = self._read()
+            self._tell(0)
+            self._rows = rows_of(self._loaded, self.shard.encoded(EVALUATION_BATCH), self._tell)
+            self.reading = None
         return self._rows
 
-    def _read(self) -> HeadRows:
-        found: list[HeadRows] = []
-        for batch in self.shard.encoded(EVALUATION_BATCH):
-            self.reading = sum(len(one.labels) for one in found), self.shard.size
-            found.append(rows_of(self._loaded, [batch]))
-        self.reading = None
-        return HeadRows(*map(torch.cat, zip(*found, strict=True)))
+    def _tell(self, done: int) -> None:
+        self.reading = done, self.shard.size
 
 
 def takes_features(manifest: Manifest) -> bool:
@@ -112,10 +104,16 @@ def takes_features(manifest: Manifest) -> bool:
     return plain and not others and target.name in HEADS
 
 
-def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> HeadRows:
-    """Return the states of rows that come in batches, each with its class; computes those not kept."""
-    states = [forward.states(loaded, batch) for batch in batches]
-    labels = [batch.right.int().argmax(1) for batch in batches]
+def rows_of(
+    loaded: LoadedModel, batches: Iterable[Encoded], advance: Callable[[int], None] = lambda done: None
+) -> HeadRows:
+    """Return the states of rows that come in batches, each with its class; computes those not kept, and tells
+    `advance` of how many there are some."""
+    states, labels, done = [], [], 0
+    for batch in batches:
+        states.append(forward.states(loaded, batch))
+        labels.append(batch.right.int().argmax(1))
+        advance(done := done + len(labels[-1]))
     return HeadRows(torch.cat(states), torch.cat(labels).to(loaded.device))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from sfnode.engine import gradients, making_bases
+from sfnode.engine import making_bases
+from sfnode.engine.gradients import GRADIENT
 from sfnode.engine.head import Known, head_gradient, takes_features
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
@@ -54,6 +55,7 @@ from sfnode.preparing.scalars import (
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.prompts import Row
 from sfprotocol.decisions import RATE_ONE
+from sfprotocol.seeds import stream
 
 WHITENED_ROWS = 1024
 """Rows of which the states are looked at, at most; nodes on this machine then find them (`kept_states`)."""
@@ -69,6 +71,17 @@ half as much again, and one rate or one gain does not serve both (docs/research-
 REWARD_STEP = 0.5
 """The same of a run by rewards, whose gradients are far noisier: the embedded sums end best with 0.3 and 0.5,
 and are ruined by 1; SmolLM2 learns orders with 0.5 and with half as much again (docs/research-log.md)."""
+
+USUAL_BATCHES, REWARDED_BATCHES = 32, 8
+"""Mini-batches of which the usual norm is the median, and second moments are the mean; those of prompts, to
+which answers are written."""
+
+ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
+"""Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
+
+LIMIT = 2
+"""Limit of a label, in norms of a usual update."""
+
 
 IDENTITY = 64
 """Entries of U of a head, on its diagonal: outputs are their own coordinates."""
@@ -86,13 +99,13 @@ def _cost(manifest: Manifest) -> int:
 
 
 def _usual_batches(manifest: Manifest) -> int:
-    return gradients.REWARDED_BATCHES if manifest.task.is_rewarded else gradients.USUAL_BATCHES
+    return REWARDED_BATCHES if manifest.task.is_rewarded else USUAL_BATCHES
 
 
 def _of_batch(manifest: Manifest) -> int:
     """Return the example-forwards of a mini-batch's gradient; each drawn answer is an example."""
     answers = ANSWERS if manifest.task.is_rewarded else 1
-    return gradients.GRADIENT * answers * manifest.training.batch_size
+    return GRADIENT * answers * manifest.training.batch_size
 
 
 def begun(manifest: Manifest) -> Manifest:
@@ -109,7 +122,7 @@ def prepare(
     """Return a first-order run with all its numbers, but for those that are `given` by name; one that has
     them as it is. Its bases are written to the folder of `means`.
 
-    Raises UserError as `making_bases.make_on` and `gradients.usual`, LOSS_FLAT without a gradient, and
+    Raises UserError as `making_bases.make_on` and `usual`, LOSS_FLAT without a gradient, and
     BAD_OPTION for numbers that no manifest can have, where no public row is within reach, and unmeasured.
     """
     if manifest.training.norm_limit:
@@ -165,7 +178,7 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     began = time.monotonic()
     batches, rows_each = _usual_batches(manifest), _of_batch(manifest)
     least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be as good
-    found = gradients.usual(ready, batches, least, lambda done: tell(taken + done * rows_each))
+    found = usual(ready, batches, least, lambda done: tell(taken + done * rows_each))
     each = (time.monotonic() - began) / batches
     if made:
         manifest, found = _turned(manifest, made.pairs, found, folder)
@@ -252,13 +265,47 @@ def _measured(manifest: Manifest, norm: float) -> Manifest:
             "Give other data, or another base model (--model): of texts in which the model knows no word it "
             "learns nothing.",
         )
-    numbers = gradients.numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
+    numbers = numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
     return changed(manifest, "training", **numbers)
 
 
 def _as_rate(rate: float) -> float:
     """Return the nearest rate that a manifest can have."""
     return min(max(round(rate * RATE_ONE), 1), RATE_ONE - 1) / RATE_ONE
+
+
+def usual(
+    model: Trainer,
+    count: int = USUAL_BATCHES,
+    least: int = USUAL_BATCHES // 2 + 1,
+    advance: Callable[[int], None] = lambda done: None,
+) -> F64:
+    """Return the gradients of `count` mini-batches at the model as it is, (n, cells), without those that are
+    0 or no finite number; `advance` is told how many there are so far. Raises as `gradient`, DATA_*, and
+    LOSS_NOT_FINITE if fewer than `least` are left."""
+    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, count).tolist()
+    found: list[F64] = []
+    for done, seed in enumerate(seeds):
+        advance(done)
+        found += [one.cells for one in model.gradients([seed], 0) if not one.failed and one.cells.any()]
+    if len(found) < least:
+        raise UserError(
+            Code.LOSS_NOT_FINITE,
+            "the loss of the base model has no gradient that is a number and not 0",
+            "Compute with --dtype float32 or bfloat16, or take another model.",
+        )
+    return np.stack(found)
+
+
+def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
+    """Return scalar_delta, scalar_limit and norm_limit of a run with so many cells and scalars of so many
+    bits, in which a usual gradient has this norm: half of the longest that counts."""
+    size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
+    return {
+        "scalar_delta": norm / size,
+        "scalar_limit": (1 << (bits - 1)) - 1,
+        "norm_limit": round(LIMIT * size),
+    }
 
 
 # -- coordinates ----------------------------------------------------------------------------------------
