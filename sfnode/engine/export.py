@@ -37,6 +37,8 @@ from sfnode.models import files, vetting
 from sfnode.models.targets import Form, PretrainedModel
 from sfnode.schema.history import Provenance
 
+CARD = "README.md"
+
 
 class AdapterFit(NamedTuple):
     """Errors of factors of a capped rank."""
@@ -142,7 +144,7 @@ def export_model(model: TrainableModel, out: Path, about: Provenance | None = No
         write_settings(loaded.folder, loaded.model, loaded.tokenizer.pad_token_id, labels, folder)
         (folder / using.ABOUT).write_text(using.about(model), encoding="utf-8")
         weights = {file.name: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
-        _write_card(folder, model_card(model, about, weights=weights))
+        (folder / CARD).write_text(model_card(model, about, weights=weights), encoding="utf-8")
 
 
 def export_lora(
@@ -155,7 +157,9 @@ def export_lora(
     Raises UserError as `export_model` does, and BAD_OPTION when vectors or embeddings were trained, for which
     PEFT's adapters have no such term.
     """
-    _check_linear(model)
+    for site in model.loaded.sites:
+        if site.form not in (Form.LINEAR, Form.CONV1D):
+            raise no_adapter(site.target.name)
     with new_folder(out) as folder:
         found, fit = factors(model, rank)
         names = [target.name for target in model.space.targets]
@@ -167,7 +171,7 @@ def export_lora(
         ranks = {name: len(one.a) for name, one in zip(names, found, strict=True)}
         settings = json.dumps(_adapter_config(model, ranks), indent=2)
         (folder / "adapter_config.json").write_text(settings + "\n", encoding="utf-8")
-        _write_card(folder, model_card(model, about, adapter=fit.in_words))
+        (folder / CARD).write_text(model_card(model, about, adapter=fit.in_words), encoding="utf-8")
     return fit
 
 
@@ -191,19 +195,9 @@ def export(
     return None
 
 
-def _write_card(folder: Path, card: str) -> None:
-    (folder / "README.md").write_text(card, encoding="utf-8")
-
-
 def _sha256(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def _check_linear(model: TrainableModel) -> None:
-    for site in model.loaded.sites:
-        if site.form not in (Form.LINEAR, Form.CONV1D):
-            raise no_adapter(site.target.name)
 
 
 def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str, object]:

@@ -64,11 +64,7 @@ class Line:
     """All W + c D, with W the model's weights as they are whenever a loss is measured."""
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        space: Subspace,
-        scale: Callable[[int], float],
-        cores: Mapping[int, I64],
+        self, loaded: LoadedModel, space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64]
     ) -> None:
         """`cores` by subspace, (layers, rows, columns) each; `scale` as for `merging.MergedWeights`."""
         self._loaded = loaded
@@ -118,10 +114,7 @@ def difference(after: Mapping[int, A], before: Mapping[int, A]) -> dict[int, A]:
 
 
 def _sides(
-    space: Subspace,
-    scale: Callable[[int], float],
-    cores: Mapping[int, I64],
-    number: int,
+    space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64], number: int
 ) -> tuple[Tensor, Tensor]:
     """Return -scale (U A)^T (k, out) and V (in, k) of one target, all subspaces side by side."""
     target = space.targets[number]

@@ -1,5 +1,4 @@
-"""Loads what a trainer works with: a device of this machine, the base model and a node's rows; and moves a
-model off its device and back, every bit as it was: a pause leaves the device to other programs.
+"""Loads what a trainer works with: a device of this machine, the base model and a node's rows.
 
 A model is checked once, when it is loaded: its targets have to be perturbed row by row, and a language model
 has to be causal. A few short sequences go through the model, and one of them is perturbed. That is done in
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.engine.forward import Batch
-from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader
@@ -178,43 +176,7 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-class Offloading:
-    """The place of one model, and of the bases that belong to it."""
-
-    def __init__(self, loaded: LoadedModel, space: Subspace) -> None:
-        self._loaded = loaded
-        self._space = space
-        self._offloaded = False
-
-    def offload(self) -> None:
-        """Move it to main memory, and give the device's memory back to the system."""
-        if not self._offloaded:
-            self._offloaded = True
-            self._move_away()
-
-    def restore(self) -> None:
-        """Move it back to its device.
-
-        Raises UserError OUT_OF_MEMORY, and it stays offloaded, if there is no room for it.
-        """
-        if self._offloaded:
-            try:
-                self._move(self._loaded.device)
-            except torch.OutOfMemoryError as error:
-                self._move_away()
-                raise _no_room(self._loaded.device) from error
-            self._offloaded = False
-
-    def _move_away(self) -> None:
-        self._move(torch.device("cpu"))
-        _give_back(self._loaded.device)
-
-    def _move(self, device: torch.device) -> None:
-        self._loaded.model.to(device)
-        self._space.move(device)
-
-
-def _give_back(device: torch.device) -> None:
+def give_back(device: torch.device) -> None:
     """Return to the system what torch keeps of a device's memory for later."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -222,7 +184,8 @@ def _give_back(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
-def _no_room(device: torch.device) -> UserError:
+def no_room(device: torch.device) -> UserError:
+    """Return the error of a model that does not get back onto its device."""
     return UserError(
         Code.OUT_OF_MEMORY,
         f"there is no room for the model on {str(device)!r} any more",

@@ -238,12 +238,7 @@ class Losses:
         """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
 
     def estimates(
-        self,
-        space: Subspace,
-        subspace: int,
-        seeds: Sequence[int],
-        batches: Sequence[Any],
-        distance: float,
+        self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
         """Estimate slopes by the losses of the rows' own answers (`engine.estimator`)."""
         directions = space.directions(seeds, subspace)

@@ -15,6 +15,7 @@ from typing import Any
 
 from sfnode.engine.drift import drift
 from sfnode.engine.evaluation import named_prior
+from sfnode.engine.samples import chooses
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.engine.using import most_tokens
 from sfnode.manifest import hub_rows, is_on_hub, public_name
@@ -131,10 +132,7 @@ def _front_matter(model: TrainableModel, *, adapter: bool) -> str:
     manifest = model.manifest
     source, data = manifest.model.source, manifest.data
     sets = sorted({rows.name for name in (data.train, data.test) if (rows := hub_rows(name))})
-    fields: dict[str, Any] = {
-        "library_name": "peft" if adapter else "transformers",
-        "tags": list(TAGS),
-    }
+    fields: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "tags": list(TAGS)}
     if is_on_hub(source):  # it takes no other names
         fields |= {"base_model": source, "base_model_relation": "adapter" if adapter else "finetune"}
     if license_ := licence_of(model.loaded.folder):
@@ -328,7 +326,7 @@ def ten_lines(model: TrainableModel) -> str:
             less=f" - torch.tensor([{less}])" if any(usual.values()) else "",
         )
     (prompt,) = _expressions(task.template) if task.kind != "chat" else (_conversation(bos, model),)
-    if task.labelled or task.kind == "choice":
+    if chooses(task):
         written = ", ".join(f"{_python(word)}: {_rounded(part)}" for word, part in usual.items())
         blank = _ends_blank(task)
         return WORDS.format(

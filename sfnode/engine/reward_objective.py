@@ -213,12 +213,7 @@ class Rewards:
         return slopes
 
     def gradient(
-        self,
-        space: Subspace,
-        subspace: int,
-        seed: int,
-        batch: Sequence[Question],
-        longest: float = math.inf,
+        self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question], longest: float = math.inf
     ) -> Gradient:
         """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are; cut as
         a whole to a length at which another question moves it no farther than if each had `longest`."""

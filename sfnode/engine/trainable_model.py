@@ -24,7 +24,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import Estimate, LocalNoise, quantise
 from sfnode.engine.gradients import Gradient, quantised
 from sfnode.engine.head import HeadLosses, takes_features
-from sfnode.engine.loading import Offloading, load_model, training_rows, usable_device
+from sfnode.engine.loading import give_back, load_model, no_room, training_rows, usable_device
 from sfnode.engine.losses import Losses, Priors, RunRows
 from sfnode.engine.merging import Decay, MergedWeights
 from sfnode.engine.reward_objective import Rewards
@@ -135,7 +135,7 @@ class TrainableModel:
         self.weights = MergedWeights(
             loaded, self.space, self.core, self.scale, time.monotonic, self.decay, prompt=prompt
         )
-        self._offloading = Offloading(loaded, self.space)
+        self._offloaded = False
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self._noise = noise
         self.rows = rows
@@ -315,12 +315,32 @@ class TrainableModel:
         return subspace
 
     def offload(self) -> None:
-        """Move the model to main memory until it is needed again, which restores it by itself."""
-        self._offloading.offload()
+        """Move the model and its bases to main memory until they are needed again, which restores them by
+        itself, and give the device's memory back to the system: a pause leaves it to other programs."""
+        if not self._offloaded:
+            self._offloaded = True
+            self._move_away()
 
     def restore(self) -> None:
-        """Move the model back to its device, every bit as it was. Raises as `Offloading.restore`."""
-        self._offloading.restore()
+        """Move the model back to its device, every bit as it was.
+
+        Raises UserError OUT_OF_MEMORY, and it stays offloaded, if there is no room for it.
+        """
+        if self._offloaded:
+            try:
+                self._move(self.loaded.device)
+            except torch.OutOfMemoryError as error:
+                self._move_away()
+                raise no_room(self.loaded.device) from error
+            self._offloaded = False
+
+    def _move_away(self) -> None:
+        self._move(torch.device("cpu"))
+        give_back(self.loaded.device)
+
+    def _move(self, device: torch.device) -> None:
+        self.loaded.model.to(device)
+        self.space.move(device)
 
     def rebuild(self, newest: int | None = None) -> None:
         """Have the model on its device, with the weights as of now. Raises as `restore`, and as

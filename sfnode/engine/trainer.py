@@ -138,34 +138,16 @@ class ReplicatedTrainer(Trainer):
     """Seeds that are measured in one batched forward pass; those of whole groups."""
 
     @classmethod
-    def load_on(
-        cls,
-        devices: Sequence[str],
-        manifest: Manifest,
-        *,
-        batch: int,
-        model_override: Path | None = None,
-        dtype: str = "float32",
-        bases: Path | None = None,
-        noise: LocalNoise | None = None,
-        **options: Any,
-    ) -> Self:
+    def load_on(cls, devices: Sequence[str], manifest: Manifest, *, batch: int, **options: Any) -> Self:
         """Load the base model on each of `devices`, and the training rows; `options` as for `Trainer.load`.
 
         `batch` as for `spread`. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         first, *_ = [usable_device(device) for device in devices]
         _make_current(first)
-        trainer = cls.load(
-            manifest,
-            device=devices[0],
-            model_override=model_override,
-            dtype=dtype,
-            bases=bases,
-            noise=noise,
-            **options,
-        )
-        trainer.spread(devices, batch, model_override, dtype, bases, noise)
+        trainer = cls.load(manifest, device=devices[0], **options)
+        shared = {"model_override", "dtype", "bases", "noise"} & options.keys()
+        trainer.spread(devices, batch, **{name: options[name] for name in shared})
         return trainer
 
     def spread(
