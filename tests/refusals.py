@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -18,3 +18,12 @@ def refused(code: Code, *what: str, fix: str = "") -> Iterator[None]:
     assert caught.value.code is code
     assert [one for one in what if one not in caught.value.what] == [], caught.value.what
     assert fix in caught.value.fix
+
+
+def refusal(action: Callable[..., object], *args: object, **named: object) -> UserError:
+    """The error of a call, which says what to do."""
+    with pytest.raises(UserError) as caught:
+        action(*args, **named)
+    assert caught.value.what
+    assert caught.value.fix
+    return caught.value

@@ -25,7 +25,6 @@ from sfnode.engine.subspace import Subspace
 from sfnode.manifest import Manifest
 from sfnode.models.cuts import HEADS
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions
 from sfnode.tasks.encoding import Encoded
 
 BLOCK = 1 << 20
@@ -71,9 +70,28 @@ class HeadLosses(Losses):
     def estimates(
         self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
-        """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
-        directions = space.directions(seeds, subspace)
-        return estimates(self._loaded, directions, self._every_row(), batches, distance)
+        """Estimate the derivative of each mini-batch's mean loss along the direction of the same number; all
+        have as many rows. Raises UserError as `encode`."""
+        directions, rows = space.directions(seeds, subspace), self._every_row()
+        (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
+        epsilon = representable(distance, directions)
+        with torch.inference_mode():
+            along = rows.states @ v  # (rows, k)
+            outputs = _outputs(self._loaded, rows, along[:, :live], u[:live])
+            chosen = torch.from_numpy(np.stack(batches)).to(outputs.device)  # (q, B)
+            size = max(1, BLOCK // (chosen.shape[1] * outputs.shape[1]))
+            losses: tuple[list[Tensor], list[Tensor]] = ([], [])
+            for first in range(0, len(chosen), size):
+                some = chosen[first : first + size]
+                queries = torch.arange(first, first + len(some), device=some.device) + live
+                at, labels = outputs[some].float(), rows.labels[some]  # (q, B, classes), (q, B)
+                by = along[some, queries[:, None]].float()[..., None] * u[queries].float()[:, None] * epsilon
+                for side, found in zip((by, -by), losses, strict=True):
+                    found.append(
+                        cross_entropy((at + side).transpose(1, 2), labels, reduction="none").double()
+                    )
+            plus, minus = (torch.cat(found).cpu() for found in losses)
+            return of_pairs([*plus, *minus], epsilon)
 
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
@@ -81,7 +99,12 @@ class HeadLosses(Losses):
         """Return the gradient of the rows with these numbers, as products of their states."""
         every, chosen = self._every_row(), torch.from_numpy(batch)
         rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
-        return self.of_all_drawn(gradient(self._loaded, space.whole(subspace), rows, longest), len(batch))
+        directions = space.whole(subspace)
+        (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
+        with torch.inference_mode():
+            outputs = _outputs(self._loaded, rows, rows.states @ v[:, :live], u[:live])
+            cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:], longest)
+        return self.of_all_drawn(Gradient(cells.ravel(), loss), len(batch))
 
     def _every_row(self) -> HeadRows:
         """Return all rows' states, and tell while they are computed how far it is: it may take minutes."""
@@ -115,48 +138,6 @@ def rows_of(
         labels.append(batch.right.int().argmax(1))
         advance(done := done + len(labels[-1]))
     return HeadRows(torch.cat(states), torch.cat(labels).to(loaded.device))
-
-
-def estimates(
-    loaded: LoadedModel,
-    directions: Directions,
-    rows: HeadRows,
-    drawn: Sequence[NDArray[np.int64]],
-    epsilon: float,
-) -> list[Estimate]:
-    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
-
-    `drawn`: the numbers of each mini-batch's rows, as many for all.
-    """
-    (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
-    epsilon = representable(epsilon, directions)
-    with torch.inference_mode():
-        along = rows.states @ v  # (rows, k)
-        outputs = _outputs(loaded, rows, along[:, :live], u[:live])
-        chosen = torch.from_numpy(np.stack(drawn)).to(outputs.device)  # (q, B)
-        size = max(1, BLOCK // (chosen.shape[1] * outputs.shape[1]))
-        losses: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for first in range(0, len(chosen), size):
-            some = chosen[first : first + size]
-            queries = torch.arange(first, first + len(some), device=some.device) + live
-            at, labels = outputs[some].float(), rows.labels[some]  # (q, B, classes), (q, B)
-            by = along[some, queries[:, None]].float()[..., None] * u[queries].float()[:, None] * epsilon
-            for side, found in zip((by, -by), losses, strict=True):
-                found.append(cross_entropy((at + side).transpose(1, 2), labels, reduction="none").double())
-        plus, minus = (torch.cat(found).cpu() for found in losses)
-        return of_pairs([*plus, *minus], epsilon)
-
-
-def gradient(
-    loaded: LoadedModel, directions: Directions, rows: HeadRows, longest: float = math.inf
-) -> Gradient:
-    """Return the gradient of these rows' mean loss by all cells of the core between these directions;
-    `longest` as for `gradients.gradient`."""
-    (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
-    with torch.inference_mode():
-        outputs = _outputs(loaded, rows, rows.states @ v[:, :live], u[:live])
-        cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:], longest)
-    return Gradient(cells.ravel(), loss)
 
 
 def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) -> tuple[F64, float]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
@@ -154,3 +155,16 @@ def whole_gradients(run: Trainer, loss: Callable[[], torch.Tensor]) -> list[torc
         for parameter in parameters:
             parameter.requires_grad_(False)
     return [view(part, site.form).cpu() for part, site in zip(found, run.loaded.sites, strict=True)]
+
+
+def passes_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list to which every pass through a model adds its rows and tokens."""
+    seen: list[tuple[int, int]] = []
+    plain = forward._outputs
+
+    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
+        seen.append(tuple(this.input_ids.shape))
+        return plain(loaded, this, **cached)
+
+    monkeypatch.setattr(forward, "_outputs", outputs)
+    return seen

@@ -30,6 +30,7 @@ from tests.engine.helpers import (
     FAMILIES,
     ROWS,
     data_file,
+    passes_seen,
     trainer,
     updates,
     weights,
@@ -271,19 +272,6 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
     assert len(exact) > 2
     for found, wanted in zip(moved, exact, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-
-
-def passes_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Return a list to which every pass through a model adds its rows and tokens."""
-    seen: list[tuple[int, int]] = []
-    plain = forward._outputs
-
-    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
-        seen.append(tuple(this.input_ids.shape))
-        return plain(loaded, this, **cached)
-
-    monkeypatch.setattr(forward, "_outputs", outputs)
-    return seen
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -24,7 +24,7 @@ from sfnode.errors import Code
 from sfnode.models.perturbation import Perturber
 from sfnode.preparing.manifest import build
 from sfprotocol.seeds import token_draws, token_keys, update_seeds
-from tests.engine.helpers import FAMILIES, manifest, trainer, weights
+from tests.engine.helpers import FAMILIES, manifest, passes_seen, trainer, weights
 from tests.engine.test_estimator import SEEDS, hand_moved
 from tests.refusals import refused
 
@@ -118,15 +118,7 @@ def of_rows(
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Rows and tokens of each pass from now on."""
-    seen: list[tuple[int, int]] = []
-    plain = forward.logits
-
-    def logits(loaded: Any, this: Any, *begun: int, **cached: Any) -> Any:
-        seen.append(tuple(this.input_ids.shape))
-        return plain(loaded, this, *begun, **cached)
-
-    monkeypatch.setattr(forward, "logits", logits)
-    return seen
+    return passes_seen(monkeypatch)
 
 
 def test_rows_cost_a_pass_for_their_prompts_and_one_for_each_further_token(

@@ -16,6 +16,7 @@ from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 from sfnode.models import examination, files, loader, shapes
 from sfnode.models.examination import ModelPart, require_sound
+from tests import refusals
 from tests.models import hostile
 from tests.models.families import model_folder
 from tests.models.hostile import added, configured, nested, sequence
@@ -41,10 +42,7 @@ def change(file: Path, **settings: Any) -> None:
 
 def refusal(folder: Path) -> UserError:
     """The error of whoever starts a run with a model, and of whoever joins it."""
-    with pytest.raises(UserError) as caught:
-        (loader.describe(str(folder), ""), loader.tokenizer_of(folder))
-    assert caught.value.fix
-    return caught.value
+    return refusals.refusal(lambda: (loader.describe(str(folder), ""), loader.tokenizer_of(folder)))
 
 
 XLM = {"model_type": "xlm", "emb_dim": 64, "n_heads": 2, "n_layers": 1, "sinusoidal_embeddings": True}
