@@ -24,9 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.gradients import numbers_for
-from sfnode.engine.slopes import Slopes, _of_rows
-from sfnode.engine.whitening import Known, rate_of, whitening
+from sfnode.engine.head import Known
+from sfnode.engine.line import Slopes, _of_rows
 from sfnode.organising.evaluation.evidence import DISPERSED, SCORED_ROUNDS
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
@@ -39,6 +38,7 @@ from sfnode.organising.policy import (
     OrganiserPolicy,
 )
 from sfnode.organising.steps import Steps
+from sfnode.preparing.first_order import numbers_for, rate_of, whitening
 from sfnode.preparing.manifest import FIRST_ORDER_HEAD
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
 from sfprotocol.counting import NEVER, Counting

@@ -93,7 +93,7 @@ class Settings(Section):
     shard: tuple[int, int] | None = None  # (k, n), where k counts from 0
     """Train on part K of N of the rows: every N-th row, from row K on."""
     device: str = "cpu"
-    """One or more, separated by commas: the node's steps are measured on all of them (`engine.replicas`)."""
+    """One or more, separated by commas: the node's steps are measured on all of them (`engine.trainer`)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
     """Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4."""
     queries: int = Field(default=0, ge=0, le=64)

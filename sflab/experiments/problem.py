@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
 from sflab.simulator.world.runs import ORGANISER, TOPOLOGIES, origin_of, signing_key
 from sfnode.engine import forward
-from sfnode.engine.devices import usable_device
-from sfnode.engine.loading import load_model
+from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest

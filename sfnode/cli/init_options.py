@@ -118,11 +118,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         f"reward: what scores an answer: {', '.join(VERIFIERS)}, a .toml or .json file that describes "
         "it, or a plug-in MODULE:FUNCTION, whose file others then need (docs/verifiers.md).",
     ),
-    _key(
-        "task.answer_tokens",
-        "COUNT",
-        f"reward: most tokens of an answer.  [default: {ANSWER_TOKENS}]",
-    ),
+    _key("task.answer_tokens", "COUNT", f"reward: most tokens of an answer.  [default: {ANSWER_TOKENS}]"),
     _key(
         "task.temperature",
         "NUMBER",

@@ -278,7 +278,7 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
 
 def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:
     """Write the rows of a file with their answers, when all have one."""
-    from sfnode.engine.using import chooses
+    from sfnode.engine.samples import chooses
     from sfnode.store.disk_errors import disk_faults
     from sfnode.tasks.row_files import dialect
 

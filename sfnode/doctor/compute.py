@@ -78,7 +78,7 @@ def look_at_device(name: str) -> CheckFinding:
     """Examine a device; if it is a CPU, also whether there is an unused GPU."""
     import torch
 
-    from sfnode.engine.devices import usable_device
+    from sfnode.engine.loading import usable_device
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -261,7 +261,7 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
 
 def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> float:
     """Load model and rows as a node would, and time steps."""
-    from sfnode.engine.replicas import ReplicatedTrainer
+    from sfnode.engine.trainer import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
 
     devices, together = case.devices, manifest.training.batch_updates

@@ -81,11 +81,7 @@ direction (R,), and the pass."""
 
 
 def estimates(
-    loaded: LoadedModel,
-    directions: Directions,
-    batches: Sequence[Encoded],
-    epsilon: float,
-    group: int = 0,
+    loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float, group: int = 0
 ) -> list[Estimate]:
     """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
 
@@ -202,26 +198,19 @@ def _log_probs(
     return together[order.to(together.device, non_blocking=True)]
 
 
-class _Family(NamedTuple):
-    """Sequences, and what they begin with, read at every point; None if that is not worth it."""
-
-    members: NDArray[np.int64]
-    begun: forward.Begun | None
-
-
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
-) -> Iterator[_Family]:
+) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
     """Yield all sequences: with `in_turns` those of each point, else by what they begin with, such as one
-    prompt of several answers."""
+    prompt of several answers, which is read at every point; None if that is not worth it."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):
-            yield _Family(np.flatnonzero(measured.points == one), None)
+            yield np.flatnonzero(measured.points == one), None
         return
     begun = _begun(loaded, measured, every, epsilon, perturb)
     for members in forward.families(loaded, measured.batch, begun.tokens if begun else 0):
-        yield _Family(members, _begun(loaded, measured, members, epsilon, perturb, begun) or begun)
+        yield members, _begun(loaded, measured, members, epsilon, perturb, begun) or begun
 
 
 def _begun(

@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 
 from sfnode.engine import drift, line
-from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core
 from sfnode.engine.merging import Decay
-from sfnode.engine.subspace import Subspace
+from sfnode.engine.subspace import PublishedBasis, Subspace, basis_of
 from sfnode.engine.trainable_model import scale_of
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest

@@ -92,7 +92,7 @@ def require_devices(devices: Sequence[str], dtype: str) -> None:
     """Try out the devices that a trainer is to compute on, and whether its number format is at hand; that
     loads torch, unless it is the CPU's. Raises UserError DEVICE."""
     if any(name != CPU for name in devices):
-        from sfnode.engine.devices import usable_device
+        from sfnode.engine.loading import usable_device
 
         for name in devices:
             usable_device(name)

@@ -56,7 +56,7 @@ from sfprotocol.petitions import SEND_AGAIN, offer_message, petition_message
 from sfprotocol.weighing import Counted, counts_alike, made
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
     from sfprotocol.seeds import I64
 
 SIGN_DEADLINE = 60.0

@@ -56,7 +56,7 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest, PartRequest
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
 """Seconds for handing our last updates to neighbours when the node stops, and as many for the last frames."""

@@ -2,7 +2,7 @@
 
 Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
 an argument (seconds of any monotonic clock), randomness is injected, and nothing here opens, waits or logs.
-`node.network.peering` carries the actions out, in the simulator, too.
+`node.peering` carries the actions out, in the simulator, too.
 
 Theory of operation. A node that is OPEN does five jobs, each when its own deadline comes:
 

@@ -1,23 +1,35 @@
 """Gives the manifest of a first-order run what is measured: bases, prior, and the unit and limit of scalars.
 
-Nothing is tried out: in coordinates in which gradients vary alike (`engine.whitening`) one first rate serves
-every body, and one every head; a few gradients say how long they usually are.
+Nothing is tried out: in coordinates in which gradients vary alike one first rate serves every body, and one
+every head; a few gradients say how long they usually are.
+
+A head's outputs move by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the second
+moments of scaled states, those of V^T x are at most 1, and a softmax's curvature is at most a half. So one
+rate serves all models and data, and no direction waits for another. Directions in which states vary less than
+`strength` learn less, as in a ridge regression; validation rows choose it, as they choose when to stop. S is
+not centred: the mean state is a direction like others then, and what is learnt along it is a bias.
+
+The body's bases span what its gradients say; within them its columns are mixed so that gradients of
+mini-batches vary alike along all (`turned`).
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
 
-from sfnode.engine import gradients, making_bases
-from sfnode.engine.head import takes_features
+from sfnode.engine import making_bases
+from sfnode.engine.gradients import GRADIENT
+from sfnode.engine.head import Known, head_gradient, takes_features
 from sfnode.engine.trainer import Trainer
-from sfnode.engine.whitening import Known, head_gradient, rate_of, turned, whitening
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
@@ -43,6 +55,7 @@ from sfnode.preparing.scalars import (
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.prompts import Row
 from sfprotocol.decisions import RATE_ONE
+from sfprotocol.seeds import stream
 
 WHITENED_ROWS = 1024
 """Rows of which the states are looked at, at most; nodes on this machine then find them (`kept_states`)."""
@@ -58,6 +71,17 @@ half as much again, and one rate or one gain does not serve both (docs/research-
 REWARD_STEP = 0.5
 """The same of a run by rewards, whose gradients are far noisier: the embedded sums end best with 0.3 and 0.5,
 and are ruined by 1; SmolLM2 learns orders with 0.5 and with half as much again (docs/research-log.md)."""
+
+USUAL_BATCHES, REWARDED_BATCHES = 32, 8
+"""Mini-batches of which the usual norm is the median, and second moments are the mean; those of prompts, to
+which answers are written."""
+
+ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
+"""Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
+
+LIMIT = 2
+"""Limit of a label, in norms of a usual update."""
+
 
 IDENTITY = 64
 """Entries of U of a head, on its diagonal: outputs are their own coordinates."""
@@ -75,13 +99,13 @@ def _cost(manifest: Manifest) -> int:
 
 
 def _usual_batches(manifest: Manifest) -> int:
-    return gradients.REWARDED_BATCHES if manifest.task.is_rewarded else gradients.USUAL_BATCHES
+    return REWARDED_BATCHES if manifest.task.is_rewarded else USUAL_BATCHES
 
 
 def _of_batch(manifest: Manifest) -> int:
     """Return the example-forwards of a mini-batch's gradient; each drawn answer is an example."""
     answers = ANSWERS if manifest.task.is_rewarded else 1
-    return gradients.GRADIENT * answers * manifest.training.batch_size
+    return GRADIENT * answers * manifest.training.batch_size
 
 
 def begun(manifest: Manifest) -> Manifest:
@@ -98,7 +122,7 @@ def prepare(
     """Return a first-order run with all its numbers, but for those that are `given` by name; one that has
     them as it is. Its bases are written to the folder of `means`.
 
-    Raises UserError as `making_bases.make_on` and `gradients.usual`, LOSS_FLAT without a gradient, and
+    Raises UserError as `making_bases.make_on` and `usual`, LOSS_FLAT without a gradient, and
     BAD_OPTION for numbers that no manifest can have, where no public row is within reach, and unmeasured.
     """
     if manifest.training.norm_limit:
@@ -154,7 +178,7 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     began = time.monotonic()
     batches, rows_each = _usual_batches(manifest), _of_batch(manifest)
     least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be as good
-    found = gradients.usual(ready, batches, least, lambda done: tell(taken + done * rows_each))
+    found = usual(ready, batches, least, lambda done: tell(taken + done * rows_each))
     each = (time.monotonic() - began) / batches
     if made:
         manifest, found = _turned(manifest, made.pairs, found, folder)
@@ -241,10 +265,154 @@ def _measured(manifest: Manifest, norm: float) -> Manifest:
             "Give other data, or another base model (--model): of texts in which the model knows no word it "
             "learns nothing.",
         )
-    numbers = gradients.numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
+    numbers = numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
     return changed(manifest, "training", **numbers)
 
 
 def _as_rate(rate: float) -> float:
     """Return the nearest rate that a manifest can have."""
     return min(max(round(rate * RATE_ONE), 1), RATE_ONE - 1) / RATE_ONE
+
+
+def usual(
+    model: Trainer,
+    count: int = USUAL_BATCHES,
+    least: int = USUAL_BATCHES // 2 + 1,
+    advance: Callable[[int], None] = lambda done: None,
+) -> F64:
+    """Return the gradients of `count` mini-batches at the model as it is, (n, cells), without those that are
+    0 or no finite number; `advance` is told how many there are so far. Raises as `gradient`, DATA_*, and
+    LOSS_NOT_FINITE if fewer than `least` are left."""
+    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, count).tolist()
+    found: list[F64] = []
+    for done, seed in enumerate(seeds):
+        advance(done)
+        found += [one.cells for one in model.gradients([seed], 0) if not one.failed and one.cells.any()]
+    if len(found) < least:
+        raise UserError(
+            Code.LOSS_NOT_FINITE,
+            "the loss of the base model has no gradient that is a number and not 0",
+            "Compute with --dtype float32 or bfloat16, or take another model.",
+        )
+    return np.stack(found)
+
+
+def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
+    """Return scalar_delta, scalar_limit and norm_limit of a run with so many cells and scalars of so many
+    bits, in which a usual gradient has this norm: half of the longest that counts."""
+    size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
+    return {
+        "scalar_delta": norm / size,
+        "scalar_limit": (1 << (bits - 1)) - 1,
+        "norm_limit": round(LIMIT * size),
+    }
+
+
+# -- coordinates ----------------------------------------------------------------------------------------
+
+
+MOST_RATE = 2.0
+"""Rate of a round's mean gradient at most. The largest curvature is a half, so steps above 4 may diverge, and
+above 2 where a gradient is one round late."""
+
+STRENGTHS = (10.0, 3.0, 1.0)
+"""Strengths that are tried, where features have a variance of 1. Runs at 30 were longer and learnt no more.
+What less than 1 gains on validation rows is lost many times over on rows unlike them
+(docs/research-log.md)."""
+
+ROUNDS = 64
+"""Rounds within which the least loss is looked for."""
+
+LEAST_SPREAD = 1e-3
+"""Least spread of a feature that it is scaled by, relative to the median: what hardly varies says nothing."""
+
+DAMPING = 1e-2
+"""Share of a feature's second moment that is taken for noise when errors of rounding are fed forward, so that
+it can be done where there are fewer rows than features."""
+
+DULL = 0.03
+"""Share of the mean square of all cells' gradients that is added to it in every direction of the body: where
+gradients say nothing a step would otherwise go furthest. 0.3 learns less, and 0.1 a little."""
+
+
+def whitening(public: Known, validating: Known, columns: int) -> tuple[making_bases.I8, float]:
+    """Return the coordinates V (features, columns), at most so many columns, in which the public rows teach
+    the validating rows most within ROUNDS rounds, and the value of an entry of 1, a power of two. Less
+    strength has to gain more than one standard error: on AG News a gain of less than that cost as much on the
+    test rows. Takes some features^3 operations."""
+    x = public.states.double().cpu()
+    spread = x.std(0, correction=0)
+    spread = spread.clamp_min(max(LEAST_SPREAD * float(spread.median()), torch.finfo(torch.float32).tiny))
+    sizes, directions = torch.linalg.eigh((x / spread).T @ (x / spread) / len(x))
+    sizes, directions = sizes.flip(0)[:columns].clamp_min(0), directions.flip(1)[:, :columns]
+    v = directions / spread[:, None]  # (features, columns)
+    best: Tensor | None = None
+    chosen: Tensor | None = None
+    for strength in STRENGTHS:
+        whitened = v / (sizes + strength).sqrt()
+        losses = min(_losses(public, validating, whitened), key=lambda one: float(one.mean()))
+        gain = None if best is None else best - losses
+        if gain is None or gain.mean() > gain.std(correction=0) / math.sqrt(len(gain)):
+            best, chosen = losses, whitened
+    assert chosen is not None
+    return _rounded(chosen.numpy(), (x.T @ x / len(x)).numpy())
+
+
+def turned(gradients: F64) -> tuple[F64, F64]:
+    """Return by which matrices the columns of U and of V of each target are multiplied from the right so that
+    gradients vary alike along all of them: (targets, rows, rows) and (targets, columns, columns), of root
+    mean square size 1. `gradients`: those of some mini-batches, (n, targets, rows, columns).
+
+    A step along a gradient is then one that has been divided by the root of its second moments, within
+    a target by those of its rows and of its columns (Gupta, Koren, Singer 2018, "Shampoo").
+    """
+    mean_square = float((gradients**2).mean())
+    sides: list[F64] = []
+    for side in (gradients, gradients.swapaxes(2, 3)):
+        moments = np.einsum("nlij,nlkj->lik", side, side) / (len(side) * side.shape[3])
+        sizes, directions = np.linalg.eigh(moments)
+        powers = (sizes.clip(0) + DULL * mean_square) ** -0.25
+        found = (directions * powers[:, None, :]) @ directions.swapaxes(1, 2)
+        sides.append(found * math.sqrt(found.shape[1] * len(found) / float((found**2).sum())))
+    return sides[0], sides[1]
+
+
+def rate_of(classes: int) -> float:
+    """Return the rate of a round's mean gradient: half of what is stable with gradients a round late, where
+    all classes are as likely and the curvature is 1 / classes."""
+    return min(classes / 2, MOST_RATE)
+
+
+def _losses(public: Known, validating: Known, v: Tensor) -> Iterator[Tensor]:
+    """Yield the losses of the validating rows after 0 to ROUNDS steps along the public rows' gradients."""
+    (x, outputs), (held, held_outputs) = (
+        (rows.states.double().cpu() @ v, rows.outputs.double().cpu()) for rows in (public, validating)
+    )
+    classes = outputs.shape[1]
+    rate = rate_of(classes)
+    right = one_hot(public.labels.cpu(), classes)
+    core = torch.zeros(classes, v.shape[1], dtype=torch.float64)
+    for _ in range(ROUNDS + 1):
+        yield cross_entropy(held_outputs + held @ core.T, validating.labels.cpu(), reduction="none")
+        core -= rate * ((outputs + x @ core.T).softmax(1) - right).T @ x / len(x)
+
+
+def _rounded(v: F64, moments: F64) -> tuple[making_bases.I8, float]:
+    """Return V (features, columns) as int8, and the value of an entry of 1.
+
+    Features are rounded one by one, and what products with states of these second moments (features,
+    features) have lost is made good by those that follow (Frantar et al. 2022, "GPTQ", whose rule it is).
+    Without that errors add up along the mean state, and training diverges.
+    """
+    unit = 2.0 ** math.ceil(math.log2(max(np.abs(v).max(), 1e-30) / making_bases.LARGEST_ENTRY))
+    order = np.argsort(np.diag(moments), kind="stable")  # the largest are rounded first
+    damped = moments + DAMPING * np.diag(np.diag(moments))
+    triangle = np.linalg.cholesky(damped[np.ix_(order, order)]).T
+    entries, lost = np.empty(v.shape, np.int8), v[order] / unit
+    for row in reversed(range(len(v))):
+        wanted = lost[row] + triangle[row, row + 1 :] @ lost[row + 1 :] / triangle[row, row]
+        entries[order[row]] = rounded = np.rint(wanted).clip(
+            -making_bases.LARGEST_ENTRY, making_bases.LARGEST_ENTRY
+        )
+        lost[row] -= rounded
+    return entries, unit

@@ -34,16 +34,7 @@ from sfnode.models import examination, files, loader, vetting
 from sfnode.models.targets import DEFAULT, UPPER_LINEAR, VALUES, Selection
 from sfnode.preparing import proposals
 from sfnode.printable import command
-from sfnode.tasks import (
-    chat,
-    dataset,
-    presets,
-    prompts,
-    public_files,
-    row_files,
-    templates,
-    verifying,
-)
+from sfnode.tasks import chat, dataset, presets, prompts, public_files, row_files, templates, verifying
 from sfnode.tasks.fitting import Fitting, RowExamination
 from sfnode.tasks.public_files import typed
 from sfprotocol.messages import MAX_UPDATE_BYTES, OLDEST_VERSION

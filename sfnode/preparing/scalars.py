@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,12 +94,9 @@ Advance = Callable[[int, int], None]
 """Told how much is done, and of how much."""
 
 
-class Waiting(Protocol):
-    """Shows what is under way."""
-
-    def __call__(self, what: str, seconds: float = 0.0, /) -> AbstractContextManager[Advance]:
-        """Take what begins, and how many seconds it may take (0: unknown); give what is told how far it
-        is, and end with it."""
+Waiting = Callable[..., AbstractContextManager[Advance]]
+"""Shows what is under way: takes what begins, and how many seconds it may take (0: unknown); gives what is
+told how far it is, and ends with it."""
 
 
 class Means(NamedTuple):
@@ -374,13 +371,10 @@ def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
     return Trainer.load(measured, training=False, **how), reason
 
 
-def head_rows(trainer: Trainer, rows: Sequence[Row], advance: Callable[[int], None]) -> HeadRows:
+def head_rows(trainer: Trainer, rows: Sequence[Row], advance: Tell) -> HeadRows:
     """Return the states and classes of rows at a model's head; `advance` is told of how many."""
-    found: list[HeadRows] = []
-    for batch in encoding.batches(trainer.manifest.task, trainer.loaded.tokenizer, rows, EVALUATION_BATCH):
-        found.append(rows_of(trainer.loaded, [batch]))
-        advance(sum(len(one.labels) for one in found))
-    return HeadRows(*map(torch.cat, zip(*found, strict=True)))
+    task, loaded = trainer.manifest.task, trainer.loaded
+    return rows_of(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH), advance)
 
 
 def prior_of(

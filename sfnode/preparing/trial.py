@@ -42,6 +42,7 @@ from sfnode.engine.estimator import losses_along, representable
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
+from sfnode.models.loader import FLOATS
 from sfnode.preparing.scalars import (
     F64,
     FORWARDS,
@@ -86,9 +87,6 @@ is taken, in which a bend shows best and which other formats may share."""
 MOST_LOST, LEAST_COSINE = 0.5, 0.1
 """Share of slopes that may be 0 at a distance at which they say anything; and cosine with exact ones below
 which they say the same as none."""
-
-FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Formats for each of which an epsilon is found."""
 
 OPEN_SHARE = 1 / 4
 """Share of the rate that is right at first with which an open run starts. What is learnt first is often easy:
@@ -138,7 +136,7 @@ def run(
     told, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
     found = {
         name: suitable_epsilon(distances, told, ROUNDINGS * torch.finfo(dtype).eps * loss)
-        for name, dtype in FORMATS.items()
+        for name, dtype in FLOATS.items()
     }
     used, left = trainer.epsilon if keep_epsilon else found[trainer.dtype], forwards - taken
     seeds, alphas, bends, more = three_points(

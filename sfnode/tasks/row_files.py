@@ -26,11 +26,7 @@ from sfnode.manifest.sections import HUB
 from sfnode.printable import first_line
 from sfprotocol.model_listing import MAX_DATA
 
-KINDS: dict[type, str] = {
-    bytes: "bytes that are no text in UTF-8",
-    dict: "an object",
-    list: "a list",
-}
+KINDS: dict[type, str] = {bytes: "bytes that are no text in UTF-8", dict: "an object", list: "a list"}
 """Names of what is no value of a prompt, for people; others have the name of their type."""
 
 

@@ -455,10 +455,7 @@ REFUSED: list[tuple[Flags, int, str]] = [
         *(31, "all of them would be validation rows"),
     ),
     ((*REVIEWS, *sets("training.bases=nowhere.bases")), 81, "nowhere.bases"),
-    (
-        (*REVIEWS, *sets("training.bases=nowhere.bases", "training.basis=errors")),
-        *(10, "Give one of them."),
-    ),
+    ((*REVIEWS, *sets("training.bases=nowhere.bases", "training.basis=errors")), *(10, "Give one of them.")),
     (("MODEL", *TEXT, *sets("training.basis=errors"), *MEASURED), 32, "this run"),
 ]
 

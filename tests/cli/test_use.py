@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.cli.use import in_words
-from sfnode.engine.ten_lines import ASKED
+from sfnode.engine.model_card import ASKED
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.using import ModelInUse, of_trainer
 from sfnode.manifest import Manifest

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from sfnode.engine import forward, head
@@ -194,12 +195,7 @@ def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path:
 
 @pytest.mark.parametrize(
     ("features", "told"),
-    [
-        ("AQAA", "as many"),
-        ("AQ", "three bytes"),
-        ("AAAA", "from 1 to"),
-        ("AQAA\n", "three bytes"),
-    ],
+    [("AQAA", "as many"), ("AQ", "three bytes"), ("AAAA", "from 1 to"), ("AQAA\n", "three bytes")],
 )
 def test_features_that_do_not_fit_are_refused(features: str, told: str) -> None:
     given = headed("llama").model_dump()
@@ -273,14 +269,14 @@ def test_while_all_rows_are_read_for_the_first_update_it_tells_how_far_it_is(
 ) -> None:
     told: list[tuple[int, int] | None] = []
     run = trainer(headed("llama"), data_file(tmp_path))
-    original = head.rows_of
+    original = forward.states
 
-    def noted(*given: Any) -> head.HeadRows:
+    def noted(*given: Any) -> Tensor:
         told.append(run.objective.reading)
         return original(*given)
 
     monkeypatch.setattr(head, "EVALUATION_BATCH", 2)
-    monkeypatch.setattr(head, "rows_of", noted)
+    monkeypatch.setattr(forward, "states", noted)
     run.step(SEEDS, 0)
     assert told == [(0, 5), (2, 5), (4, 5)]
     assert run.objective.reading is None

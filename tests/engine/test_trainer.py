@@ -37,6 +37,7 @@ from tests.engine.helpers import (
     trainer,
     updates,
 )
+from tests.refusals import refused
 
 
 def test_a_step_repeats_itself_and_changes_nothing_until_it_is_applied(tmp_path: Path) -> None:
@@ -159,9 +160,8 @@ def test_nobody_trains_on_validation_rows_and_the_model_can_be_measured_on_them(
 
 
 def test_a_run_on_private_data_asks_for_it() -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_NEEDED):
         Trainer.load(manifest("opt"))
-    assert caught.value.code is Code.DATA_NEEDED
 
 
 def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_path: Path) -> None:
@@ -182,9 +182,8 @@ def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_pat
 
 
 def test_a_run_without_test_data_cannot_be_evaluated_and_says_so() -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_NEEDED):
         trainer(manifest("opt")).evaluate()
-    assert caught.value.code is Code.DATA_NEEDED
 
 
 def centred(run: Manifest, data: Data, **task: Any) -> Manifest:

@@ -11,7 +11,7 @@ import pytest
 
 from sfnode import hub
 from sfnode.engine import forward
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole
 from sfnode.preparing import files, scalars
@@ -20,6 +20,7 @@ from sfnode.preparing.measuring import prepare
 from sfnode.preparing.scalars import PRIOR_ROWS, Advance, Means
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
+from tests.refusals import refused
 
 LOADING = 7
 """Short sequences with which the layers are checked when a model is loaded."""
@@ -156,9 +157,8 @@ def test_data_that_have_a_name_for_everybody_stay_as_they_are(
 
 def test_rows_that_validate_are_no_others_under_the_same_name(tmp_path: Path) -> None:
     train, judge = rows(tmp_path / "a/rows.tsv", "one"), rows(tmp_path / "b/rows.tsv", "one")
-    with pytest.raises(UserError, match="neither trained nor tested on") as caught:
+    with refused(Code.BAD_OPTION, "neither trained nor tested on"):
         files.settle_data(run_of(train=train, validation=judge), tmp_path, shared=True)
-    assert caught.value.code is Code.BAD_OPTION
 
 
 def test_data_that_are_not_shared_lie_beside_the_manifest_and_have_no_digest(tmp_path: Path) -> None:
@@ -171,6 +171,5 @@ def test_data_that_are_not_shared_lie_beside_the_manifest_and_have_no_digest(tmp
 
 def test_too_large_a_file_is_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_DATA", 3)
-    with pytest.raises(UserError, match="files of up to 3 B") as caught:
+    with refused(Code.DATA_TOO_LARGE, "files of up to 3 B"):
         files.settle_data(run_of(train=rows(tmp_path / "rows.tsv", "one")), tmp_path, shared=True)
-    assert caught.value.code is Code.DATA_TOO_LARGE

@@ -14,9 +14,7 @@ import pytest
 
 from sfnode.cli.fork import going_on
 from sfnode.cli.join import told_first
-from sfnode.engine import gradients
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.gradients import LIMIT
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -24,7 +22,7 @@ from sfnode.manifest.sections import Parent
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import bases, files
 from sfnode.preparing import first_order
-from sfnode.preparing.first_order import STEP
+from sfnode.preparing.first_order import LIMIT, STEP
 from sfnode.preparing.manifest import build, forked, unsuited
 from sfnode.preparing.measuring import prepare
 from sfnode.preparing.scalars import Advance, Means, Prepared
@@ -117,7 +115,7 @@ def test_bases_are_turned_until_gradients_vary_alike(table: Path) -> None:
     given = prepared(table, **WORDS, basis="published", bases=run.training.bases).manifest
     assert given.training.bases == run.training.bases, "those that are given stay"
     with node(run, table.parent) as learner:
-        cores = gradients.usual(learner).reshape(-1, *run.core_shape)
+        cores = first_order.usual(learner).reshape(-1, *run.core_shape)
     for side in (cores, cores.swapaxes(2, 3)):
         of_columns = (side**2).mean((0, 3))
         assert of_columns.std() < of_columns.mean(), "where bases are not turned it is 2.8 times"

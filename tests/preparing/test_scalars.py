@@ -24,6 +24,7 @@ from sfnode.preparing.manifest import build
 from sfnode.preparing.scalars import SlopeSample
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, manifest, trainer
+from tests.refusals import refused
 
 FORWARDS = measuring.FORWARDS - scalars.PRIOR_ROWS
 """Example-forwards that `sfnode init` has for it."""
@@ -68,11 +69,7 @@ def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(bui
     assert (measure(other, FORWARDS).slopes == built_in.slopes).all()
 
 
-@given(
-    spread=st.floats(1e-6, 1e6),
-    bits=st.sampled_from([8, 16]),
-    delta=st.floats(1e-6, 1e3),
-)
+@given(spread=st.floats(1e-6, 1e6), bits=st.sampled_from([8, 16]), delta=st.floats(1e-6, 1e3))
 def test_the_limit_is_eight_times_the_scalars_rounded_up_to_two_digits(
     spread: float, bits: int, delta: float
 ) -> None:
@@ -146,11 +143,7 @@ def after(trained: Trainer, scalar: int) -> float:
     return value
 
 
-@given(
-    rate=st.floats(1e-6, 1),
-    limit=st.integers(1, 32_767),
-    spread=st.sampled_from([0.0, 0.01, 1.0, 100.0]),
-)
+@given(rate=st.floats(1e-6, 1), limit=st.integers(1, 32_767), spread=st.sampled_from([0.0, 0.01, 1.0, 100.0]))
 def test_who_follows_the_advice_is_not_refused_again(rate: float, limit: int, spread: float) -> None:
     found = slopes(spread) if spread else SlopeSample(np.zeros(0), 0.05, "no data")
     training = Training(learning_rate=rate, scalar_limit=limit)
@@ -229,9 +222,8 @@ def test_a_loss_that_no_direction_changes_is_refused(tmp_path: Path) -> None:
     task = WORDS.model_copy(update={"verbalizer": {"0": "superb", "1": "rotten"}})
     flat = with_task(task, ROWS)
     for measured in (scalars.measure, trial.run):
-        with pytest.raises(UserError, match="the loss is the same at both points along all of") as caught:
+        with refused(Code.LOSS_FLAT, "the loss is the same at both points along all of"):
             measured(flat)
-        assert caught.value.code is Code.LOSS_FLAT
 
 
 def test_what_groups_tell_follows_from_slopes_and_bends(tmp_path: Path) -> None:

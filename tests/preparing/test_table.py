@@ -10,6 +10,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.preparing.table import DataTable, number, read_table
 from sfnode.tasks.row_files import NOT_UTF_8
+from tests.refusals import refused
 
 ROWS = "Betreff;Text;Anzahl;Note\nBitte;Die Rechnung stimmt nicht;1;2,5\n;Wo bleibt mein Paket;2;3,5\n"
 
@@ -85,10 +86,8 @@ def test_lines_of_json_may_differ_in_what_they_have(tmp_path: Path) -> None:
 def test_what_is_no_table_is_refused_with_the_reason(
     name: str, content: bytes, says: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError) as refused:
+    with refused(Code.DATA_MALFORMED, says):
         table(tmp_path, content, name)
-    assert refused.value.code is Code.DATA_MALFORMED
-    assert says in refused.value.what
 
 
 @pytest.mark.parametrize("header", [",text,label", "0,1,2"])
@@ -160,10 +159,7 @@ def test_conversations_of_other_formats_have_the_names_of_roles_that_templates_h
     ]
 
 
-@pytest.mark.parametrize(
-    "cell",
-    ["12", "1,5", "1.234,50 €", "1,234.5", "12 %", "1\u202f234", "$3", "-7.25"],
-)
+@pytest.mark.parametrize("cell", ["12", "1,5", "1.234,50 €", "1,234.5", "12 %", "1\u202f234", "$3", "-7.25"])
 def test_a_number_is_one_as_spreadsheets_show_it(cell: str) -> None:
     assert number(cell) is not None
 

@@ -28,9 +28,9 @@ from sfprotocol.values import Values
 from sfprotocol.weighing import NOTHING, Counted
 
 if TYPE_CHECKING:  # they load torch
-    from sfnode.engine.replicas import Replica
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
     from sfnode.engine.trainable_model import StepResult
+    from sfnode.engine.trainer import Replica
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from sfnode.resources.policy import (
 from sfnode.resources.quotas import DailyTraffic
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
     from sfnode.node.training.engine_thread import EngineThread
     from sfnode.node.training.step_scheduler import StepScheduler
     from sfnode.resources.sensors import Sensors

@@ -35,8 +35,8 @@ from sfprotocol.messages import Feed
 from sfprotocol.weighing import Counted
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
     from sfnode.engine.trainable_model import StepResult
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
     from sfprotocol.seeds import I64
 
 ENGINE_GRACE = 0.5
@@ -266,7 +266,7 @@ class LocalModel:
                 "Start it again, or use `sfnode eval` on its folder.",
             ) from None
         except (MemoryError, RuntimeError) as error:
-            from sfnode.engine.replicas import fault_of  # it loads torch
+            from sfnode.engine.trainer import fault_of  # it loads torch
 
             raise fault_of(self._context.settings.devices[0], error) or error from error
         finally:
@@ -338,7 +338,7 @@ def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
     import torch
 
     from sfnode.engine.estimator import LocalNoise
-    from sfnode.engine.replicas import ReplicatedTrainer
+    from sfnode.engine.trainer import ReplicatedTrainer
 
     layout = Layout(settings.data_dir)
     noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noisy else None

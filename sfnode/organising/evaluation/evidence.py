@@ -1,6 +1,6 @@
 """Evidence about members, by what their work has brought in each epoch as it was measured before the seal.
 
-The measurement is the engine's (`sfnode.engine.slopes`), from one gradient on validation rows whatever the
+The measurement is the engine's (`sfnode.engine.line`), from one gradient on validation rows whatever the
 number of origins. Its figures stand in the control feed as Worth decisions (SPEC O16), and the evidence here
 is a function of these alone: whoever has the feed knows for whom it speaks. Knows no time and nobody who
 measures.

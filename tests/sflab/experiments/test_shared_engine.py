@@ -12,9 +12,8 @@ import torch
 
 from sflab.experiments.problem import LoadedProblem
 from sflab.experiments.shared_engine import SharedEngine
-from sfnode.engine.devices import usable_device
 from sfnode.engine.estimator import quantise
-from sfnode.engine.loading import load_model
+from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel, matrix

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, nll_loss
 
-from sfnode.engine import whitening
+from sfnode.engine import head
+from sfnode.engine.head import Known, head_gradient
 from sfnode.engine.probe import linear_probe
-from sfnode.engine.whitening import ROUNDS, STRENGTHS, Known, head_gradient, rate_of
+from sfnode.preparing import first_order
+from sfnode.preparing.first_order import ROUNDS, STRENGTHS, rate_of
 
 CLASSES, FEATURES = 3, 40
 
@@ -35,7 +37,7 @@ def known(states: Tensor, labels: Tensor) -> Known:
 
 
 def whitened(public: Known, validating: Known, columns: int = FEATURES) -> Tensor:
-    entries, unit = whitening.whitening(public, validating, columns)
+    entries, unit = first_order.whitening(public, validating, columns)
     return torch.from_numpy(entries).double() * unit
 
 
@@ -77,8 +79,8 @@ def test_no_direction_of_the_rounded_coordinates_is_too_steep_for_the_rate(
 ) -> None:
     """Rounded without feeding errors forward, the mean state is longer than it should be."""
     public, validating = data(400, 2.5, 0), data(200, 2.5, 1)
-    monkeypatch.setattr(whitening, "STRENGTHS", STRENGTHS[-1:])
-    _, unit = whitening.whitening(public, validating, FEATURES)
+    monkeypatch.setattr(first_order, "STRENGTHS", STRENGTHS[-1:])
+    _, unit = first_order.whitening(public, validating, FEATURES)
     assert largest_moment(public, whitened(public, validating)) < 1.25
     exact = _unrounded(public, STRENGTHS[-1])
     assert largest_moment(public, exact) <= 1 + 1e-9
@@ -93,7 +95,7 @@ def _unrounded(rows: Known, strength: float) -> Tensor:
 
 
 def test_entries_use_the_range_and_have_no_entry_of_minus_128() -> None:
-    entries, unit = whitening.whitening(data(400, 2.5, 0), data(200, 2.5, 1), FEATURES)
+    entries, unit = first_order.whitening(data(400, 2.5, 0), data(200, 2.5, 1), FEATURES)
     assert 60 <= int(np.abs(entries.astype(int)).max()) <= 127
     assert np.log2(unit) == round(np.log2(unit))
 
@@ -154,11 +156,11 @@ def drawn(rows: int) -> tuple[Known, Tensor, Tensor]:
     return data(rows, 1.0, 4)._replace(outputs=said), u, v
 
 
-@pytest.mark.parametrize("block", [8, 8 * 7, whitening.BLOCK])
+@pytest.mark.parametrize("block", [8, 8 * 7, head.PROJECTED])
 def test_it_is_the_derivative_of_the_mean_loss_by_every_cell(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whitening, "BLOCK", block)
+    monkeypatch.setattr(head, "PROJECTED", block)
     rows, u, v = drawn(50)
     found, loss = head_gradient(rows, u, v)
     expected, at = by_hand(rows, u, v)
