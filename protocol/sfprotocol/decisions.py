@@ -25,15 +25,16 @@ from sfprotocol.fields import (
     U31,
     U32,
     Field,
+    Values,
     array,
     binary,
     listed,
     one,
+    readable,
     require,
     row,
+    squares_of,
 )
-from sfprotocol.names import readable
-from sfprotocol.values import Values, squares_of
 
 RATE_ONE = 1 << 32
 """A rate of 1: rates are counted in units of 2^-32 (SPEC O8)."""

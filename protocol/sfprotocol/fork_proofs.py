@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from sfprotocol.events import Examined
+from sfprotocol.fields import Values
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Verify, extend
-from sfprotocol.values import Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ lead is our own error (LocalProtocolError). ALLOWED lists the messages that a pe
 `check_allowed` turns any other into the peer's error (RemoteProtocolError).
 
 What a link remembers lies in parts, one for each concern: names of feeds, outbox, inbox, agreement of
-digests, fork proofs, intake, waste. The parts are plain data; plumtree, anti_entropy, pulls, inquiries,
+digests, fork proofs, intake, waste. The parts are plain data; plumtree, anti_entropy, pulls,
 fork_resolution and cards act on them.
 """
 
@@ -192,7 +192,7 @@ class Inquiry:
     until: float
     """Time from which the peer may be asked for the feed again, and for another history of it."""
     stage: int = 0
-    """Index into inquiries.LOOK_BACK; beyond it when there is nothing more to ask for."""
+    """Index into fork_resolution.LOOK_BACK; beyond it when there is nothing more to ask for."""
 
 
 @dataclass(slots=True)

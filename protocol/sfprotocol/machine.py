@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sfprotocol import anti_entropy, holding, inquiries, plumtree, validation, wire_codec
+from sfprotocol import anti_entropy, fork_resolution, plumtree, validation, wire_codec
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.cards import Cards
 from sfprotocol.control_sync import NOTHING_KEPT, Kept
@@ -49,6 +49,7 @@ from sfprotocol.events import (
     Wake,
     Writable,
 )
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.fork_resolution import ForkResolution
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link, LinkState, check_allowed
@@ -66,7 +67,6 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
-from sfprotocol.names import NAMELESS, Names
 from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
@@ -430,7 +430,7 @@ class Machine:
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
         counting = self.frontier.counting
-        if self.organised and holding.early(self.organised.counting, states, segment):
+        if self.organised and validation.early(self.organised.counting, states, segment):
             self.counters.gaps += 1
             self.organised.early(link, feeds, segment, now)
             return []
@@ -478,7 +478,7 @@ class Machine:
     def _on_stale(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
         """Act on a segment of this feed that does not extend it."""
         feed = state.feed
-        if segment.first < state.next and inquiries.under_way(link, state, now):
+        if segment.first < state.next and fork_resolution.under_way(link, state, now):
             return [Examine(link.id, feed, segment)]
         if validation.due(state, segment):
             return self._forks.unverified(link, state, segment, now)
@@ -505,7 +505,7 @@ class Machine:
                 f"admitting step {segment.first} of a feed at {self.frontier.next(feed)}"
             )
         parts = first_updates(segment.parts, counted)
-        labelled = holding.labelled_after(self.frontier.state(feed), parts)
+        labelled = validation.labelled_after(self.frontier.state(feed), parts)
         epoch = parts[-1].epoch if parts else self.frontier.state(feed).epoch
         self.frontier.advance(feed, segment.first + counted, counted_chain, epoch, labelled)
         self.counters.admitted += counted
@@ -518,12 +518,12 @@ class Machine:
 
     def _make_room(self) -> list[Action]:
         """Drop the feed with the highest work if a new one has made it one too many (SPEC S8)."""
-        evicted = self.frontier.evict()
-        if evicted is None:
+        if (evicted := self.frontier.evict()) is None:
             return []
-        self._pulls.finish(evicted.feed)
-        self._tree.forget(evicted.feed)
-        self.cards.forget(evicted.feed)
+        feed, stop = evicted
+        self._pulls.finish(feed)
+        self._tree.forget(feed)
+        self.cards.forget(feed)
         for link in self.links.values():
-            link.forget(evicted.feed)
-        return [Evict(*evicted), *self._own.taken_back(evicted.feed)]
+            link.forget(feed)
+        return [Evict(feed, stop), *self._own.taken_back(feed)]

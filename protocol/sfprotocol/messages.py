@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sfprotocol.decisions import Part
-from sfprotocol.values import Values
+from sfprotocol.fields import Values
 
 ELECTED_TERMS = 1 << 20
 """Terms from one succession to the next where stand-ins elect (SPEC O4): one a minute for two years."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
-from sfprotocol import anti_entropy, holding
+from sfprotocol import anti_entropy, validation
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_sync import ControlSync, Kept
 from sfprotocol.counting import NEVER, Counting, Run
@@ -435,14 +435,14 @@ class Organised:
         stop, salt, expected = passed
         if stop < state.next:
             return [Trace(state.feed, stop)]
-        return [] if holding.tag(salt, state.chain) == expected else self._let_go(state, now)
+        return [] if validation.tag(salt, state.chain) == expected else self._let_go(state, now)
 
     def _on_traced(self, event: Traced, now: float) -> list[Action]:
         state, number = self._frontier.state(event.feed), self.counting.number(event.feed)
         if number is None or not state.base <= event.stop <= state.next:
             return []
         meant = all(
-            holding.tag(salt, event.chain) == expected
+            validation.tag(salt, event.chain) == expected
             for _, salt, expected in self.counting.named_stops(number, event.stop - 1, event.stop)
         )
         if not meant or self._is_undecided(state, number):
@@ -464,7 +464,7 @@ class Organised:
         """
         feed, ours = state.feed, event.ours
         base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
-        found = holding.refused(self.counting, number, base, ours.parts, state.named)
+        found = validation.refused(self.counting, number, base, ours.parts, state.named)
         if event.stop < state.named or (found is None and ours.count and ours.stop < state.next):
             following = max(ours.stop, state.named)
             return [Trace(feed, following)] if event.stop < following <= state.next else []

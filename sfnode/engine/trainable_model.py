@@ -37,8 +37,8 @@ from sfnode.models import loader
 from sfnode.tasks import dataset
 from sfnode.tasks.public_files import NOWHERE, Places
 from sfprotocol.decisions import RATE_ONE, Bases, RateFrom
+from sfprotocol.fields import Values
 from sfprotocol.seeds import I64
-from sfprotocol.values import Values
 
 THREADS = torch.get_num_threads()
 """CPU threads that torch uses unless told otherwise."""

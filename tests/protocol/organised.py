@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from sfprotocol import holding
+from sfprotocol import validation
 from sfprotocol.counting import NEVER, Counting, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -64,7 +64,7 @@ def closing(frontier: Frontier, salt: bytes = b"saltsalt") -> Close:
     for state in frontier:
         number = counting.number(state.feed)
         if number is not None and state.next > (named := counting.named(number)):
-            moves.append(Move(number, state.next - named, holding.tag(salt, state.chain)))
+            moves.append(Move(number, state.next - named, validation.tag(salt, state.chain)))
     return Close(counting.open_epoch, salt, tuple(sorted(moves)))
 
 

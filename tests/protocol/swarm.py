@@ -17,6 +17,7 @@ from random import Random
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Run
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Petitioned, Received, Writable
+from sfprotocol.fields import NAMELESS, Names, Values
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
@@ -33,11 +34,9 @@ from sfprotocol.messages import (
     Segment,
     Statement,
 )
-from sfprotocol.names import NAMELESS, Names
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
-from sfprotocol.values import Values
 from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.protocol.feeds import RUN, Log, Told, origin_of, own_updates, signing_key
 

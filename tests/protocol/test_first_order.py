@@ -13,6 +13,7 @@ from sfprotocol import rate_limit, validation, wire_codec
 from sfprotocol.decisions import FACTOR_ONE, UNIT_ONE, RateFrom
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import OwnUpdates, Served, Writable
+from sfprotocol.fields import Values
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import (
     MAX_SIGNED_BYTES,
@@ -29,7 +30,6 @@ from sfprotocol.messages import (
 )
 from sfprotocol.plumtree import MAX_BURST_BYTES
 from sfprotocol.rate_limit import ORIGIN_BURST, ORIGIN_BYTES, OriginBuckets
-from sfprotocol.values import Values
 from sfprotocol.weighing import Counted, Rates
 from tests.protocol.feeds import RUN
 from tests.protocol.scripted import ANN, BOB, Scripted, serves

@@ -31,6 +31,7 @@ from sfprotocol.events import (
     Wake,
     Writable,
 )
+from sfprotocol.fields import Names
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
@@ -46,7 +47,6 @@ from sfprotocol.messages import (
     Segment,
     Summary,
 )
-from sfprotocol.names import Names
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, origin_of, own_updates, signing_key
 

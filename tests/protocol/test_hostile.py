@@ -10,7 +10,7 @@ from sfprotocol import link as link_module
 from sfprotocol import rate_limit, wire_codec
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Received, Transmit
-from sfprotocol.inquiries import INQUIRY_TIME
+from sfprotocol.fork_resolution import INQUIRY_TIME
 from sfprotocol.machine import MAX_LET_DOWN
 from sfprotocol.messages import (
     OLDEST_VERSION,

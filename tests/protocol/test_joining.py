@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sfprotocol.events import OwnUpdates
 from sfprotocol.frontier import Frontier
-from sfprotocol.joining import ENOUGH, EPOCH_SHARE, MAX_WAIT, MIN_INTERVAL, SEEN_SHARES, Joining
 from sfprotocol.messages import EpochScalars
+from sfprotocol.own_feed import ENOUGH, EPOCH_SHARE, MAX_WAIT, MIN_INTERVAL, SEEN_SHARES, Joining
 from tests.protocol.authors import LATENCY, Author, Swarm, feed, parameters
 
 TARGET = 10.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import decisions, holding, wire_codec
+from sfprotocol import decisions, validation, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Run
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Validators, Void
@@ -425,7 +425,7 @@ def test_after_a_cut_a_feed_has_the_label_of_what_is_left() -> None:
     made.run(1)
     state = made["a"].machine.frontier.state(own)
     assert (state.next, state.epoch, state.labelled) == (5, 0, 5)
-    tag = holding.tag(b"saltsalt", extend(chain, theirs.parts))
+    tag = validation.tag(b"saltsalt", extend(chain, theirs.parts))
     decide(made["a"], Close(2, b"saltsalt", (Move(number(made, "b"), 3, tag),)))
     made["a"].handle(Received(link, wire_codec.encode(theirs)))
     made.run(1)
@@ -695,11 +695,11 @@ def test_of_a_segment_that_goes_beyond_what_is_named_what_may_be_held_is_taken()
     segment = signed("b", 0, 0, [EpochScalars(0, (1, 2, 3)), EpochScalars(1, (4,))])
     feed = made["b"].own
     state, counting = made["a"].machine.frontier.state(feed), made["a"].machine.organised.counting
-    assert holding.early(counting, [state], segment)
+    assert validation.early(counting, [state], segment)
     state.named = 3
-    assert not holding.early(counting, [state], segment)
-    assert holding.fault(counting, state, segment) is None
-    assert holding.countable(counting, state, segment) == 3
+    assert not validation.early(counting, [state], segment)
+    assert validation.label_fault(counting, state, segment) is None
+    assert validation.countable(counting, state, segment) == 3
 
 
 def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sfprotocol import control_feed, holding, signing
+from sfprotocol import control_feed, signing, validation
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
@@ -395,7 +395,7 @@ def test_what_may_be_held_once_may_be_held_for_good() -> None:
 
 def refusal(run: Counting, feed: int, labels: tuple[int, ...]) -> Any:
     parts = [EpochScalars(label, (1,) * len(list(group))) for label, group in groupby(labels)]
-    return holding.refused(run, feed, Base(run.feed(feed), 0, b"", 0, 0), parts, 0)
+    return validation.refused(run, feed, Base(run.feed(feed), 0, b"", 0, 0), parts, 0)
 
 
 def test_what_members_hold_of_one_label_is_bounded_for_the_member() -> None:

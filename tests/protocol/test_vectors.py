@@ -14,16 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.tasks.dataset import select
-from sfprotocol import (
-    decisions,
-    events,
-    messages,
-    proof_of_work,
-    seeds,
-    signing,
-    validation,
-    wire_codec,
-)
+from sfprotocol import decisions, events, messages, seeds, signing, validation, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed, election_message, statement_message, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
@@ -31,7 +22,6 @@ from sfprotocol.decisions import Part, RateFrom
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
-from sfprotocol.holding import tag
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
     Ahead,
@@ -48,6 +38,7 @@ from sfprotocol.messages import (
     Vote,
 )
 from sfprotocol.signing import signed_by
+from sfprotocol.validation import tag
 from tests.protocol.vectors import generate
 
 VECTORS = generate.FOLDER
@@ -357,15 +348,15 @@ def test_state_digests(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", SIGNING["work"])
 def test_works(vector: dict[str, Any]) -> None:
-    assert proof_of_work.value(RUN.run_id, *feed_of(vector)) == int(vector["work"], 16)
+    assert signing.work(RUN.run_id, *feed_of(vector)) == int(vector["work"], 16)
 
 
 @pytest.mark.parametrize("vector", SIGNING["first_with_work"])
 def test_first_incarnations_with_work(vector: dict[str, Any]) -> None:
     feed, start = feed_of(vector), vector["start"]
-    below = proof_of_work.bound(vector["bits"])
+    below = signing.work_bound(vector["bits"])
     tried = ((start + offset) % 2**32 for offset in range(100_000))
-    first = next(n for n in tried if proof_of_work.value(RUN.run_id, feed.origin, n) < below)
+    first = next(n for n in tried if signing.work(RUN.run_id, feed.origin, n) < below)
     assert first == feed.incarnation
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sfprotocol import names, wire_codec
+from sfprotocol import fields, wire_codec
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.messages import (
     Ahead,
@@ -59,7 +59,7 @@ def parts(scalar: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[EpochScalar
     )
 
 
-NAMES = st.text(max_size=12).filter(lambda text: not names.fault(text))
+NAMES = st.text(max_size=12).filter(lambda text: not fields.text_fault(text))
 
 
 def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:

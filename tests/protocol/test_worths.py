@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfprotocol.decisions import Decision, Part, Void, Worth
-from sfprotocol.worths import Sum, worths
+from sfprotocol.weighing import Sum, worths
 from tests.protocol.organised import admit, close, fold, seal
 
 A, B = 0, 64

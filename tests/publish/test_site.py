@@ -25,7 +25,7 @@ from sfnode.schema.views import Progress, SampleMoment, SampleRow, Samples
 from sfnode.store.identity import Identity
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import invitation
-from sfprotocol.names import Names
+from sfprotocol.fields import Names
 from tests.cli.fake_node import fake_node
 from tests.cli.helpers import Ended
 from tests.protocol.feeds import signing_key

@@ -21,9 +21,9 @@ from sfnode.node.training.engine_thread import Order
 from sfnode.stats.time_series import Rate
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
-from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.own_feed import Joining
 
 if TYPE_CHECKING:
     from sfnode.engine.trainable_model import StepResult

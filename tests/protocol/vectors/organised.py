@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfprotocol import control_feed, decisions, holding, signing, wire_codec
+from sfprotocol import control_feed, decisions, signing, validation, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, multiplier, named_digest
@@ -257,7 +257,7 @@ def _head(member: int, stop: int) -> bytes:
 
 
 def _move(member: int, first: int, stop: int) -> Move:
-    return Move(65 * member, stop - first, holding.tag(SALT, _head(member, stop)))
+    return Move(65 * member, stop - first, validation.tag(SALT, _head(member, stop)))
 
 
 def _digest(member_stops: tuple[int, int]) -> bytes:
