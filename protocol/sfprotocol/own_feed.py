@@ -202,14 +202,15 @@ REMEMBERED = 8
 class Joining:
     """The finished updates of one feed that wait to be signed together (SPEC I4). Time is an argument.
 
-    A segment with one update is mostly signature. So updates wait for later ones of the same feed, as long as
-    that does no harm: others train without what waits. What bounds the wait is therefore the run's progress. A
-    node sees of it only what others have signed, in lumps, and nothing if all start together and wait. So the
-    number to be joined follows from our share of what is admitted, measured over several segments, and at most
-    doubles from one segment to the next.
+    A segment with one update is mostly signature. So updates wait for later ones of the same feed, as
+    long as that does no harm: others train without what waits. What bounds the wait is therefore the
+    run's progress. A node sees of it only what others have signed, in lumps, and nothing if all start
+    together and wait. So the number to be joined follows from our share of what is admitted, measured
+    over several segments, and at most doubles from one segment to the next.
 
-    Whoever runs an engine asks for `deadline` after every step and every round, and takes what is due. Nothing
-    that waits is on disk or signed: a process that is killed loses it, and may compute the same steps anew.
+    Whoever runs an engine asks for `deadline` after every step and every round, and takes what is due.
+    Nothing that waits is on disk or signed: a process that is killed loses it, and may compute the same
+    steps anew.
     """
 
     def __init__(self, frontier: Frontier, feed: Feed) -> None:

@@ -42,8 +42,8 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks.mini_batches import Shard
-from sfnode.transport import conditions
-from sfnode.transport.conditions import Latency
+from sfnode.transport import memory
+from sfnode.transport.memory import Latency
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Admit, Budget
 from sfprotocol.host import Effect, Send
@@ -227,7 +227,7 @@ class SeedFlood:
         self._delay = delay if cell.network.hops else QUICK_LINK
         self.world = ClientWorld(
             cell.seed,
-            conditions=conditions.Conditions(Latency(typical=self._delay), loss=cell.network.loss),
+            conditions=memory.Conditions(Latency(typical=self._delay), loss=cell.network.loss),
             hardware=INSTANT if cell.network.hops else ORDINARY,
             manifest=manifest,
             policy=self._policy() if self.is_organised else None,

@@ -11,7 +11,7 @@ from sflab.simulator.faults import kinds
 from sflab.simulator.scenario import Limits, Load, Scenario
 from sflab.simulator.world.hardware import Hardware
 from sflab.simulator.world.topology import MANAGED
-from sfnode.transport.conditions import Conditions, Latency
+from sfnode.transport.memory import Conditions, Latency
 
 WORK = Hardware(work=0.0001)
 """Hardware with a cost per frame: about what the machine takes in CPython."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sflab.simulator.adversaries.actors import Attack
 from sflab.simulator.faults.kinds import Fault
 from sflab.simulator.world.hardware import Hardware
-from sfnode.transport.conditions import CALM, Conditions
+from sfnode.transport.memory import CALM, Conditions
 
 
 @dataclass(frozen=True, slots=True)

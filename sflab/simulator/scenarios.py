@@ -7,7 +7,7 @@ from sflab.simulator.attacks import ATTACKS
 from sflab.simulator.faults import kinds
 from sflab.simulator.scenario import Limits, Load, Scenario
 from sflab.simulator.world.topology import MANAGED
-from sfnode.transport.conditions import Conditions, Latency
+from sfnode.transport.memory import Conditions, Latency
 
 ORDINARY = Latency("lognormal", typical=0.05, spread=0.4, most=2.0)
 WILD = Latency("lognormal", typical=0.08, spread=1.0, most=5.0)

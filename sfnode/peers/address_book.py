@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from random import Random
 
 from sfnode.errors import UserError
-from sfnode.peers.intervals import about, doubled
 from sfnode.transport.base import PeerRecord, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
@@ -42,6 +41,13 @@ BACKOFF_PLAIN = 600.0
 BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
 """Seconds between attempts to bootstrap from an address that was given or remembered; doubles until it
 answers."""
+
+
+JITTER = 0.8, 1.2
+"""Range of the factor by which a wait differs, so that nodes that lost a peer together do not return
+together."""
+
+_MOST_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
@@ -269,3 +275,13 @@ def _is_address_of(peer: str, address: str) -> bool:
         return address.split() == [address] and peer_of(address) == peer
     except UserError:
         return False
+
+
+def doubled(first: float, times: int, most: float) -> float:
+    """Return the seconds until the next attempt after so many that came to nothing before the last."""
+    return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)
+
+
+def about(seconds: float, random: Random) -> float:
+    """Return a wait with jitter."""
+    return seconds * random.uniform(*JITTER)

@@ -19,7 +19,7 @@ from sfnode.node.training.step_scheduler import FAILURES
 from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from sfnode.transport import memory
-from sfnode.transport.conditions import Conditions, Latency
+from sfnode.transport.memory import Conditions, Latency
 from sfprotocol.messages import Feed
 from sfprotocol.seeds import feed_key, update_seeds
 from tests.node.helpers import Node, Result, SmallEngine, Swarm, let_train, manifest, scalar_of

@@ -40,18 +40,16 @@ from sfnode.peers.events import (
     StopDial,
     Wake,
 )
-from sfnode.peers.intervals import (
+from sfnode.peers.manager import (
     ANNOUNCE_INTERVAL,
     ANNOUNCE_TTL,
+    BOOTSTRAPS_ALONE,
     CHECK_INTERVAL,
     FIND_INTERVAL,
+    FIRST_WORD_DEADLINE,
     JITTER,
     LONELY_INTERVAL,
     PROBE_INTERVAL,
-)
-from sfnode.peers.manager import (
-    BOOTSTRAPS_ALONE,
-    FIRST_WORD_DEADLINE,
     RACE_WINDOW,
     SHORT_LIVED,
     PeerManager,

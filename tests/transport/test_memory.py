@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from sfnode import virtual_time
 from sfnode.transport.base import LinkClosed, PeerRecord, TransportError
-from sfnode.transport.conditions import CALM, PERFECT, Conditions, Latency
-from sfnode.transport.memory import MemoryTransport
+from sfnode.transport.memory import CALM, PERFECT, Conditions, Latency, MemoryTransport
 from tests.transport.split import SplitNetwork
 
 FRAMES = [bytes([number]) for number in range(60)]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.peers import address_book, intervals, manager, selection
+from sfnode.peers import address_book, manager, selection
 from sfnode.peers.selection import MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
 from sfnode.transport.base import Link, TransportError
-from sfnode.transport.libp2p import restarts
+from sfnode.transport.libp2p import health
 from sfprotocol import wire_codec
 from sfprotocol.messages import Goodbye
 from tests.node.helpers import PATIENCE, eventually
@@ -89,7 +89,7 @@ async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_it
     with pytest.raises(TransportError):
         await asyncio.wait_for(link.receive(), 5)
     town.write("b")
-    await asyncio.sleep(5 * intervals.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    await asyncio.sleep(5 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
     assert a.transport.dials == 0
 
 
@@ -99,7 +99,7 @@ async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_it
 async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intervals, "PROBE_INTERVAL", 1e6)  # a probe is one link more than wanted, for a while
+    monkeypatch.setattr(manager, "PROBE_INTERVAL", 1e6)  # a probe is one link more than wanted, for a while
     names = [f"n{number:02}" for number in range(20)]
     await town.add(names[0])
     for name in names[1:]:
@@ -258,7 +258,7 @@ async def test_a_death_is_noticed_at_once_whatever_else_is_waited_for(town: Town
 async def test_a_daemon_that_dies_as_soon_as_it_runs_is_not_restarted_without_a_pause(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "RESTART_SPACING", 0.2)
+    monkeypatch.setattr(health, "RESTART_SPACING", 0.2)
     a = await town.add("a")
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -296,7 +296,7 @@ async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town
             return await calls(*question)
 
         setattr(b.transport, name, spoken)
-    await asyncio.sleep(10 * intervals.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    await asyncio.sleep(10 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
     assert said == []
     b.peering.stay_away(False)
     await eventually(lambda: b.peers == ["a"])
@@ -309,8 +309,8 @@ async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town
 async def test_two_halves_with_links_enough_each_grow_together_again(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intervals, "PROBE_INTERVAL", 0.3)
-    monkeypatch.setattr(intervals, "FIND_INTERVAL", 0.1)
+    monkeypatch.setattr(manager, "PROBE_INTERVAL", 0.3)
+    monkeypatch.setattr(manager, "FIND_INTERVAL", 0.1)
     halves = [[f"{half}{number}" for number in range(TARGET_LINKS + 1)] for half in "xy"]
     town.network.partition(*halves)
     for names in halves:

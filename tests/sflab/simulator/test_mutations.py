@@ -21,7 +21,7 @@ from sfnode.node import driver, startup
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.peers import selection
 from sfnode.peers.manager import PeerManager
-from sfnode.transport.conditions import Conditions
+from sfnode.transport.memory import Conditions
 from sfprotocol import fork_proofs, plumtree, validation, weighing
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
