@@ -20,39 +20,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from sfprotocol.decisions import (
-    FACTOR_ONE,
-    INCARNATIONS,
-    UNIT_ONE,
-    Admit,
-    Amend,
-    Bases,
-    Budget,
-    Checkpoint,
-    Close,
-    Decision,
-    Finish,
-    Invite,
-    RateFrom,
-    Recorded,
-    Recount,
-    Revoke,
-    RevokeInvitation,
-    Seal,
-    Void,
-)
+from sfprotocol import decisions, quotas
 from sfprotocol.messages import Feed, RunParameters
-from sfprotocol.quotas import (
-    CREDIT_GROWTH,
-    EPOCHS_AHEAD,
-    LEAST_USUAL,
-    RECENT_SEALS,
-    UNLIMITED,
-    USUAL_OF,
-    WITH_ZEROS,
-    Quotas,
-    room_left,
-)
 from sfprotocol.verdicts import COUNTED, SKIPPED, VOID, NamedSteps
 
 MAX_EPOCHS = (1 << 32) - 1
@@ -134,7 +103,7 @@ class Counting:
         norm_limit: int = 0,
         bases: bytes = b"",
         subspace_epochs: int = 1,
-        epoch_updates: int = LEAST_USUAL,
+        epoch_updates: int = quotas.LEAST_USUAL,
         last_subspace: int = MAX_EPOCHS,
     ) -> None:
         """`budget`, `rate` (units of 2^-32), `norm_limit`, the digest of published `bases`,
@@ -150,11 +119,11 @@ class Counting:
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[PublishedInvitation] = []
-        self.checkpoints: list[Checkpoint] = []
+        self.checkpoints: list[decisions.Checkpoint] = []
         """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
-        self.replaced: list[Bases] = []
+        self.replaced: list[decisions.Bases] = []
         """Published bases that others took the place of before their subspace began, in the order of this."""
-        self._bases = [Bases(0, bases)] if bases else []
+        self._bases = [decisions.Bases(0, bases)] if bases else []
         """Those of the subspaces that have some of their own, ascending from subspace 0."""
         self._subspace_epochs = subspace_epochs
         self._last_subspace = last_subspace
@@ -166,9 +135,9 @@ class Counting:
         """Feeds, by number, of which something was named."""
         self._numbers: dict[int, list[int]] = {}
         """Their numbers by member, ascending."""
-        self._rates = [RateFrom(0, rate, UNIT_ONE, norm_limit)]
+        self._rates = [decisions.RateFrom(0, rate, decisions.UNIT_ONE, norm_limit)]
         self._epoch_updates = epoch_updates
-        self.quotas = Quotas(self.room)
+        self.quotas = quotas.Quotas(self.room)
         self._credits: dict[int, tuple[int, int]] = {}
         """(credit, number of seals after which it has to be worked out anew) of members."""
         self._judged: set[int] = set()
@@ -217,32 +186,34 @@ class Counting:
         members would wait for every close. While an organiser looks for a rate, its epochs are far shorter
         than the manifest's, and the next one is made at a rate that nobody has judged yet.
         """
-        closes = range(max(0, self.open_epoch - USUAL_OF), self.open_epoch)
+        closes = range(max(0, self.open_epoch - quotas.USUAL_OF), self.open_epoch)
         largest = max((self._closes[epoch].steps for epoch in closes), default=most)
-        return min(most, max(largest, LEAST_USUAL))
+        return min(most, max(largest, quotas.LEAST_USUAL))
 
     @property
     def room(self) -> int:
         """The updates that all members together make with the label of the open epoch (SPEC O20)."""
-        return EPOCHS_AHEAD * self.usual_updates(self._epoch_updates)
+        return quotas.EPOCHS_AHEAD * self.usual_updates(self._epoch_updates)
 
     def room_left(self, own: int, made: Mapping[int, int]) -> int:
         """Return how many more updates a member makes in the open epoch, in which members have `made` so
         many."""
         quota = self.quotas.quota(own, self.open_epoch)
-        room = min(self.room, EPOCHS_AHEAD * max(0, self.budget - self.promised))
-        return room_left(room, own, quota, made, self.credit, begun=self.begun)
+        room = min(self.room, quotas.EPOCHS_AHEAD * max(0, self.budget - self.promised))
+        return quotas.room_left(room, own, quota, made, self.credit, begun=self.begun)
 
     @property
     def pace(self) -> float:
         """Most updates that a member makes in a second: its part of what all together do."""
-        active = max((len(closed.feeds) for closed in self._closes[-USUAL_OF:]), default=len(self.members))
+        active = max(
+            (len(closed.feeds) for closed in self._closes[-quotas.USUAL_OF :]), default=len(self.members)
+        )
         return max(PACE, self.usual_updates(self._epoch_updates) / PACE_TIME) / max(1, active)
 
     def goes_on_with(self, feed: int) -> bool:
         """Return whether a feed is the one in which its member makes updates with the label of the open
         epoch."""
-        member, incarnation = divmod(feed, INCARNATIONS)
+        member, incarnation = divmod(feed, decisions.INCARNATIONS)
         return self.quotas.incarnation(member, self.open_epoch) == incarnation
 
     def credit(self, member: int) -> int:
@@ -261,7 +232,7 @@ class Counting:
     def _credit(self, member: int) -> tuple[int, int]:
         counts: dict[int, tuple[int, int]] = {}
         skipped = set[int]()
-        first = max(0, self.sealed - RECENT_SEALS)
+        first = max(0, self.sealed - quotas.RECENT_SEALS)
         for number in self._numbers.get(member, ()):
             for epoch, counted in self._feeds[number].judged(first, self.sealed):
                 steps, moving = counts.get(epoch, (0, 0))
@@ -271,22 +242,24 @@ class Counting:
                 counts[epoch] = steps + counted[0], moving + counted[1]
         stranger = self.quotas.is_stranger(member)
         if not counts:
-            return 0 if stranger else UNLIMITED, MAX_EPOCHS
-        last, until = max(counts), min(counts) + RECENT_SEALS
+            return 0 if stranger else quotas.UNLIMITED, MAX_EPOCHS
+        last, until = max(counts), min(counts) + quotas.RECENT_SEALS
         if last in skipped or not counts[last][1]:
             return 0, until
         if not stranger:
-            return UNLIMITED, until
+            return quotas.UNLIMITED, until
         whole = (counts[epoch] for epoch in counts if epoch not in skipped)
-        return CREDIT_GROWTH * max(min(steps, WITH_ZEROS * moving) for steps, moving in whole), until
+        return quotas.CREDIT_GROWTH * max(
+            min(steps, quotas.WITH_ZEROS * moving) for steps, moving in whole
+        ), until
 
     @property
-    def bases(self) -> tuple[Bases, ...]:
+    def bases(self) -> tuple[decisions.Bases, ...]:
         """Published bases of the subspaces that have some of their own, ascending from subspace 0; those
         between have the ones before (SPEC O9). Empty if bases are random."""
         return tuple(self._bases)
 
-    def bases_upto(self, subspace: int) -> tuple[Bases, ...]:
+    def bases_upto(self, subspace: int) -> tuple[decisions.Bases, ...]:
         """Return those of this subspace and of the ones before; the last serve in it."""
         return tuple(self._bases[: bisect_right(self._bases, subspace, key=_SUBSPACE)])
 
@@ -318,7 +291,7 @@ class Counting:
         subspace, later = divmod(epoch, self._subspace_epochs)
         return not later and self.own_bases(subspace) is not None
 
-    def rate_from(self, epoch: int) -> RateFrom:
+    def rate_from(self, epoch: int) -> decisions.RateFrom:
         """Return the rate of updates with this label, with the unit and the limit of a first-order run."""
         return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1]
 
@@ -326,7 +299,7 @@ class Counting:
         """Return the rate of updates with this label, in units of 2^-32."""
         return self.rate_from(epoch).rate
 
-    def rates(self) -> tuple[RateFrom, ...]:
+    def rates(self) -> tuple[decisions.RateFrom, ...]:
         """Return all rates, in the order of epochs."""
         return tuple(self._rates)
 
@@ -342,13 +315,13 @@ class Counting:
     def number(self, feed: Feed) -> int | None:
         """Return the number of a feed; None if nothing of it may be held."""
         member = self._member_of.get(feed.origin)
-        if member is None or feed.incarnation >= INCARNATIONS:
+        if member is None or feed.incarnation >= decisions.INCARNATIONS:
             return None
-        return member * INCARNATIONS + feed.incarnation
+        return member * decisions.INCARNATIONS + feed.incarnation
 
     def feed(self, number: int) -> Feed:
         """Return the feed with this number."""
-        return Feed(self.members[number // INCARNATIONS].origin, number % INCARNATIONS)
+        return Feed(self.members[number // decisions.INCARNATIONS].origin, number % decisions.INCARNATIONS)
 
     def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
         """Return the first step of a feed that no close up to that of `epoch` has named: forks do not cut
@@ -384,9 +357,9 @@ class Counting:
         factors = known.factors[:]
         for epoch in recounted:
             if (place := known.place(epoch)) is not None:
-                factors[place] = FACTOR_ONE
+                factors[place] = decisions.FACTOR_ONE
         first = place = 0
-        for factor, places in groupby((*factors, 0 if known.ended else FACTOR_ONE)):
+        for factor, places in groupby((*factors, 0 if known.ended else decisions.FACTOR_ONE)):
             place += len(list(places))
             stop = min(held, known.stops[place - 1] if place <= len(known.stops) else held)
             if stop > first:
@@ -400,7 +373,7 @@ class Counting:
         """Return the factors of the first `held` steps of a feed for whoever makes updates: as `runs`, but
         that of what no seal has judged only as much counts as its member has credit for, and only of the feed
         that it goes on with (SPEC O8)."""
-        credit = self.credit(feed // INCARNATIONS) if self.goes_on_with(feed) else 0
+        credit = self.credit(feed // decisions.INCARNATIONS) if self.goes_on_with(feed) else 0
         stop = self.named(feed, self.sealed - 1) + credit
         if held <= stop:
             return self.runs(feed, held)
@@ -445,15 +418,15 @@ class Counting:
         """Return how many updates that move anything the close of an epoch has named."""
         return self._closes[epoch].updates
 
-    def is_skipped(self, named: Recount) -> bool:
+    def is_skipped(self, named: decisions.Recount) -> bool:
         """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
         has changed that: a seal may recount it."""
         return self._verdict(named) == SKIPPED
 
-    def skipped(self, member: int) -> list[Recount]:
+    def skipped(self, member: int) -> list[decisions.Recount]:
         """Return what of a member's work is skipped, in order."""
         return [
-            Recount(number, epoch)
+            decisions.Recount(number, epoch)
             for number in self._named_of(member)
             for epoch, verdict in zip(self._feeds[number].epochs, self._feeds[number].verdicts, strict=True)
             if verdict == SKIPPED
@@ -461,7 +434,7 @@ class Counting:
 
     # -- decisions ---------------------------------------------------------------------------------
 
-    def apply(self, recorded: Recorded) -> set[int]:
+    def apply(self, recorded: decisions.Recorded) -> set[int]:
         """Take in the next decision; return the feeds whose named steps or factors have changed.
 
         What may be held of a feed (SPEC O6) can change with every decision, also of feeds not returned.
@@ -471,7 +444,7 @@ class Counting:
         if self.unsupported:
             return set()
         changed = self._decide(recorded.decision)
-        members = {number // INCARNATIONS for number in changed}
+        members = {number // decisions.INCARNATIONS for number in changed}
         self._judged |= members
         for member in members:
             self._credits.pop(member, None)
@@ -479,50 +452,50 @@ class Counting:
                 changed.update(self._named_of(member))
         return changed
 
-    def _decide(self, decision: Decision) -> set[int]:
+    def _decide(self, decision: decisions.Decision) -> set[int]:
         match decision:
-            case Close():
+            case decisions.Close():
                 return self._close(decision)
-            case Seal():
+            case decisions.Seal():
                 return self._seal(decision)
-            case Amend():
+            case decisions.Amend():
                 return self._amend(decision)
-            case Void():
+            case decisions.Void():
                 return self._void(decision)
-            case Revoke() | RevokeInvitation():
+            case decisions.Revoke() | decisions.RevokeInvitation():
                 self._revoke(decision)
-            case Admit():
+            case decisions.Admit():
                 return self._admit(decision)
-            case Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
+            case decisions.Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
                 self.invitations.append(PublishedInvitation(key, uses))
-            case Budget(updates=updates):
+            case decisions.Budget(updates=updates):
                 self.budget = updates
-            case Finish():
+            case decisions.Finish():
                 self.finished = True
-            case Bases() | Checkpoint():
+            case decisions.Bases() | decisions.Checkpoint():
                 self._state(decision)
         return set()
 
-    def _state(self, decision: Bases | Checkpoint) -> None:
+    def _state(self, decision: decisions.Bases | decisions.Checkpoint) -> None:
         """Keep what a decision says of a subspace or an epoch, for what was said before."""
         match decision:
-            case Bases(subspace=subspace) if self.may_begin(subspace):
+            case decisions.Bases(subspace=subspace) if self.may_begin(subspace):
                 place, before = self._place_of_bases(subspace), self.own_bases(subspace)
                 if before not in (None, decision.digest):
                     self.replaced.append(self._bases[place])
                 self._bases[place : place + (before is not None)] = [decision]
-            case Checkpoint(epoch=epoch) if epoch < self.sealed:
+            case decisions.Checkpoint(epoch=epoch) if epoch < self.sealed:
                 place = bisect_left(self.checkpoints, epoch, key=_EPOCH)
                 known = place < len(self.checkpoints) and self.checkpoints[place].epoch == epoch
                 self.checkpoints[place : place + known] = [decision]
 
-    def _close(self, close: Close) -> set[int]:
+    def _close(self, close: decisions.Close) -> set[int]:
         if self.finished or not close.epoch == self.open_epoch < MAX_EPOCHS:
             return set()
         numbers = array("I", (move.feed for move in close.moves))
         feeds = [self._feeds.get(number) or NamedSteps() for number in numbers]
         stops = [feed.stop + move.steps for feed, move in zip(feeds, close.moves, strict=True)]
-        exist = not numbers or numbers[-1] < len(self.members) * INCARNATIONS
+        exist = not numbers or numbers[-1] < len(self.members) * decisions.INCARNATIONS
         move_on = all(move.steps > 0 for move in close.moves) and not any(feed.ended for feed in feeds)
         if not (exist and move_on and all(stop < NEVER for stop in stops)):
             return set()
@@ -530,7 +503,7 @@ class Counting:
             feed.append(close.epoch, stop, move.tag, move.zeros)
         for number in numbers:
             if number not in self._feeds:  # whoever goes on with it has lost the one before
-                member, incarnation = divmod(number, INCARNATIONS)
+                member, incarnation = divmod(number, decisions.INCARNATIONS)
                 self.quotas.renew(member, incarnation)
                 insort(self._numbers.setdefault(member, []), number)
         self._feeds.update(zip(numbers, feeds, strict=True))
@@ -541,7 +514,7 @@ class Counting:
         self._judged = set()
         return set(numbers)
 
-    def _seal(self, seal: Seal) -> set[int]:
+    def _seal(self, seal: decisions.Seal) -> set[int]:
         if not self.sealed == seal.epoch < self.open_epoch:
             return set()
         feeds = self._closes[seal.epoch].feeds
@@ -566,11 +539,13 @@ class Counting:
 
     def _expiring(self, sealed: int) -> Iterator[int]:
         """Yield the feeds of strangers whose credit may end as an epoch is sealed: it is too long ago."""
-        for number in self._closes[sealed - RECENT_SEALS].feeds if sealed >= RECENT_SEALS else ():
-            if self.quotas.is_stranger(number // INCARNATIONS):
+        for number in (
+            self._closes[sealed - quotas.RECENT_SEALS].feeds if sealed >= quotas.RECENT_SEALS else ()
+        ):
+            if self.quotas.is_stranger(number // decisions.INCARNATIONS):
                 yield number
 
-    def _amend(self, amend: Amend) -> set[int]:
+    def _amend(self, amend: decisions.Amend) -> set[int]:
         known = self._feeds.get(amend.feed)
         place = bisect_left(known.epochs, amend.epoch) if known else 0
         if known is None or place == len(known.epochs):
@@ -580,7 +555,7 @@ class Counting:
         known.end(place)
         return {amend.feed}
 
-    def _void(self, void: Void) -> set[int]:
+    def _void(self, void: decisions.Void) -> set[int]:
         known = all(member < len(self.members) for member in void.members)
         if not (known and void.first <= void.last < self.sealed):
             return set()
@@ -601,7 +576,7 @@ class Counting:
         """Drop the checkpoints that say something of an epoch, of which something else counts now."""
         del self.checkpoints[bisect_left(self.checkpoints, epoch, key=_EPOCH) :]
 
-    def _feeds_of(self, void: Void) -> Iterable[int]:
+    def _feeds_of(self, void: decisions.Void) -> Iterable[int]:
         """Return the feeds of which a Void may take something back."""
         if void.members:
             return (number for member in void.members for number in self._named_of(member))
@@ -612,18 +587,18 @@ class Counting:
             self._voidable[epoch] = 0
         return feeds
 
-    def _revoke(self, revoke: Revoke | RevokeInvitation) -> None:
+    def _revoke(self, revoke: decisions.Revoke | decisions.RevokeInvitation) -> None:
         match revoke:
-            case Revoke(member=number, epoch=epoch) if number < len(self.members):
+            case decisions.Revoke(member=number, epoch=epoch) if number < len(self.members):
                 member = self.members[number]
                 member.revoked_itself = min(member.revoked_itself, epoch)
                 if epoch <= self.open_epoch:
                     self.quotas.forget(number)
-            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
+            case decisions.RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
                 invitation = self.invitations[number]
                 invitation.revoked = min(invitation.revoked, epoch)
 
-    def _admit(self, admit: Admit) -> set[int]:
+    def _admit(self, admit: decisions.Admit) -> set[int]:
         known = self._member_of.get(admit.origin)
         if known is None:
             self._add_member(admit)
@@ -632,7 +607,7 @@ class Counting:
         self._credits.pop(known, None)
         return set(self._named_of(known))
 
-    def _add_member(self, admit: Admit) -> None:
+    def _add_member(self, admit: decisions.Admit) -> None:
         invitation = None
         if admit.invitation:
             if admit.invitation > len(self.invitations):
@@ -658,7 +633,7 @@ class Counting:
         known = self._feeds.get(feed)
         return known.place(epoch) if known else None
 
-    def _verdict(self, named: Recount) -> int:
+    def _verdict(self, named: decisions.Recount) -> int:
         known = self._feeds.get(named.feed)
         return known.verdict(named.epoch) if known else VOID
 
@@ -668,7 +643,7 @@ class Counting:
             self.counted += self._feeds[feed].judge(place, verdict, factor)
 
 
-def multiplier(rate: int, factor: int, unit: int = UNIT_ONE) -> int:
+def multiplier(rate: int, factor: int, unit: int = decisions.UNIT_ONE) -> int:
     """Return what an update's scalars are multiplied with, in units of 2^-32 (SPEC O8, U11)."""
     return rate * unit * factor >> 28
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, AddressBook
+from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, JITTER, AddressBook
 from sfnode.peers.events import (
     Action,
     Announce,
@@ -47,7 +47,6 @@ from sfnode.peers.manager import (
     CHECK_INTERVAL,
     FIND_INTERVAL,
     FIRST_WORD_DEADLINE,
-    JITTER,
     LONELY_INTERVAL,
     PROBE_INTERVAL,
     RACE_WINDOW,
