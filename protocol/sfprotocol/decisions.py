@@ -340,28 +340,9 @@ class Unknown:
     kind: int
 
 
-Decision = (
-    Close
-    | Seal
-    | Amend
-    | Admit
-    | Invite
-    | Revoke
-    | RevokeInvitation
-    | Void
-    | Budget
-    | Finish
-    | Bases
-    | StandIns
-    | Elected
-    | Announce
-    | Evaluated
-    | Checkpoint
-    | Worth
-    | Validators
-    | Oversized
-    | Unknown
-)
+OfWhatCounts = Close | Seal | Amend | Admit | Revoke | RevokeInvitation | Void | Budget | Finish | Bases
+OfOthers = Invite | StandIns | Elected | Announce | Evaluated | Checkpoint | Worth | Validators | Oversized
+Decision = OfWhatCounts | OfOthers | Unknown
 
 
 class Recorded(NamedTuple):

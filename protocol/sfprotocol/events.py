@@ -311,25 +311,11 @@ class Petitioned:
     """The peer that brought it; empty if it is our own."""
 
 
-Action = (
-    Admit
-    | Transmit
-    | Serve
-    | Cut
-    | Evict
-    | ShowProof
-    | Examine
-    | KeepCard
-    | KeepControl
-    | KeepAuthority
-    | KeepStatement
-    | Recounted
-    | Trace
-    | Rebase
-    | Petitioned
-    | Drop
-    | ContinueAs
-)
+OrganisedAction = KeepControl | KeepAuthority | KeepStatement | Recounted | Trace | Rebase | Petitioned
+"""Actions that only an organised run has."""
+
+OpenAction = Admit | Transmit | Serve | Cut | Evict | ShowProof | Examine | KeepCard | Drop | ContinueAs
+Action = OpenAction | OrganisedAction
 
 
 # -- counters ----------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class ForkResolution:
         if not link.names.learn(proof.feed, self._frontier) or proof.cut > state.forked or not state.forked:
             return self.show(link, proof.feed, now)
         if proof.cut == state.forked and proof.chains[0] == state.forked_chain:
-            link.proofs.shown[proof.feed] = proof.cut, now
+            link.shown[proof.feed] = proof.cut, now
             return []
         if not self._origins.may_prove(proof.feed.origin, now):
             self._counters.put_off += 1
@@ -185,19 +185,19 @@ class ForkResolution:
         state = self._frontier.state(feed)
         if not link.greeted or state.forked == UNCUT:
             return []
-        cut, since = link.proofs.shown.get(feed, (UNCUT, float("-inf")))
+        cut, since = link.shown.get(feed, (UNCUT, float("-inf")))
         if cut == state.forked and now - since < SHOW_AGAIN:
             return []
         if now - since < SYNC_INTERVAL:
-            link.proofs.again[feed] = None
+            link.to_show[feed] = None
             return []
-        link.proofs.shown[feed] = state.forked, now
+        link.shown[feed] = state.forked, now
         return [ShowProof(link.id, feed)]
 
     def show_again(self, link: Link, now: float) -> list[Action]:
         """Send the proofs that were put off: an origin with a thousand forks must not use up its neighbours'
         share of waste."""
-        feeds, link.proofs.again = list(link.proofs.again), {}
+        feeds, link.to_show = list(link.to_show), {}
         return [action for feed in feeds for action in self.show(link, feed, now)]
 
     def _charge(self, link: Link, now: float) -> None:

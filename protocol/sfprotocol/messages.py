@@ -476,30 +476,13 @@ class Goodbye:
     reason: str
 
 
-Message = (
-    Hello
-    | Segment
-    | Summary
-    | Want
-    | Have
-    | Prune
-    | Proof
-    | Card
-    | ManifestRequest
-    | ManifestReply
-    | PartRequest
-    | PartReply
-    | ControlHead
-    | ControlWant
-    | Control
-    | Succession
-    | ControlFork
-    | Petition
-    | Floor
-    | Commitment
-    | Finding
-    | Offer
-    | Statement
-    | DoubleVote
-    | Goodbye
-)
+Flooded = Hello | Segment | Summary | Want | Have | Prune | Proof | Card
+"""What nodes tell each other of feeds, on a link."""
+
+Asked = ManifestRequest | ManifestReply | PartRequest | PartReply
+"""A question and its answer, each on a stream of its own."""
+
+OfDecisions = ControlHead | ControlWant | Control | HigherWord | Floor | Petition | Offer | Statement
+"""What nodes of an organised run tell each other besides, on a link."""
+
+Message = Flooded | Asked | OfDecisions | Commitment | Finding | Goodbye
