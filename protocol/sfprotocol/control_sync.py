@@ -52,12 +52,7 @@ class ControlSync:
     """The control feed of one machine and what counts by it, and what neighbours have of it."""
 
     def __init__(
-        self,
-        frontier: Frontier,
-        links: dict[LinkId, Link],
-        counters: Counters,
-        *,
-        kept: Kept,
+        self, frontier: Frontier, links: dict[LinkId, Link], counters: Counters, *, kept: Kept
     ) -> None:
         """Raises RemoteProtocolError if what was kept is not what the organiser has signed."""
         run = frontier.run

@@ -99,11 +99,7 @@ def holds(run: RunParameters, proof: Proof, signed: Verify) -> bool:
         return False
     return all(
         signed(
-            run.run_id,
-            proof.feed,
-            proof.at + _count(branch),
-            extend(chain, branch.parts),
-            branch.signature,
+            run.run_id, proof.feed, proof.at + _count(branch), extend(chain, branch.parts), branch.signature
         )
         for chain, branch in zip(proof.chains, proof.branches, strict=True)
     )

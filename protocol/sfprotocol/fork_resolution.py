@@ -64,10 +64,7 @@ class ForkResolution:
             avoid(link, state, now)
             return self._pulls.wake(now)
         if state.forked == UNCUT:
-            return [
-                *inquire(link, state, self._least(link, state), now),
-                *self._pulls.wake(now),
-            ]
+            return [*inquire(link, state, self._least(link, state), now), *self._pulls.wake(now)]
         rest = without_front(segment, state.next)
         return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
 

@@ -190,11 +190,7 @@ def due(state: FeedState, segment: Segment) -> bool:
 
 
 def verify(
-    run: RunParameters,
-    state: FeedState,
-    segment: Segment,
-    signed: Verify,
-    counting: Counting | None = None,
+    run: RunParameters, state: FeedState, segment: Segment, signed: Verify, counting: Counting | None = None
 ) -> Verified | None:
     """Return the part of `segment` that is new to `state`.
 

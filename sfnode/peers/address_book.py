@@ -244,8 +244,7 @@ class AddressBook:
         """Return the addresses of at most MAX_BOOK peers for the next start: of neighbours first, then of
         trusted peers. Peers that are no nodes come last, as links of invitations take the first."""
         order = sorted(
-            self._entries,
-            key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p),
+            self._entries, key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p)
         )
         kept = sorted(order[:MAX_BOOK], key=lambda peer: (self._entries[peer].plain, peer))
         return [address for peer in kept for address in self.addresses(peer)[:MAX_ADDRESSES]]

@@ -44,9 +44,7 @@ async def test_the_first_peer_that_answers_well_is_enough(inn: Inn) -> None:
     assert await asked(inn, ("/memory/gone/p2p/gone", *peers)) == RUN
 
 
-async def test_when_nobody_answers_the_user_hears_why_of_each(
-    inn: Inn,
-) -> None:
+async def test_when_nobody_answers_the_user_hears_why_of_each(inn: Inn) -> None:
     peers = await inn.open(garbage=b"\xc1", other=wire_codec.encode(Goodbye("no")), silent=None)
     with pytest.raises(UserError) as refusal:
         await asked(inn, ("/memory/gone/p2p/gone", *peers))

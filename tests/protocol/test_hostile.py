@@ -165,11 +165,7 @@ def test_a_feed_longer_than_the_run_cannot_be_claimed() -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        [EpochScalars(0, (1001,))],
-        [EpochScalars(0, (0, -1001))],
-        [EpochScalars(RUN.last_epoch + 1, (1,))],
-    ],
+    [[EpochScalars(0, (1001,))], [EpochScalars(0, (0, -1001))], [EpochScalars(RUN.last_epoch + 1, (1,))]],
     ids=["scalar beyond the limit", "negative scalar", "epoch past the budget"],
 )
 def test_properly_signed_nonsense_is_refused(parts: list[EpochScalars]) -> None:

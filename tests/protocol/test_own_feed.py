@@ -10,60 +10,49 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import OwnUpdates
 from sfprotocol.machine import ASK_TIMEOUT
 from sfprotocol.messages import EpochScalars, Feed, Position
-from tests.protocol.scripted import (
-    ANN,
-    BOB,
-    NEW_INCARNATION,
-    Scripted,
-    admits,
-    continued,
-    said,
-    serves,
-    summaries,
-    wants,
-)
+from tests.protocol import scripted
 from tests.protocol.swarm import Swarm
 
-RENEWED = Feed(ANN.origin, NEW_INCARNATION)
+RENEWED = Feed(scripted.ANN.origin, scripted.NEW_INCARNATION)
 ONE = (EpochScalars(0, (1,)),)
 
 
 def test_a_node_without_a_past_computes_at_once() -> None:
-    host = Scripted(ANN)
+    host = scripted.Scripted(scripted.ANN)
     assert host.machine.may_compute
-    assert admits(host.event(OwnUpdates(ANN, 0, ONE)))
+    assert scripted.admits(host.event(OwnUpdates(scripted.ANN, 0, ONE)))
 
 
 def test_a_node_with_a_past_does_not_compute_while_it_asks() -> None:
-    host = Scripted(ANN, proven=False, past=3)
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     assert not host.machine.may_compute
     with pytest.raises(LocalProtocolError):
-        host.event(OwnUpdates(ANN, 3, ONE))
-    host.link(1, Position(BOB, 4))
+        host.event(OwnUpdates(scripted.ANN, 3, ONE))
+    host.link(1, Position(scripted.BOB, 4))
     assert not host.machine.may_compute
 
 
 def test_a_node_with_a_witness_continues_its_feed() -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    assert continued(host.link(1, Position(ANN, 3))) == []
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    assert scripted.continued(host.link(1, Position(scripted.ANN, 3))) == []
     assert host.machine.may_compute
-    assert host.machine.own == ANN
-    assert admits(host.event(OwnUpdates(ANN, 3, ONE)))
+    assert host.machine.own == scripted.ANN
+    assert scripted.admits(host.event(OwnUpdates(scripted.ANN, 3, ONE)))
 
 
 def test_a_peer_is_a_witness_only_after_its_last_summary() -> None:
-    host = Scripted(ANN, proven=False, past=3)
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.greet(1)
-    host.hear(1, host.summary(Position(ANN, 3), more=True))
+    host.hear(1, host.summary(Position(scripted.ANN, 3), more=True))
     assert not host.machine.may_compute
-    host.hear(1, host.summary(Position(BOB, 1)))
+    host.hear(1, host.summary(Position(scripted.BOB, 1)))
     assert host.machine.may_compute
 
 
 def test_a_peer_that_knows_nothing_of_us_is_no_witness() -> None:
     # A newcomer's empty list used to prove the feed of a restored backup, which then forked.
-    host = Scripted(ANN, proven=False, past=3)
-    host.link(1, Position(ANN, 0), Position(BOB, 9))
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    host.link(1, Position(scripted.ANN, 0), Position(scripted.BOB, 9))
     assert not host.machine.may_compute
 
 
@@ -71,131 +60,134 @@ def test_a_peer_that_knows_nothing_of_us_is_no_witness() -> None:
 def test_a_peer_that_lacks_our_tail_is_a_witness_if_it_lacks_nothing_else(
     theirs_of_bob: int, witness: bool
 ) -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    host.machine.frontier.advance(BOB, 5, bytes(32), 0)
-    host.link(1, Position(ANN, 2), Position(BOB, theirs_of_bob))
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    host.machine.frontier.advance(scripted.BOB, 5, bytes(32), 0)
+    host.link(1, Position(scripted.ANN, 2), Position(scripted.BOB, theirs_of_bob))
     assert host.machine.may_compute == witness
 
 
 def test_a_peer_that_knows_all_of_our_feed_is_a_witness_whatever_else_it_lacks() -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    host.machine.frontier.advance(BOB, 5, bytes(32), 0)
-    host.link(1, Position(ANN, 3))
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    host.machine.frontier.advance(scripted.BOB, 5, bytes(32), 0)
+    host.link(1, Position(scripted.ANN, 3))
     assert host.machine.may_compute
 
 
 def test_a_peer_that_has_our_feed_from_ourselves_is_no_witness() -> None:
-    host = Scripted(ANN, proven=False, past=3)
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.link(1)
-    host.hear(1, host.summary(Position(ANN, 3)))
+    host.hear(1, host.summary(Position(scripted.ANN, 3)))
     assert not host.machine.may_compute
 
 
-def overtaken() -> Scripted:
+def overtaken() -> scripted.Scripted:
     """Return the host of a node whose log holds 3 of its updates, and which a peer has shown two more."""
-    host = Scripted(ANN, proven=False, past=3)
-    host.link(1, Position(ANN, 5))
-    host.hear(1, said("ann", 3, 5))
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    host.link(1, Position(scripted.ANN, 5))
+    host.hear(1, scripted.said("ann", 3, 5))
     return host
 
 
 def test_a_peer_that_shows_more_means_a_new_incarnation_before_any_computing() -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    asked = host.link(1, Position(ANN, 5), Position(BOB, 9))
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    asked = host.link(1, Position(scripted.ANN, 5), Position(scripted.BOB, 9))
     assert not host.machine.may_compute
-    assert wants(asked)[0] == (1, (Position(ANN, 3),)), "our own feed first"
-    shown = host.hear(1, said("ann", 3, 5))
-    assert (len(admits(shown)), continued(shown)) == (1, [RENEWED])
+    assert scripted.wants(asked)[0] == (1, (Position(scripted.ANN, 3),)), "our own feed first"
+    shown = host.hear(1, scripted.said("ann", 3, 5))
+    assert (len(scripted.admits(shown)), scripted.continued(shown)) == (1, [RENEWED])
     assert host.machine.may_compute
-    assert admits(host.event(OwnUpdates(RENEWED, 0, ONE)))
+    assert scripted.admits(host.event(OwnUpdates(RENEWED, 0, ONE)))
 
 
 def test_a_bare_claim_does_not_cost_the_incarnation_of_a_node_with_a_witness() -> None:
     # Anybody could end a feed by claiming to have more of it; a thousand restarts left a thousand feeds.
-    host = Scripted(ANN, proven=False, past=3)
-    assert continued(host.link(1, Position(ANN, 5))) == []
-    host.link(2, Position(ANN, 3))
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    assert scripted.continued(host.link(1, Position(scripted.ANN, 5))) == []
+    host.link(2, Position(scripted.ANN, 3))
     assert not host.machine.may_compute, "what is claimed may still be shown"
-    assert continued(host.wait(ASK_TIMEOUT + 1)) == []
-    assert (host.machine.may_compute, host.machine.own) == (True, ANN)
-    assert admits(host.event(OwnUpdates(ANN, 3, ONE)))
+    assert scripted.continued(host.wait(ASK_TIMEOUT + 1)) == []
+    assert (host.machine.may_compute, host.machine.own) == (True, scripted.ANN)
+    assert scripted.admits(host.event(OwnUpdates(scripted.ANN, 3, ONE)))
 
 
 def test_a_claim_that_is_shown_in_time_outweighs_a_witness() -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    host.link(1, Position(ANN, 5))
-    host.link(2, Position(ANN, 3))
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    host.link(1, Position(scripted.ANN, 5))
+    host.link(2, Position(scripted.ANN, 3))
     host.wait(ASK_TIMEOUT / 2)
-    assert continued(host.hear(1, said("ann", 3, 5))) == [RENEWED]
+    assert scripted.continued(host.hear(1, scripted.said("ann", 3, 5))) == [RENEWED]
 
 
 def test_who_claims_more_is_no_witness() -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    host.link(1, Position(ANN, 5))
-    assert continued(host.wait(ASK_TIMEOUT - 1)) == []
-    assert continued(host.wait(2)) == [RENEWED], "as if it had said nothing"
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    host.link(1, Position(scripted.ANN, 5))
+    assert scripted.continued(host.wait(ASK_TIMEOUT - 1)) == []
+    assert scripted.continued(host.wait(2)) == [RENEWED], "as if it had said nothing"
 
 
 def test_a_claim_of_more_of_our_feed_that_is_forged_shows_nothing() -> None:
-    host = Scripted(ANN, proven=False, past=3)
-    host.link(1, Position(ANN, 5))
-    forged = replace(said("ann", 3, 5), signature=bytes(64))
-    assert continued(host.hear(1, forged)) == []
-    assert host.machine.own == ANN
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
+    host.link(1, Position(scripted.ANN, 5))
+    forged = replace(scripted.said("ann", 3, 5), signature=bytes(64))
+    assert scripted.continued(host.hear(1, forged)) == []
+    assert host.machine.own == scripted.ANN
 
 
 def test_updates_computed_for_the_old_incarnation_are_thrown_away() -> None:
-    assert overtaken().event(OwnUpdates(ANN, 5, ONE)) == []
+    assert overtaken().event(OwnUpdates(scripted.ANN, 5, ONE)) == []
 
 
 def test_being_overtaken_later_means_a_new_incarnation_too() -> None:
-    host = Scripted(ANN)
-    host.event(OwnUpdates(ANN, 0, (EpochScalars(0, (0, 1)),)))
-    assert continued(host.link(1, Position(ANN, 4))) == [], "anybody can say so"
-    assert continued(host.hear(1, said("ann", 2, 4))) == [RENEWED]
+    host = scripted.Scripted(scripted.ANN)
+    host.event(OwnUpdates(scripted.ANN, 0, (EpochScalars(0, (0, 1)),)))
+    assert scripted.continued(host.link(1, Position(scripted.ANN, 4))) == [], "anybody can say so"
+    assert scripted.continued(host.hear(1, scripted.said("ann", 2, 4))) == [RENEWED]
 
 
 def test_an_unknown_segment_of_our_own_feed_means_a_new_incarnation() -> None:
-    host = Scripted(ANN)
-    host.event(OwnUpdates(ANN, 0, (EpochScalars(0, (0, 1)),)))
+    host = scripted.Scripted(scripted.ANN)
+    host.event(OwnUpdates(scripted.ANN, 0, (EpochScalars(0, (0, 1)),)))
     host.link(1)
-    behind_a_gap = host.hear(1, said("ann", 3, 4))
-    assert (continued(behind_a_gap), wants(behind_a_gap)) == ([], [(1, (Position(ANN, 2),))])
-    assert continued(host.hear(1, said("ann", 2, 4))) == [RENEWED]
+    behind_a_gap = host.hear(1, scripted.said("ann", 3, 4))
+    assert (scripted.continued(behind_a_gap), scripted.wants(behind_a_gap)) == (
+        [],
+        [(1, (Position(scripted.ANN, 2),))],
+    )
+    assert scripted.continued(host.hear(1, scripted.said("ann", 2, 4))) == [RENEWED]
 
 
 def test_without_a_witness_a_new_incarnation_begins_after_the_timeout() -> None:
-    host = Scripted(ANN, proven=False, past=3)
+    host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.link(1)
-    assert continued(host.wait(ASK_TIMEOUT - 0.1)) == []
-    assert continued(host.wait(0.2)) == [RENEWED]
+    assert scripted.continued(host.wait(ASK_TIMEOUT - 0.1)) == []
+    assert scripted.continued(host.wait(0.2)) == [RENEWED]
     assert host.machine.may_compute
-    assert continued(host.wait(60)) == []
+    assert scripted.continued(host.wait(60)) == []
 
 
 def test_an_own_feed_without_updates_is_replaced_without_waiting() -> None:
     # No peer can vouch for nothing: whoever has not heard of the feed may just not have heard of it yet.
-    host = Scripted(ANN, proven=False)
+    host = scripted.Scripted(scripted.ANN, proven=False)
     host.link(1)
     assert not host.machine.may_compute
-    assert continued(host.wait(0)) == [RENEWED]
+    assert scripted.continued(host.wait(0)) == [RENEWED]
 
 
 def test_a_relay_asks_for_no_witness() -> None:
-    host = Scripted(None, proven=False)
-    assert continued(host.wait(60)) == []
+    host = scripted.Scripted(None, proven=False)
+    assert scripted.continued(host.wait(60)) == []
     assert not host.machine.may_compute
 
 
 def test_a_complete_run_makes_no_more_updates_but_admits_them() -> None:
-    host = Scripted(ANN)
+    host = scripted.Scripted(scripted.ANN)
     for first in (0, 2500):
-        host.event(OwnUpdates(ANN, first, (EpochScalars(0, (1,) * 2500),)))
+        host.event(OwnUpdates(scripted.ANN, first, (EpochScalars(0, (1,) * 2500),)))
     assert host.machine.complete
     assert not host.machine.may_compute
     host.link(1)
-    host.name(1, BOB)
-    assert admits(host.hear(1, said("bob", 0, 1)))
+    host.name(1, scripted.BOB)
+    assert scripted.admits(host.hear(1, scripted.said("bob", 0, 1)))
 
 
 def test_a_restored_backup_does_not_fork_even_if_a_newcomer_is_met_first() -> None:
@@ -248,5 +240,7 @@ def test_a_tail_that_was_logged_and_never_sent_still_reaches_everybody() -> None
 
 def test_a_new_feed_is_named_and_flooded_on_links_that_are_up() -> None:
     actions = overtaken().event(OwnUpdates(RENEWED, 0, ONE))
-    assert [entry.feed for _, summary in summaries(actions) for entry in summary.entries] == [RENEWED]
-    assert [(serve.feed, serve.first, serve.hops) for serve in serves(actions)] == [(RENEWED, 0, 0)]
+    assert [entry.feed for _, summary in scripted.summaries(actions) for entry in summary.entries] == [
+        RENEWED
+    ]
+    assert [(serve.feed, serve.first, serve.hops) for serve in scripted.serves(actions)] == [(RENEWED, 0, 0)]

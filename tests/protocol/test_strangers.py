@@ -149,9 +149,7 @@ def test_an_admission_costs_the_same_however_much_a_link_has_claimed() -> None:
 
 
 @pytest.mark.parametrize("kinds", [(Control, ControlHead), (Control,)], ids=["unheard of", "awaited"])
-def test_a_feed_that_came_before_its_origins_admission_is_here_soon_after_it(
-    kinds: tuple[type, ...],
-) -> None:
+def test_a_feed_that_came_before_its_origins_admission_is_here_soon_after_it(kinds: tuple[type, ...]) -> None:
     """On a link that was up already: the peer has told the name and sent everything, which it does once."""
     made = swarm("a b", faults=LINE)
     made.add("c")

@@ -134,10 +134,7 @@ def test_a_log_that_lacks_steps_is_said_to_be_damaged(tmp_path: Path) -> None:
             assert damage.value.code is Code.LOG_CORRUPT
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM segment WHERE first = 1")
-    with (
-        UpdateLog.open(path, RUN.run_id) as log,
-        pytest.raises(UserError, match="step 1 of"),
-    ):
+    with UpdateLog.open(path, RUN.run_id) as log, pytest.raises(UserError, match="step 1 of"):
         list(moves(log, {}, {A: 4}))
 
 

@@ -7,12 +7,7 @@ import asyncio
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.transport.base import (
-    CONNECT_DEADLINE,
-    LinkClosed,
-    PeerRecord,
-    TransportError,
-)
+from sfnode.transport.base import CONNECT_DEADLINE, LinkClosed, PeerRecord, TransportError
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 from tests.transport.helpers import read_all
 

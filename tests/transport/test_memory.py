@@ -60,12 +60,7 @@ def heard(conditions, seed=1, frames=FRAMES):
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    seed=st.integers(0, 1 << 32),
-    loss=st.floats(0, 1),
-    duplication=st.floats(0, 1),
-    reorder=st.booleans(),
-)
+@given(seed=st.integers(0, 1 << 32), loss=st.floats(0, 1), duplication=st.floats(0, 1), reorder=st.booleans())
 def test_frames_are_lost_doubled_and_mixed_up_but_never_invented(seed, loss, duplication, reorder):
     conditions = Conditions(WILD, loss, duplication, reorder=reorder)
     got = heard(conditions, seed)
