@@ -143,6 +143,10 @@ class Reference:
     def named(self, feed: int) -> set[Step]:
         return set().union(*(moved.get(feed, set()) for moved in self.closes))
 
+    def stop(self, feed: int, epoch: int) -> int:
+        """Return how many steps of a feed closes up to that of an epoch have named."""
+        return sum(len(moved.get(feed, ())) for moved in self.closes[: epoch + 1])
+
     @property
     def counted(self) -> int:
         counts = (s for s, factor in self.factors.items() if factor > 0 and s not in self.void)
