@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tracemalloc
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -90,10 +91,10 @@ def made_of(counting: Counting) -> list[Any]:
 
 def changes(counting: Counting, decision: Decision) -> bool:
     """Apply a decision; return whether it changed anything but the number of decisions."""
-    before, decisions = state(counting)[1:], counting.decisions
+    before, number = state(counting)[1:], counting.decisions
     first = state(counting)[0][1:]
     counting.apply(Recorded(decision))
-    assert counting.decisions == decisions + 1
+    assert counting.decisions == number + 1
     return (first, *before) != (state(counting)[0][1:], *state(counting)[1:])
 
 
@@ -233,56 +234,66 @@ FEW_FEEDS = st.lists(FEEDS, max_size=3, unique=True).map(sorted)
 NUMBERS = st.integers(0, 3)
 
 
+MOVED = (0, 1, 63, 64, 128)
+STEPS = st.integers(1, 3)
+
+
+def some_of(entries: Iterable[Any]) -> st.SearchStrategy[list[Any]]:
+    """Draw a few of these, or none, in ascending order."""
+    known = sorted(set(entries))
+    return st.lists(st.sampled_from(known), max_size=2, unique=True).map(sorted) if known else st.just([])
+
+
 @st.composite
-def decisions(draw: st.DrawFn) -> list[Decision]:
-    """Draw decisions most of which mean something where they stand."""
+def courses(draw: st.DrawFn) -> list[Decision]:
+    """Draw decisions nine tenths of which fit where they stand."""
     found: list[Decision] = [admit(0), admit(1), Invite(DIGEST, 1)]
-    epoch = sealed = 0
-    for _ in range(draw(st.integers(0, 18))):
-        kind = draw(st.sampled_from(("close", "close", "seal", "seal", "other")))
+    closes: list[dict[int, int]] = []
+    skipped: list[tuple[int, int]] = []
+    sealed = 0
+    for _ in range(draw(st.integers(0, 24))):
+        fits = draw(st.integers(0, 9)) > 0
+        kind = draw(st.sampled_from(("close", "close", "seal", "seal", "undo", "other")))
         if kind == "close":
-            right = draw(st.integers(0, 9)) > 0
-            moves = draw(MOVES)
+            feeds = st.sampled_from(MOVED[:4] if fits else MOVED)
+            moves = draw(st.dictionaries(feeds, STEPS if fits else st.integers(0, 3), max_size=3))
             zeros = {feed: draw(st.integers(0, steps)) for feed, steps in moves.items()}
-            found.append(close(epoch if right else draw(EPOCHS), moves, zeros))
-            epoch += right
+            found.append(close(len(closes) if fits else draw(EPOCHS), moves, zeros))
+            closes += [moves] if fits else []
+        elif kind == "seal" and fits and sealed < len(closes):
+            skip, again = draw(some_of(closes[sealed])), draw(some_of(skipped))
+            found.append(draw(seals(sealed, skip, again, len(closes) + 1)))
+            skipped = [one for one in skipped if one not in again] + [(feed, sealed) for feed in skip]
+            sealed += 1
         elif kind == "seal":
-            right = draw(st.integers(0, 9)) > 0
-            found.append(draw(SEALS(sealed if right else draw(EPOCHS), epoch)))
-            sealed += right and sealed < epoch
+            again = draw(some_of((feed, epoch) for feed in (0, 1, 64) for epoch in range(6)))
+            found.append(draw(seals(sealed if fits else draw(EPOCHS), draw(FEW_FEEDS), again, len(closes))))
+        elif kind == "undo" and fits and sealed:
+            first = draw(st.integers(0, sealed - 1))
+            void = st.builds(Void, st.just(first), st.integers(first, sealed - 1), MEMBERS_OR_ALL)
+            found.append(draw(void | st.builds(Amend, st.sampled_from(MOVED[:4]), st.integers(0, sealed))))
         else:
             found.append(draw(OTHERS))
     return found
 
 
-MOVED = (0, 1, 63, 64, 128)
-
-MOVES = st.dictionaries(st.sampled_from((0, 64, *MOVED)), st.integers(0, 3), max_size=3)
+MEMBERS_OR_ALL = st.lists(NUMBERS, max_size=2, unique=True).map(sorted).map(tuple)
 
 
-def SEALS(epoch: int, open_epoch: int) -> st.SearchStrategy[Seal]:  # noqa: N802
-    recounts = st.sets(st.tuples(st.sampled_from((0, 1, 64)), EPOCHS), max_size=2)
+@st.composite
+def seals(draw: st.DrawFn, epoch: int, skip: list[int], again: list[tuple[int, int]], first: int) -> Seal:
+    """Draw the seal of an epoch with rates, if any, from epochs `first` and later on."""
     rate = st.integers(0, 9)
-    whole = st.one_of(st.tuples(rate), st.tuples(rate, st.integers(1, 9), st.integers(1, 9)))
-    rates = st.dictionaries(st.integers(open_epoch, open_epoch + 4), whole, max_size=2)
-    return st.builds(
-        lambda skip, recount, factor, rates: seal(
-            epoch,
-            skip=tuple(skip),
-            recount=tuple(sorted(recount)),
-            factor=factor,
-            rates=tuple((epoch, *rate) for epoch, rate in sorted(rates.items())),
-        ),
-        st.one_of(st.just([]), FEW_FEEDS),
-        st.one_of(st.just(set()), recounts),
-        st.sampled_from((0, 1, ONE, ONE, 65_535)),
-        st.one_of(st.just({}), rates),
-    )
+    whole = st.one_of(st.tuples(rate), st.tuples(rate, STEPS, STEPS))
+    rates = draw(st.one_of(st.just({}), st.dictionaries(st.integers(first, first + 4), whole, max_size=2)))
+    said = tuple((epoch, *rate) for epoch, rate in sorted(rates.items()))
+    factor = draw(st.sampled_from((0, 1, ONE, ONE, 65_535)))
+    return seal(epoch, skip=tuple(skip), recount=tuple(again), factor=factor, rates=said)
 
 
 OTHERS: st.SearchStrategy[Decision] = st.one_of(
     st.builds(Amend, FEEDS, EPOCHS),
-    st.builds(Void, EPOCHS, EPOCHS, st.lists(NUMBERS, max_size=2, unique=True).map(sorted).map(tuple)),
+    st.builds(Void, EPOCHS, EPOCHS, MEMBERS_OR_ALL),
     st.builds(admit, NUMBERS, st.integers(0, 9), st.integers(0, 2)),
     st.builds(Invite, st.just(DIGEST), st.integers(0, 2)),
     st.builds(Revoke, NUMBERS, EPOCHS),
@@ -293,8 +304,8 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
 )
 
 
-@settings(max_examples=150)
-@given(said=decisions(), limit=st.sampled_from((0, 78)))
+@settings(max_examples=500, deadline=None)
+@given(said=courses(), limit=st.sampled_from((0, 78)))
 def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision], limit: int) -> None:
     run = Counting(budget=9, rate=5, norm_limit=limit, bases=DIGEST, subspace_epochs=2, epoch_updates=8)
     reference = Reference(9, 5, 8, bases={0: DIGEST}, norm_limit=limit)
@@ -433,7 +444,7 @@ def test_a_void_that_reaches_further_back_than_a_feed_leaves_earlier_checkpoints
 
 
 @settings(max_examples=150)
-@given(said=decisions(), data=st.data())
+@given(said=courses(), data=st.data())
 def test_what_a_usable_checkpoint_is_about_has_not_changed_since(
     said: list[Decision], data: st.DataObject
 ) -> None:
@@ -464,7 +475,7 @@ def test_the_feeds_digest_is_a_hash_of_the_run_and_of_what_continues_every_feed(
     assert feeds_digest(run_id, []) != digest
 
 
-@given(said=decisions())
+@given(said=courses())
 def test_what_was_judged_changes_only_by_a_void_an_amend_or_a_recount(said: list[Decision]) -> None:
     run = Counting(budget=9, rate=5)
     for decision in said:
@@ -500,7 +511,7 @@ def changeable(run: Counting, decision: Decision) -> list[int]:
     return []
 
 
-@given(said=decisions())
+@given(said=courses())
 def test_apply_returns_every_feed_that_has_changed(said: list[Decision]) -> None:
     run = Counting(budget=9, rate=5)
     for decision in said:
@@ -510,7 +521,7 @@ def test_apply_returns_every_feed_that_has_changed(said: list[Decision]) -> None
 
 
 @settings(max_examples=100)
-@given(said=decisions(), data=st.data())
+@given(said=courses(), data=st.data())
 def test_folding_a_prefix_anew_is_never_having_had_the_rest(
     said: list[Decision], data: st.DataObject
 ) -> None:
