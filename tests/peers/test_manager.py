@@ -72,11 +72,6 @@ def names(count: int, letter: str = "p") -> list[str]:
     return [f"{letter}{number:02}" for number in range(count)]
 
 
-@pytest.fixture(autouse=True)
-def quick() -> None:
-    """Virtual time needs no short intervals."""
-
-
 class Node:
     """A manager with a clock. Nothing answers by itself."""
 
@@ -167,7 +162,7 @@ def test_the_manager_that_is_woken_too_early_does_nothing() -> None:
     assert node.tell(Wake()) == []
 
 
-events = st.one_of(
+EVENTS = st.one_of(
     st.just(Wake()),
     st.builds(LinkOpened, st.integers(1, 30), st.sampled_from(names(20)), st.booleans(), st.just("")),
     st.builds(LinkEnded, st.integers(1, 30), st.booleans()),
@@ -182,7 +177,7 @@ events = st.one_of(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(events, st.floats(0, 40)), max_size=60), st.integers(0, 2**16))
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 40)), max_size=60), st.integers(0, 2**16))
 def test_whatever_happens_limits_hold_and_no_deadline_stays_due(
     story: list[tuple[Event, float]], seed: int
 ) -> None:

@@ -59,9 +59,9 @@ class Scripted:
     def event(self, event: events.Event) -> list[events.Action]:
         return self.machine.handle(event, self.now)
 
-    def hear(self, link: int, *messages: Message) -> list[events.Action]:
+    def hear(self, link: int, *said: Message) -> list[events.Action]:
         """Return the actions of the machine when these messages arrive."""
-        frames = [wire_codec.encode(message, *self.machine.run.form) for message in messages]
+        frames = [wire_codec.encode(message, *self.machine.run.form) for message in said]
         return [action for frame in frames for action in self.event(events.Received(link, frame))]
 
     def greet(self, number: int) -> list[events.Action]:

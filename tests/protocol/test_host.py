@@ -8,29 +8,17 @@ from typing import Any
 
 import pytest
 
-from sfprotocol import events, wire_codec
+from sfprotocol import events, messages, wire_codec
 from sfprotocol import host as host_module
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.fields import Names
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
-from sfprotocol.messages import (
-    OLDEST_VERSION,
-    Card,
-    EpochScalars,
-    Feed,
-    Goodbye,
-    Hello,
-    Message,
-    Proof,
-    Segment,
-    Summary,
-)
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, origin_of, own_updates, signing_key
 
-ANN, EVE = Feed(origin_of("ann"), 1), Feed(origin_of("eve"), 1)
+ANN, EVE = messages.Feed(origin_of("ann"), 1), messages.Feed(origin_of("eve"), 1)
 NEW_INCARNATION = 77
 LINKS = range(1, 7)
 
@@ -50,17 +38,17 @@ class CountingStore:
         for cut in commit.cuts:
             self.log.cut(cut.proof, host_module.cut_chain(RUN, cut.proof))
 
-    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+    def read(self, feed: messages.Feed, first: int, max_updates: int) -> messages.Segment | None:
         assert 0 < max_updates <= MAX_SEGMENT_UPDATES
         self.asked["read"] += 1
         rows = self.log.rows.get(feed)
         return self.log.read(feed, first, max_updates) if rows and rows[-1][0].stop > first else None
 
-    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+    def past(self, feed: messages.Feed, step: int) -> tuple[bytes, messages.Segment]:
         self.asked["past"] += 1
         return self.log.past(RUN, feed, step)
 
-    def proof(self, feed: Feed) -> Proof | None:
+    def proof(self, feed: messages.Feed) -> messages.Proof | None:
         self.asked["proof"] += 1
         return self.log.cuts[feed][0] if feed in self.log.cuts else None
 
@@ -68,7 +56,7 @@ class CountingStore:
 class Everything(Frontier):
     """A frontier by which all counts that a log has."""
 
-    def next(self, feed: Feed) -> int:
+    def next(self, feed: messages.Feed) -> int:
         return UNCUT
 
 
@@ -118,11 +106,15 @@ class Ann:
         self.now = 0.0
         for link in LINKS:
             self.host.post(events.LinkUp(link, f"peer {link}"))
-            self.hear(link, Hello(OLDEST_VERSION, RUN.run_id, 0, 0), Summary(False, 0, bytes(32), ()))
+            self.hear(
+                link,
+                messages.Hello(messages.OLDEST_VERSION, RUN.run_id, 0, 0),
+                messages.Summary(False, 0, bytes(32), ()),
+            )
         self.round()
 
-    def hear(self, link: int, *messages: Message) -> None:
-        for message in messages:
+    def hear(self, link: int, *said: messages.Message) -> None:
+        for message in said:
             self.host.post(events.Received(link, wire_codec.encode(message)))
 
     def round(self) -> list[Effect]:
@@ -132,7 +124,9 @@ class Ann:
         return self.host.carry_out()
 
     def say(self, *scalars: int) -> None:
-        self.host.post(events.OwnUpdates(ANN, self.machine.frontier.next(ANN), (EpochScalars(0, scalars),)))
+        self.host.post(
+            events.OwnUpdates(ANN, self.machine.frontier.next(ANN), (messages.EpochScalars(0, scalars),))
+        )
 
 
 def test_what_the_organiser_has_decided_comes_before_what_may_change_what_it_has_seen() -> None:
@@ -150,7 +144,7 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
     encode = wire_codec.encode
 
-    def counting(message: Message, *form: int) -> bytes:
+    def counting(message: messages.Message, *form: int) -> bytes:
         counted[type(message).__name__] += 1
         return encode(message, *form)
 
@@ -163,7 +157,7 @@ def puppet() -> tuple[Puppet, Host, CountingStore]:
     return machine, Host(machine, store), store
 
 
-def sent(effects: list[Effect], kind: type[Message]) -> list[Send]:
+def sent(effects: list[Effect], kind: type[messages.Message]) -> list[Send]:
     return [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
 
 
@@ -174,7 +168,7 @@ def test_a_segment_for_six_links_is_read_once_and_encoded_once(encodings: Counte
     ann = Ann()
     ann.say(1, 2, 3)
     encodings.clear()
-    segments = sent(ann.round(), Segment)
+    segments = sent(ann.round(), messages.Segment)
     assert sorted(send.link for send in segments) == list(LINKS)
     assert len({id(send.frame) for send in segments}) == 1
     assert encodings["Segment"] == 1
@@ -187,10 +181,10 @@ def test_a_card_for_six_links_is_encoded_once(encodings: Counter[str]) -> None:
     ann.round()
     ann.now = 60.0
     for link in LINKS:  # else they are dropped for their silence
-        ann.hear(link, Summary(False, 0, bytes(32), ()))
+        ann.hear(link, messages.Summary(False, 0, bytes(32), ()))
     encodings.clear()
     ann.now = 1.0
-    cards = [send for _ in range(3) for send in sent(ann.round(), Card)]
+    cards = [send for _ in range(3) for send in sent(ann.round(), messages.Card)]
     assert sorted(send.link for send in cards) == list(LINKS)
     assert encodings["Card"] == 1
     assert [card for commit in ann.store.commits for card in commit.cards] == [cards[0].message]
@@ -208,8 +202,8 @@ def test_the_same_updates_with_other_hop_counts_are_read_once(encodings: Counter
     ann.store.asked.clear()
     encodings.clear()
     host.decide(0.0)
-    segments = sent(host.carry_out(), Segment)
-    hops = {send.link: send.message.hops for send in segments if isinstance(send.message, Segment)}
+    segments = sent(host.carry_out(), messages.Segment)
+    hops = {send.link: send.message.hops for send in segments if isinstance(send.message, messages.Segment)}
     assert hops == {link: link % 2 for link in LINKS}
     assert (ann.store.asked["read"], encodings["Segment"]) == (1, 2)
     for send in segments:
@@ -224,8 +218,8 @@ def test_what_a_later_round_serves_is_read_again() -> None:
         ann.host.post(events.Writable(link))
     ann.round()
     ann.say(2)
-    [*segments] = sent(ann.round(), Segment)
-    assert {send.message.first for send in segments if isinstance(send.message, Segment)} == {1}
+    [*segments] = sent(ann.round(), messages.Segment)
+    assert {send.message.first for send in segments if isinstance(send.message, messages.Segment)} == {1}
     assert ann.store.asked["read"] == 2
 
 
@@ -244,17 +238,17 @@ def test_nothing_comes_out_before_the_commit_and_everything_after_it_in_order() 
     effects = ann.host.carry_out()
     assert not ann.host.busy
     assert [effect for effect in effects if isinstance(effect, Advanced)] == [Advanced(ANN, 0, 2)]
-    assert len(sent(effects, Segment)) == len(LINKS)
+    assert len(sent(effects, messages.Segment)) == len(LINKS)
 
 
 def test_a_round_without_anything_to_write_has_no_commit() -> None:
     machine, host, _ = puppet()
     host.post(events.LinkUp(1, ""))
-    machine.script[events.LinkUp] = [events.Transmit(1, Goodbye("so long"))]
+    machine.script[events.LinkUp] = [events.Transmit(1, messages.Goodbye("so long"))]
     assert host.decide(0.0) is None
     [effect] = host.carry_out()
     assert isinstance(effect, Send)
-    assert wire_codec.decode(effect.frame) == Goodbye("so long")
+    assert wire_codec.decode(effect.frame) == messages.Goodbye("so long")
 
 
 def test_rounds_do_not_overlap() -> None:
@@ -268,7 +262,7 @@ def test_rounds_do_not_overlap() -> None:
 
 def test_a_cut_moves_a_feed_back_once_and_only_if_it_counted() -> None:
     machine, host, _ = puppet()
-    proof = Proof(EVE, 2, (bytes(32), bytes(32)), ((), ()))  # type: ignore[arg-type]
+    proof = messages.Proof(EVE, 2, (bytes(32), bytes(32)), ((), ()))  # type: ignore[arg-type]
     machine.script[events.Wake] = [events.Cut(proof, 5), events.Cut(proof, 2)]
     machine.deadline = 0.0
     commit = host.decide(0.0)
@@ -278,7 +272,7 @@ def test_a_cut_moves_a_feed_back_once_and_only_if_it_counted() -> None:
 
 def test_of_an_admitted_segment_only_what_counts_is_advanced() -> None:
     machine, host, _ = puppet()
-    segment = Segment(1, 3, (EpochScalars(0, (1, 2, 3)),), bytes(64))
+    segment = messages.Segment(1, 3, (messages.EpochScalars(0, (1, 2, 3)),), bytes(64))
     admits = [events.Admit(EVE, segment, bytes(32), 2), events.Admit(EVE, segment, bytes(32), 0)]
     machine.script[events.Wake] = [*admits]
     machine.deadline = 0.0
@@ -299,7 +293,7 @@ def test_a_new_own_feed_is_part_of_the_commit() -> None:
     ann.hear(1, row)
     commit = ann.host.decide(0.0)
     assert commit
-    assert commit.own == Feed(ANN.origin, NEW_INCARNATION) == ann.machine.own
+    assert commit.own == messages.Feed(ANN.origin, NEW_INCARNATION) == ann.machine.own
 
 
 # -- what is looked up -----------------------------------------------------------------------------------
@@ -312,7 +306,7 @@ def test_lookups_answer_in_the_next_round() -> None:
     machine, host, _ = puppet()
     host._store = ann.store
     host.post(events.LinkUp(1, ""))
-    against = Segment(1, 1, (EpochScalars(0, (9,)),), bytes(64))
+    against = messages.Segment(1, 1, (messages.EpochScalars(0, (9,)),), bytes(64))
     machine.script[events.LinkUp] = [events.Serve(1, ANN, 0, 3), events.Examine(1, ANN, against)]
     host.decide(0.0)
     host.carry_out()
@@ -327,7 +321,7 @@ def test_lookups_answer_in_the_next_round() -> None:
 def test_what_no_message_holds_is_left_to_others_and_more_can_be_served() -> None:
     """The signature of the first part was that of a history whose end was replaced."""
     machine, host, store = puppet()
-    long = Segment(1, 0, (EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
+    long = messages.Segment(1, 0, (messages.EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
     store.read = lambda feed, first, most: long  # type: ignore[method-assign]
     host.post(events.LinkUp(1, ""))
     machine.script[events.LinkUp] = [events.Serve(1, ANN, 0, 3)]
@@ -350,7 +344,7 @@ def test_to_rely_on_what_the_log_lacks_is_our_own_fault_and_loud(action: events.
 def test_for_a_link_that_is_gone_nothing_is_read_or_sent() -> None:
     machine, host, store = puppet()
     host.post(events.LinkUp(1, ""))
-    goodbye, drop = events.Transmit(1, Goodbye("")), events.Drop(1, "L2: late")
+    goodbye, drop = events.Transmit(1, messages.Goodbye("")), events.Drop(1, "L2: late")
     machine.script[events.LinkUp] = [events.Serve(1, EVE, 0, 0), events.ShowProof(1, EVE), goodbye, drop]
     host.decide(0.0)
     host.post(events.LinkDown(1))  # during the commit
@@ -362,7 +356,7 @@ def test_what_is_said_before_a_drop_is_sent_and_a_link_is_closed_once() -> None:
     machine, host, _ = puppet()
     host.post(events.LinkUp(1, ""))
     machine.script[events.LinkUp] = [
-        events.Transmit(1, Goodbye("a")),
+        events.Transmit(1, messages.Goodbye("a")),
         events.Drop(1, ""),
         events.Drop(1, "L2: late"),
     ]
@@ -412,7 +406,7 @@ def test_own_updates_wait_behind_no_frame() -> None:
     machine, host, _ = puppet()
     for _ in range(MAX_UNHANDLED):
         host.post(events.Received(1, b""))
-    own = events.OwnUpdates(ANN, 0, (EpochScalars(0, (1,)),))
+    own = events.OwnUpdates(ANN, 0, (messages.EpochScalars(0, (1,)),))
     host.post(own)
     host.decide(0.0, most=1)
     assert machine.heard == [own]
@@ -485,11 +479,11 @@ def test_own_updates_continue_what_is_posted_already_and_stay_within_the_budget(
     ann = Ann()
     for stop in (40, 80):
         made = own_updates(ann.host, 40, lambda: 7)
-        assert made == events.OwnUpdates(ANN, stop - 40, (EpochScalars(0, (7,) * 40),))
+        assert made == events.OwnUpdates(ANN, stop - 40, (messages.EpochScalars(0, (7,) * 40),))
         ann.host.post(made)
     ann.round()
     made = own_updates(ann.host, 10**6, lambda: 7)
-    assert made == events.OwnUpdates(ANN, 80, (EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
+    assert made == events.OwnUpdates(ANN, 80, (messages.EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
     ann.host.post(made)
     last = own_updates(ann.host, 10**6, lambda: 7)
     assert last
