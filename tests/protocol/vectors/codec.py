@@ -21,7 +21,7 @@ PARTS = (
 )
 
 
-def valid() -> list[tuple[str, messages.Message, int]]:
+def valid_messages() -> list[tuple[str, messages.Message, int]]:
     """Return messages of every type, small and at their limits, with the width of scalars."""
     key, signature = 2**64 - 1, bytes(range(64))
     feeds = sorted(messages.Feed(origin, number) for origin in ORIGINS for number in (0, 300))
@@ -249,7 +249,7 @@ def _finding(parts: Any, epoch: int = 0) -> bytes:
 
 def vectors() -> dict[str, Any]:
     valid: list[dict[str, Any]] = []
-    for name, message, scalar_bytes in valid():
+    for name, message, scalar_bytes in valid_messages():
         encoding = wire_codec.encode(message, scalar_bytes).hex()
         valid.append(
             {"name": name, "scalar_bytes": scalar_bytes, "message": plain(message), "encoding": encoding}
