@@ -72,6 +72,11 @@ def names(count: int, letter: str = "p") -> list[str]:
     return [f"{letter}{number:02}" for number in range(count)]
 
 
+@pytest.fixture(autouse=True)
+def quick() -> None:
+    """Virtual time needs no short intervals, as the fixture of that name makes them."""
+
+
 class Node:
     """A manager with a clock. Nothing answers by itself."""
 
