@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from sfprotocol import decisions, quotas
 from sfprotocol.messages import Feed, RunParameters
-from sfprotocol.verdicts import COUNTED, SKIPPED, VOID, NamedSteps
+from sfprotocol.verdicts import COUNTED, SKIPPED, NamedSteps
 
 MAX_EPOCHS = (1 << 32) - 1
 """Epochs of a run: labels are numbers of 32 bits, and one number is left for an epoch that does not come."""
@@ -39,6 +39,7 @@ NEVER = 1 << 32
 """An epoch or a step that does not come."""
 
 _EPOCH, _SUBSPACE = attrgetter("epoch"), attrgetter("subspace")
+_NOTHING = NamedSteps()
 
 
 class Run(NamedTuple):
@@ -233,7 +234,7 @@ class Counting:
         counts: dict[int, tuple[int, int]] = {}
         skipped = set[int]()
         first = max(0, self.sealed - quotas.RECENT_SEALS)
-        for number in self._numbers.get(member, ()):
+        for number in self._named_of(member):
             for epoch, counted in self._feeds[number].judged(first, self.sealed):
                 steps, moving = counts.get(epoch, (0, 0))
                 if counted is None:
@@ -326,23 +327,22 @@ class Counting:
     def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
         """Return the first step of a feed that no close up to that of `epoch` has named: forks do not cut
         below it."""
-        known = self._feeds.get(feed)
-        return known.stop_at(epoch) if known else 0
+        return self._steps(feed).stop_at(epoch)
 
     def ended(self, feed: int) -> int:
         """Return the step at which a feed was ended; NEVER if it was not."""
-        known = self._feeds.get(feed)
-        return known.stop if known and known.ended else NEVER
+        known = self._steps(feed)
+        return known.stop if known.ended else NEVER
 
     def named_stops(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[NamedStop]:
         """Yield, in order, the ends above one step and up to another of what closes have named of a feed."""
-        known = self._feeds.get(feed) or NamedSteps()
+        known = self._steps(feed)
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
             yield self._named_stop(known, place)
 
     def named_stop(self, feed: int, held: int) -> NamedStop | None:
         """Return the last of them within the first `held` steps of a feed; None if there is none."""
-        known = self._feeds.get(feed) or NamedSteps()
+        known = self._steps(feed)
         place = bisect_right(known.stops, held) - 1
         return self._named_stop(known, place) if place >= 0 else None
 
@@ -352,7 +352,7 @@ class Counting:
     def runs(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Run, ...]:
         """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run. As
         if a seal had `recounted`, with factor 1, what the closes of these epochs have named."""
-        known = self._feeds.get(feed) or NamedSteps()
+        known = self._steps(feed)
         runs: list[Run] = []
         factors = known.factors[:]
         for epoch in recounted:
@@ -389,18 +389,16 @@ class Counting:
     def moved(self, epoch: int) -> tuple[int, ...]:
         """Return the numbers of the feeds of which the close of `epoch` has named steps that are not gone,
         ascending: those that its seal may skip."""
-        return tuple(feed for feed in self._closes[epoch].feeds if self._place(feed, epoch) is not None)
+        return tuple(feed for feed in self._closes[epoch].feeds if self._steps(feed).place(epoch) is not None)
 
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
-        known = self._feeds.get(feed)
-        return known.counts(epoch) if known else 0
+        return self._steps(feed).counts(epoch)
 
     def factor(self, feed: int, epoch: int) -> int:
         """Return the factor with which what the close of `epoch` has named of a feed counts, in units of
         2^-12; 0 if it does not, or no seal has judged it."""
-        known = self._feeds.get(feed)
-        return known.factor(epoch) if known else 0
+        return self._steps(feed).factor(epoch)
 
     def counts_of(self, member: int) -> int:
         """Return how many updates of a member count by the seals so far."""
@@ -421,7 +419,7 @@ class Counting:
     def is_skipped(self, named: decisions.Recount) -> bool:
         """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
         has changed that: a seal may recount it."""
-        return self._verdict(named) == SKIPPED
+        return self._steps(named.feed).verdict(named.epoch) == SKIPPED
 
     def skipped(self, member: int) -> list[decisions.Recount]:
         """Return what of a member's work is skipped, in order."""
@@ -518,7 +516,7 @@ class Counting:
         if not self.sealed == seal.epoch < self.open_epoch:
             return set()
         feeds = self._closes[seal.epoch].feeds
-        skips = (self._place(feed, seal.epoch) is not None for feed in seal.skipped)
+        skips = (self._steps(feed).place(seal.epoch) is not None for feed in seal.skipped)
         recounts = (self.is_skipped(recount) for recount in seal.recounted)
         first_order = self._rates[0].limit > 0
         rates = (rate.epoch > self.open_epoch and (rate.limit > 0) is first_order for rate in seal.rates)
@@ -546,9 +544,9 @@ class Counting:
                 yield number
 
     def _amend(self, amend: decisions.Amend) -> set[int]:
-        known = self._feeds.get(amend.feed)
-        place = bisect_left(known.epochs, amend.epoch) if known else 0
-        if known is None or place == len(known.epochs):
+        known = self._steps(amend.feed)
+        place = bisect_left(known.epochs, amend.epoch)
+        if place == len(known.epochs):
             return set()
         self._forget_checkpoints(known.epochs[place])
         self.counted += known.void(place, len(known.epochs)) or 0
@@ -625,21 +623,16 @@ class Counting:
 
     # -- feeds -------------------------------------------------------------------------------------
 
-    def _named_of(self, member: int) -> Iterator[int]:
-        """Yield the numbers of a member's feeds of which something was named."""
-        return iter(self._numbers.get(member, ()))
+    def _named_of(self, member: int) -> Sequence[int]:
+        """Return the numbers of a member's feeds of which something was named."""
+        return self._numbers.get(member, ())
 
-    def _place(self, feed: int, epoch: int) -> int | None:
-        known = self._feeds.get(feed)
-        return known.place(epoch) if known else None
-
-    def _verdict(self, named: decisions.Recount) -> int:
-        known = self._feeds.get(named.feed)
-        return known.verdict(named.epoch) if known else VOID
+    def _steps(self, feed: int) -> NamedSteps:
+        """Return what closes have named of a feed, to be read only."""
+        return self._feeds.get(feed, _NOTHING)
 
     def _judge(self, feed: int, epoch: int, verdict: int, factor: int) -> None:
-        place = self._place(feed, epoch)
-        if place is not None:
+        if (place := self._steps(feed).place(epoch)) is not None:
             self.counted += self._feeds[feed].judge(place, verdict, factor)
 
 

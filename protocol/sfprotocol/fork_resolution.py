@@ -130,13 +130,13 @@ class ForkResolution:
         if state.forked != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
             return [Examine(event.link, event.feed, event.against)]
         finding = fork_proofs.judge(self._run, state, event, self._verify)
-        if finding.proof:
-            return self.cut(finding.proof, now)
+        if isinstance(finding, Proof):
+            return self.cut(finding, now)
         link = self._links.get(event.link)
         if link is None or isinstance(event.against, Proof):
             return []
-        if finding.same_until is not None:
-            return self._same(link, state, event, finding.same_until, now)
+        if finding is not None:
+            return self._same(link, state, event, finding, now)
         if len(link.names.matching(state.key, self._frontier)) > 1:
             return []  # it was another feed's
         return self._strange(link, state, now)

@@ -75,14 +75,6 @@ class _Entry:
         return tuple(dict.fromkeys([*self.heard, *self.pinned]))
 
 
-@dataclass(slots=True)
-class _Fault:
-    """The faults of one peer: how many, and until when it gets no link."""
-
-    times: int
-    until: float
-
-
 class AddressBook:
     """The peers that this node has heard of, itself excepted."""
 
@@ -95,7 +87,8 @@ class AddressBook:
         self._own = own
         self._random = random
         self._entries: dict[str, _Entry] = {}
-        self._faults: dict[str, _Fault] = {}
+        self._faults: dict[str, tuple[int, float]] = {}
+        """The faults of peers: how many, and until when each gets no link."""
         self._met: dict[str, None] = {}
         """Peers whose links were of use, the latest last."""
         for address in reversed(list(remembered)):  # the newest are added last
@@ -184,17 +177,14 @@ class AddressBook:
 
     def misbehaved(self, peer: str, now: float) -> None:
         """Refuse the peer any link for a while: it broke a rule, or sent nothing of use."""
-        before = self._faults.pop(peer, None)
-        times = before.times + 1 if before else 1
-        wait = doubled(FAULT_FIRST, times - 1, FAULT_MOST)
-        self._faults[peer] = _Fault(times, now + wait)
+        times, _ = self._faults.pop(peer, (0, now))
+        self._faults[peer] = times + 1, now + doubled(FAULT_FIRST, times, FAULT_MOST)
         if len(self._faults) > MAX_FAULTS:
-            del self._faults[min(self._faults, key=lambda name: self._faults[name].until)]
+            del self._faults[min(self._faults, key=lambda name: self._faults[name][1])]
 
     def refused(self, peer: str, now: float) -> bool:
         """Tell whether a fault of this peer is still held against it."""
-        fault = self._faults.get(peer)
-        return fault is not None and now < fault.until
+        return peer in self._faults and now < self._faults[peer][1]
 
     # -- bootstrapping -----------------------------------------------------------------------------
 
