@@ -113,7 +113,7 @@ def test_a_machine_that_takes_any_signature_is_seen_by_what_it_admits() -> None:
 
 def test_a_machine_that_keeps_a_forked_feed_does_not_become_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two histories are made and nobody wants to see that: every node keeps the one that it met first."""
-    monkeypatch.setattr(fork_proofs, "judge", lambda *_: fork_proofs.Comparison())
+    monkeypatch.setattr(fork_proofs, "judge", lambda *_: None)
     monkeypatch.setattr(fork_proofs, "holds", lambda *_: False)
     assert caught(simulate(SCENARIOS["twins"], 0)) == "convergence"
 
