@@ -271,7 +271,7 @@ def courses(draw: st.DrawFn) -> list[Decision]:
             found.append(draw(seals(sealed if fits else draw(EPOCHS), draw(FEW_FEEDS), again, len(closes))))
         elif kind == "undo" and fits and sealed:
             first = draw(st.integers(0, sealed - 1))
-            void = st.builds(Void, st.just(first), st.integers(first, sealed - 1), MEMBERS_OR_ALL)
+            void = st.builds(Void, st.just(first), st.integers(first, sealed), MEMBERS_OR_ALL)
             found.append(draw(void | st.builds(Amend, st.sampled_from(MOVED[:4]), st.integers(0, sealed))))
         else:
             found.append(draw(OTHERS))
@@ -326,6 +326,10 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
         assert run.moved(epoch) == tuple(sorted(moved))
         ends = {feed: reference.stop(feed, epoch) for feed in MOVED}
         assert run.positions(epoch) == {feed: stop for feed, stop in ends.items() if stop}
+        for feed, steps in moved.items():
+            counts = {step for step in steps & reference.factors.keys() if reference.factor(step)}
+            assert run.counts(feed, epoch) == len(counts - reference.zeros)
+            assert run.is_skipped(Recount(feed, epoch)) == (steps <= reference.skipped)
     for feed in MOVED:
         named = reference.named(feed)
         assert run.named(feed) == len(named)
