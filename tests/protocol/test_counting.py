@@ -251,9 +251,9 @@ def courses(draw: st.DrawFn) -> list[Decision]:
     closes: list[dict[int, int]] = []
     skipped: list[tuple[int, int]] = []
     sealed = 0
-    for _ in range(draw(st.integers(0, 24))):
+    for _ in range(draw(st.integers(0, 30))):
         fits = draw(st.integers(0, 9)) > 0
-        kind = draw(st.sampled_from(("close", "close", "seal", "seal", "undo", "other")))
+        kind = draw(st.sampled_from(("close", "close", "seal", "seal", "undo", "who", "other")))
         if kind == "close":
             feeds = st.sampled_from(MOVED[:4] if fits else MOVED)
             moves = draw(st.dictionaries(feeds, STEPS if fits else st.integers(0, 3), max_size=3))
@@ -274,7 +274,7 @@ def courses(draw: st.DrawFn) -> list[Decision]:
             void = st.builds(Void, st.just(first), st.integers(first, sealed), MEMBERS_OR_ALL)
             found.append(draw(void | st.builds(Amend, st.sampled_from(MOVED[:4]), st.integers(0, sealed))))
         else:
-            found.append(draw(OTHERS))
+            found.append(draw(WHO if kind == "who" else OTHERS))
     return found
 
 
@@ -292,13 +292,15 @@ def seals(draw: st.DrawFn, epoch: int, skip: list[int], again: list[tuple[int, i
     return seal(epoch, skip=tuple(skip), recount=tuple(again), factor=factor, rates=said)
 
 
+WHO: st.SearchStrategy[Decision] = st.one_of(
+    st.builds(admit, NUMBERS, st.integers(0, 9), st.integers(0, 2)),
+    st.builds(Invite, st.just(DIGEST), st.integers(0, 2)),
+    st.builds(Revoke, st.integers(0, 2), EPOCHS),
+    st.builds(RevokeInvitation, st.integers(0, 1), EPOCHS),
+)
 OTHERS: st.SearchStrategy[Decision] = st.one_of(
     st.builds(Amend, FEEDS, EPOCHS),
     st.builds(Void, EPOCHS, EPOCHS, MEMBERS_OR_ALL),
-    st.builds(admit, NUMBERS, st.integers(0, 9), st.integers(0, 2)),
-    st.builds(Invite, st.just(DIGEST), st.integers(0, 2)),
-    st.builds(Revoke, NUMBERS, EPOCHS),
-    st.builds(RevokeInvitation, st.integers(0, 2), EPOCHS),
     st.builds(Budget, st.integers(0, 20)),
     st.builds(Bases, st.integers(0, 4), st.sampled_from((DIGEST, bytes(32)))),
     st.sampled_from((Announce("hello"), Unknown(3), Finish())),
