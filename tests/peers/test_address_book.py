@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.peers import address_book
 from sfnode.peers import address_book as book_module
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.roster import MAX_ADDRESSES
+from tests.refusals import fails_with
 
 
 def address(peer: str, number: int = 0) -> str:
@@ -29,9 +29,8 @@ def book(*given: str, remembered: tuple[str, ...] = ()) -> address_book.AddressB
 
 
 def test_what_a_user_gives_must_be_an_address() -> None:
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.BAD_ADDRESS):
         address_book.AddressBook("me", ["somewhere"], (), Random(0))
-    assert refusal.value.code == Code.BAD_ADDRESS
 
 
 def test_this_node_is_not_in_its_own_book() -> None:

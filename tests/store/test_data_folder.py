@@ -19,6 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.store import data_folder
 from sfnode.store.log import UpdateLog
 from sfnode.store.tables import inode_generation
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author
 
 HOLD = """
@@ -35,6 +36,7 @@ ASK = """
 import sys
 from pathlib import Path
 from select import select
+
 from sfnode.store.data_folder import holder
 print("asking", flush=True)
 answers = set()
@@ -125,17 +127,15 @@ def test_a_shared_lock_that_is_never_released_is_reported(
 @pytest.mark.parametrize("below", ["", "node"])
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         data_folder.open_data_dir(tmp_path / "file" / below)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         data_folder.open_data_dir(tmp_path)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
 
 
 # -- copies ------------------------------------------------------------------------------------------
@@ -281,9 +281,8 @@ def test_a_socket_folder_that_another_user_may_have_made_is_refused(
         folder.symlink_to(private)
     else:
         folder.touch(mode=0o600)
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         data_folder.open_data_dir(deep)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
     with pytest.raises(UserError):
         data_folder.control_socket_path(deep)
 

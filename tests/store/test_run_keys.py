@@ -14,6 +14,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.store import run_keys
 from sfnode.store.identity import Identity
+from tests.refusals import fails_with
 
 RUN = bytes(range(32))
 
@@ -132,6 +133,5 @@ def test_a_passphrase_is_the_first_line_of_its_file(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_the_users_to_correct(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         written(tmp_path / "file")
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE

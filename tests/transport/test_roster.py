@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.transport import roster
 from sfnode.transport.base import PeerRecord, best_first, peer_of
+from tests.refusals import fails_with
 
 PEER = "QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB"
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
@@ -194,6 +195,5 @@ def test_addresses_that_reach_furthest_come_first():
 
 def test_the_peer_of_a_relayed_address_is_its_last():
     assert peer_of(f"/ip4/8.8.8.8/tcp/1/p2p/QmRelay/p2p-circuit/p2p/{PEER}") == PEER
-    with pytest.raises(UserError) as error:
+    with fails_with(Code.BAD_ADDRESS):
         peer_of("/ip4/8.8.8.8/tcp/1/p2p/QmRelay/p2p-circuit")
-    assert error.value.code is Code.BAD_ADDRESS
