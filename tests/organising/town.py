@@ -1,6 +1,6 @@
 """A run on a virtual clock: its organiser, honest members at a steady pace, strangers who do what they may.
 
-What is shipped decides everything: the organiser signs, `counting` folds, `holding` says which updates of
+What is shipped decides everything: the organiser signs, `counting` folds, `validation` says which updates of
 whom are held, and `room_left` how many an honest member makes. Links and disks are left out: all hear of
 everything at once. `sflab.simulator` has them, for some dozens of nodes; here a thousand are no trouble.
 """

@@ -307,21 +307,16 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
 )
 
 
-INVITED = [Invite(DIGEST, 2), admit(2, 5, 1), RevokeInvitation(0, 5), RevokeInvitation(0, 6), admit(3, 5, 1)]
-"""Who came by an invitation is revoked with it, the earlier of two words counts, and nobody comes any more."""
+INVITED = (Invite(DIGEST, 2), admit(2, 5, 1), RevokeInvitation(0, 5), RevokeInvitation(0, 6), admit(3, 5, 1))
+"""Who came by an invitation is revoked with it, the earlier of two words counts, and nobody comes by it."""
 
-TAKEN_BACK = [
-    seal(0, skip=(B,)),
-    close(1, {A: 1}),
-    Void(0, 1, ()),
-    Void(0, 0, (1,)),
-    seal(1, recount=((B, 0),)),
-]
+SKIPPED = (seal(0, skip=(B,)), close(1, {A: 1}))
+TAKEN_BACK = (*SKIPPED, Void(0, 1, ()), Void(0, 0, (1,)), seal(1, recount=((B, 0),)))
 """What is not sealed is not void; what was skipped, and is void, is not recounted."""
 
 
 @settings(max_examples=500, deadline=None)
-@example(said=[*MEMBERS[:2], *INVITED, Revoke(2, 3), Revoke(2, 4), Revoke(0, 1), Revoke(0, 2)], limit=0)
+@example(said=[*MEMBERS[:2], *INVITED, Revoke(1, 3), Revoke(1, 4)], limit=0)
 @example(said=[*MEMBERS, close(0, {A: 3, B: 2}), seal(0, rates=((1, 5),)), *TAKEN_BACK], limit=0)
 @given(said=courses(), limit=st.sampled_from((0, 78)))
 def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision], limit: int) -> None:

@@ -5,7 +5,7 @@ thread, which evaluates. It knows neither links nor files.
 
 Positions in our feed: where this process started, what is admitted (the machine's frontier), posted, computed
 and ordered. Every limit is a distance between two of them. Between computed and posted lies what waits to be
-signed together; how long, `sfprotocol.joining` says.
+signed together; how long, `sfprotocol.own_feed` says.
 """
 
 from __future__ import annotations
