@@ -477,12 +477,12 @@ class Goodbye:
 
 
 Flooded = Hello | Segment | Summary | Want | Have | Prune | Proof | Card
-"""What nodes tell each other of feeds, on a link."""
+"""Messages about feeds, on a link."""
 
 Asked = ManifestRequest | ManifestReply | PartRequest | PartReply
 """A question and its answer, each on a stream of its own."""
 
 OfDecisions = ControlHead | ControlWant | Control | HigherWord | Floor | Petition | Offer | Statement
-"""What nodes of an organised run tell each other besides, on a link."""
+"""Messages that organised runs have besides, on a link."""
 
 Message = Flooded | Asked | OfDecisions | Commitment | Finding | Goodbye
