@@ -22,7 +22,7 @@ from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.runs import OPEN_RUN, TOPOLOGIES
 from sflab.simulator.world.trace import Traffic
 from sflab.simulator.world.world import World
-from sfprotocol import joining
+from sfprotocol import own_feed
 from tests.protocol.authors import Swarm, parameters
 
 NODES, PACES = (10, 100, 1000), (0.1, 1.0, 10.0)
@@ -90,7 +90,7 @@ def main() -> None:
     measure = network if given.network else authors
     for nodes in given.nodes:
         for pace in given.paces:
-            with patch.object(joining, "ENOUGH", 1):
+            with patch.object(own_feed, "ENOUGH", 1):
                 before = _text(measure(nodes, pace, given.epochs[0], False))
             for epoch in given.epochs:
                 after = _text(measure(nodes, pace, epoch, True))

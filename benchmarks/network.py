@@ -21,7 +21,7 @@ from sflab.simulator.world.computer import Hardware
 from sflab.simulator.world.runs import TOPOLOGIES
 from sflab.simulator.world.trace import Traffic, quantiles
 from sflab.simulator.world.world import World
-from sfnode.transport.conditions import CALM, HALF_ROUND_TRIP, Conditions
+from sfnode.transport.memory import CALM, HALF_ROUND_TRIP, Conditions
 
 ROUND_TRIP = 2 * HALF_ROUND_TRIP
 WARM, MEASURED = 15.0, 15.0

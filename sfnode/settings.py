@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator
 from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH, located
 from sfnode.limits import Limits
 from sfnode.manifest.sections import Section
-from sfprotocol import invitation, names
+from sfprotocol import fields, invitation
 
 if TYPE_CHECKING:
     from sfnode.manifest.training import Training
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 def _name(value: str) -> str:
     """The name as it may be told to others (SPEC K2). Raises ValueError."""
-    if fault := names.fault(value):
-        raise ValueError(f"{fault}; take up to {names.MAX_NAME} bytes of visible characters")
+    if fault := fields.text_fault(value):
+        raise ValueError(f"{fault}; take up to {fields.MAX_NAME} bytes of visible characters")
     return value
 
 

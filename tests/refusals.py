@@ -27,3 +27,11 @@ def refusal(action: Callable[..., object], *args: object, **named: object) -> Us
     assert caught.value.what
     assert caught.value.fix
     return caught.value
+
+
+@contextmanager
+def fails_with(code: Code) -> Iterator[pytest.ExceptionInfo[UserError]]:
+    """Assert that the block raises a UserError with this number."""
+    with pytest.raises(UserError) as caught:
+        yield caught
+    assert caught.value.code is code

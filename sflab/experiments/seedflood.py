@@ -39,8 +39,8 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 from sfnode.tasks.dataset import Row
 from sfnode.tasks.mini_batches import Shard
-from sfnode.transport import conditions
-from sfnode.transport.conditions import Latency
+from sfnode.transport import memory
+from sfnode.transport.memory import Latency
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Admit, Budget
 from sfprotocol.host import Effect, Send
@@ -167,7 +167,7 @@ class SeedFlood:
         delay = ROUND / cell.network.hops if cell.network.hops else QUICK_LINK
         self.world = World(
             cell.seed,
-            conditions=conditions.Conditions(Latency(typical=delay), loss=cell.network.loss),
+            conditions=memory.Conditions(Latency(typical=delay), loss=cell.network.loss),
             manifest=manifest,
             policy=self._policy() if self.is_organised else None,
             computer=ClientComputer,

@@ -18,8 +18,7 @@ from sflab.simulator.world.computer import Computer, Hardware, Range
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES, origin_of, signing_key
 from sflab.simulator.world.world import World
-from sfnode.transport.conditions import CALM
-from sfnode.transport.memory import MemoryLink
+from sfnode.transport.memory import CALM, MemoryLink
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import INCARNATIONS, Amend, Announce, Revoke, Void, encode
 from sfprotocol.events import OwnDecision, OwnSuccession

@@ -15,10 +15,10 @@ from sflab.simulator.world.oracle import updates_of
 from sfnode.engine.core import Core, UpdateBatch
 from sfprotocol import decisions
 from sfprotocol.decisions import UNIT_ONE, Admit, Amend, Close, Decision, RateFrom, Seal, Void
+from sfprotocol.fields import Values
 from sfprotocol.messages import Feed
 from sfprotocol.seeds import update_seeds
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
-from sfprotocol.values import Values
 
 ONE = 4096
 """Factor 1 (SPEC O8). Written down here once more, as the machine may be wrong."""

@@ -12,7 +12,7 @@ from sflab.simulator.world import oracle
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World
-from sfprotocol import decisions, holding
+from sfprotocol import decisions, validation
 from sfprotocol.counting import Counting, Run
 from sfprotocol.decisions import Amend, Close, Seal, Void, read
 from sfprotocol.frontier import FeedState
@@ -73,7 +73,7 @@ class OrganisedRuns:
         number = counting.number(feed)
         passed = [m for m in counting.named_stops(number) if m[0] <= state.next] if number is not None else []
         for stop, salt, tag in passed[-1:]:
-            if holding.tag(salt, node.disk.past(feed, stop)[0]) != tag:
+            if validation.tag(salt, node.disk.past(feed, stop)[0]) != tag:
                 raise Violation(
                     "named", f"{node.name} holds another history than the named one", (node.name,)
                 )

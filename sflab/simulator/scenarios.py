@@ -14,7 +14,7 @@ from sflab.simulator.actors import Attack
 from sflab.simulator.faults import Fault
 from sflab.simulator.world.computer import Hardware
 from sflab.simulator.world.runs import MANAGED
-from sfnode.transport.conditions import CALM, Conditions, Latency
+from sfnode.transport.memory import CALM, Conditions, Latency
 
 
 @dataclass(frozen=True, slots=True)

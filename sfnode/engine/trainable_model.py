@@ -34,8 +34,8 @@ from sfnode.models import loader
 from sfnode.tasks import dataset
 from sfnode.tasks.public_files import NOWHERE, Places
 from sfprotocol.decisions import RATE_ONE, Bases, RateFrom
+from sfprotocol.fields import Values
 from sfprotocol.seeds import I64
-from sfprotocol.values import Values
 
 PREPARED_STEPS = 4
 """Steps whose mini-batches are kept ready; those of steps that are never taken make room."""

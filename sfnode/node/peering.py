@@ -32,7 +32,7 @@ from sfnode.transport.base import (
     TransportError,
     serve_link,
 )
-from sfnode.transport.libp2p.restarts import keep_running
+from sfnode.transport.libp2p.health import keep_running
 
 MODEL_SOURCES = 16
 """Peers that are asked for what has to come from peers: data, the base model, bases."""

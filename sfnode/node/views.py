@@ -42,8 +42,8 @@ from sfnode.schema.views import (
 )
 from sfnode.stats.history import LogIndex
 from sfnode.stats.time_series import Rate, SeriesSample, TimeSeries
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.link import Link as ProtocolLink
-from sfprotocol.names import NAMELESS, Names
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import NodeEvaluation

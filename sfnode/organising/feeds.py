@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sfnode.organising.evaluation.evidence import GAIN_BY_COST, Weighted, references, weighted_median
 from sfnode.organising.view import Boundary, View
-from sfprotocol import holding
+from sfprotocol import validation
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.messages import Feed
@@ -121,7 +121,7 @@ class Nameable(NamedTuple):
 
     def move(self, salt: bytes) -> Move:
         """Return the move that names it in a close with this salt."""
-        return Move(self.number, self.steps, holding.tag(salt, self.boundary.chain), self.zeros)
+        return Move(self.number, self.steps, validation.tag(salt, self.boundary.chain), self.zeros)
 
 
 class HeldFeeds:

@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import UNIT_ONE
+from sfprotocol.fields import squares_of
 from sfprotocol.frontier import FeedState
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.organised import Organised
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import extend
-from sfprotocol.values import squares_of
 
 
 class Boundary(NamedTuple):

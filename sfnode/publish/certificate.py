@@ -30,7 +30,7 @@ from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.events import Counters
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import RunParameters
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.weighing import WORTH_ONE
 
 MAX_FILE = 64 * 1024
 """Bytes of a file that is read: a drawing has 12,000."""

@@ -23,7 +23,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import state_digest
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Decision, Seal
-from sfprotocol.names import NAMELESS, Names, readable
+from sfprotocol.fields import NAMELESS, Names, readable
 
 ANNOUNCEMENTS = 8
 """Announcements that are shown, the last ones."""

@@ -21,8 +21,8 @@ from sfnode.peers.contacts import MAX_FILE
 from sfnode.schema.base import Answer
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation, Hex32, Hex64
+from sfprotocol.fields import readable
 from sfprotocol.invitation import MAX_LINK, is_url
-from sfprotocol.names import readable
 
 VERSION = 1
 """Version of the file; later ones that an older reader still understands keep the number."""

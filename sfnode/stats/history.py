@@ -28,8 +28,8 @@ from sfnode.schema.views import (
 from sfnode.stats.contributions import Contribution, Contributions
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import kept_control
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.messages import RunParameters, Succession
-from sfprotocol.names import NAMELESS, Names
 
 PATIENCE = 2.0
 """Seconds that one question may wait for counting; the rest is counted with the next question."""

@@ -44,7 +44,7 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol import control_sync, fork_resolution, inquiries, petitions
+from sfprotocol import control_sync, fork_resolution, petitions
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Announce, Invite, encode
@@ -157,8 +157,7 @@ def hurried() -> Iterator[None]:
         (making, {"SETTLED": 1}),
         (checkpoints, {"LOOK_INTERVAL": 0.05, "RETRY": 0.5, "PATIENCE": 1.0}),
         (control_sync, {"WANT_AGAIN": 0.3}),
-        (fork_resolution, {"SHOW_AGAIN": 0.5}),
-        (inquiries, {"INQUIRY_TIME": 3.0}),
+        (fork_resolution, {"SHOW_AGAIN": 0.5, "INQUIRY_TIME": 3.0}),
         (petitions, {"SEND_AGAIN": 0.5, "REPEAT_TIME": 0.3}),
         (address_book, {"BACKOFF_MOST": 1.0, "BOOTSTRAP_MOST": 1.0, "FAULT_FIRST": 1.0, "FAULT_MOST": 2.0}),
     )

@@ -16,9 +16,9 @@ import pytest
 
 from sfnode.node import link_pump, organising, readiness
 from sfnode.organising import organiser
-from sfnode.peers import address_book, intervals
+from sfnode.peers import address_book, manager
 from sfnode.stats import history
-from sfnode.transport.libp2p import restarts
+from sfnode.transport.libp2p import health
 from sfprotocol import anti_entropy, machine, pulls
 from tests.node.helpers import Swarm
 
@@ -30,10 +30,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the intervals of nodes."""
-    monkeypatch.setattr(intervals, "CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(intervals, "LONELY_INTERVAL", 0.05)
-    monkeypatch.setattr(restarts, "RESTART_SPACING", 0.05)
-    monkeypatch.setattr(restarts, "RESTART_PAUSE", 0.05)
+    monkeypatch.setattr(manager, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(manager, "LONELY_INTERVAL", 0.05)
+    monkeypatch.setattr(health, "RESTART_SPACING", 0.05)
+    monkeypatch.setattr(health, "RESTART_PAUSE", 0.05)
     monkeypatch.setattr(address_book, "BACKOFF_FIRST", 0.1)
     monkeypatch.setattr(link_pump, "LAST_FRAMES", 0.2)
     monkeypatch.setattr(machine, "SYNC_INTERVAL", 0.1)

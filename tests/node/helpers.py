@@ -36,8 +36,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfnode.store.log import Record, Tail, UpdateLog
 from sfnode.store.run_keys import organiser_key, write_key
-from sfnode.transport.conditions import PERFECT, Conditions
-from sfnode.transport.memory import MemoryTransport
+from sfnode.transport.memory import PERFECT, Conditions, MemoryTransport
 from sfprotocol import seeds, signing
 from sfprotocol.decisions import Bases
 from sfprotocol.frontier import Frontier

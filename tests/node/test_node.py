@@ -20,8 +20,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from sfnode.transport import memory
 from sfnode.transport.base import TransportError
-from sfnode.transport.conditions import Conditions, Latency
-from sfnode.transport.memory import MemoryTransport
+from sfnode.transport.memory import Conditions, Latency, MemoryTransport
 from sfprotocol import wire_codec
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
 from sfprotocol.seeds import feed_key, update_seeds

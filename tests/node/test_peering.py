@@ -17,11 +17,11 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
 from sfnode.organising import organiser
-from sfnode.peers import address_book, intervals, manager, selection
+from sfnode.peers import address_book, manager, selection
 from sfnode.peers.selection import MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
 from sfnode.schema.node_state import NodeState, Wait
 from sfnode.transport.base import Link, PeerRecord, TransportError
-from sfnode.transport.libp2p import restarts
+from sfnode.transport.libp2p import health
 from sfnode.transport.memory import MemoryTransport
 from sfnode.transport.roster import pack_record
 from sfprotocol import wire_codec
@@ -95,7 +95,7 @@ async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_it
     with pytest.raises(TransportError):
         await asyncio.wait_for(link.receive(), 5)
     town.write("b")
-    await asyncio.sleep(5 * intervals.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    await asyncio.sleep(5 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
     assert a.transport.dials == 0
 
 
@@ -105,7 +105,7 @@ async def test_a_node_that_leaves_takes_no_more_links_and_opens_none_whatever_it
 async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intervals, "PROBE_INTERVAL", 1e6)  # a probe is one link more than wanted, for a while
+    monkeypatch.setattr(manager, "PROBE_INTERVAL", 1e6)  # a probe is one link more than wanted, for a while
     names = [f"n{number:02}" for number in range(20)]
     await town.add(names[0])
     for name in names[1:]:
@@ -264,7 +264,7 @@ async def test_a_death_is_noticed_at_once_whatever_else_is_waited_for(town: Town
 async def test_a_daemon_that_dies_as_soon_as_it_runs_is_not_restarted_without_a_pause(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "RESTART_SPACING", 0.2)
+    monkeypatch.setattr(health, "RESTART_SPACING", 0.2)
     a = await town.add("a")
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -302,7 +302,7 @@ async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town
             return await calls(*question)
 
         setattr(b.transport, name, spoken)
-    await asyncio.sleep(10 * intervals.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
+    await asyncio.sleep(10 * manager.LONELY_INTERVAL)  # nothing happens, and there is nothing to wait for
     assert said == []
     b.peering.stay_away(False)
     await eventually(lambda: b.peers == ["a"])
@@ -315,8 +315,8 @@ async def test_a_node_that_is_to_be_away_asks_nobody_until_it_may_come_back(town
 async def test_two_halves_with_links_enough_each_grow_together_again(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intervals, "PROBE_INTERVAL", 0.3)
-    monkeypatch.setattr(intervals, "FIND_INTERVAL", 0.1)
+    monkeypatch.setattr(manager, "PROBE_INTERVAL", 0.3)
+    monkeypatch.setattr(manager, "FIND_INTERVAL", 0.1)
     halves = [[f"{half}{number}" for number in range(TARGET_LINKS + 1)] for half in "xy"]
     town.network.partition(*halves)
     for names in halves:

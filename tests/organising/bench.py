@@ -26,7 +26,7 @@ from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import Judge, Judgement, at_rate
 from sfnode.organising.view import Boundary, View
 from sfnode.schema.evaluation import Evaluation
-from sfprotocol import holding
+from sfprotocol import validation
 from sfprotocol.control_feed import ControlFeed, extend
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS as INCARNATIONS
@@ -270,7 +270,7 @@ class Bench:
             feed = self.counting.feed(number)
             stop = self.counting.named(number) + steps
             chains = {one.stop: one.chain for one in self.boundaries[feed]}
-            assert tag == holding.tag(decision.salt, chains[stop])
+            assert tag == validation.tag(decision.salt, chains[stop])
             assert self.alone or stop <= self.node.shows[feed]
             taken.setdefault(number // INCARNATIONS, []).append(steps)
         for member, several in taken.items():

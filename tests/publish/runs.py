@@ -20,10 +20,10 @@ from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, named_digest
 from sfprotocol.decisions import FACTOR_ONE, Admit, Announce, Close, Decision, Move, Part, Seal, Worth
 from sfprotocol.events import KeepControl
-from sfprotocol.holding import tag
+from sfprotocol.fields import Names
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
-from sfprotocol.names import Names
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.validation import tag
+from sfprotocol.weighing import WORTH_ONE
 from tests.protocol.feeds import origin_of, signing_key
 
 SALT = bytes(8)

@@ -30,7 +30,7 @@ from sfprotocol import invitation
 from sfprotocol.control_feed import ControlFeed, election_message
 from sfprotocol.decisions import Ballot, Elected, StandIn, StandIns, encode
 from sfprotocol.events import KeepControl
-from sfprotocol.names import Names
+from sfprotocol.fields import Names
 from tests.cli.fake_node import fake_node
 from tests.cli.helpers import Ended
 from tests.protocol.feeds import origin_of, signing_key

@@ -9,7 +9,7 @@ import pytest
 from sfnode.schema.views import Origins
 from sfnode.stats.history import MAX_TEAMS, LogIndex
 from sfnode.store.log import UpdateLog
-from sfprotocol.names import NAMELESS, Names
+from sfprotocol.fields import NAMELESS, Names
 from tests.node.helpers import Node, Swarm, eventually, feed_of, manifest, record
 
 

@@ -25,6 +25,7 @@ from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars
 from sfprotocol.segments import MAX_SEGMENT_UPDATES, merge
 from sfprotocol.signing import extend, genesis
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author, unpacked
 
 
@@ -257,9 +258,8 @@ def test_a_feed_must_start_at_its_first_step(log: UpdateLog) -> None:
 
 def test_another_runs_log_is_refused(path: Path) -> None:
     UpdateLog.open(path, RUN_ID).close()
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.WRONG_RUN) as caught:
         UpdateLog.open(path, bytes(32))
-    assert caught.value.code is Code.WRONG_RUN
     assert RUN_ID.hex() in caught.value.what
 
 
@@ -308,9 +308,8 @@ def test_a_read_only_log_refuses_to_be_written(log: UpdateLog, path: Path) -> No
 
 
 def test_a_read_only_log_must_exist(path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         UpdateLog.open(path, RUN_ID, read_only=True)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
     assert not path.exists()
 
 

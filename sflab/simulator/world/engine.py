@@ -16,9 +16,9 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.decisions import RateFrom
+from sfprotocol.fields import Values
 from sfprotocol.messages import RunParameters
 from sfprotocol.seeds import I64, mix64
-from sfprotocol.values import Values
 
 RESULT = Evaluation(metric="accuracy", value=0.5, low=0.48, high=0.52, loss=1.0, count=100)
 """Every evaluation."""

@@ -24,8 +24,7 @@ from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import Judge
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
-from sfnode.transport.conditions import CALM, Conditions
-from sfnode.transport.memory import Network
+from sfnode.transport.memory import CALM, Conditions, Network
 from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
 from sfprotocol import control_feed

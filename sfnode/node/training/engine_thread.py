@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.engine.core import UpdateBatch
 from sfprotocol.decisions import RateFrom
+from sfprotocol.fields import Values
 from sfprotocol.messages import Feed
-from sfprotocol.values import Values
 from sfprotocol.weighing import NOTHING, Counted
 
 if TYPE_CHECKING:  # they load torch

@@ -60,7 +60,7 @@ from sfnode.schema.node_state import Uncounted
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth
 from sfprotocol.messages import Feed
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.weighing import WORTH_ONE
 
 SCORE_ONE = 1000
 """A standard deviation: scores are counted in units of 10^-3."""

@@ -53,7 +53,7 @@ from sfprotocol.decisions import (
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Membership, Organised
 from sfprotocol.petitions import SEND_AGAIN
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
 """Most that are told, the last ones: as many as a chart, and a screen, have room for."""

@@ -51,9 +51,9 @@ from sfprotocol.decisions import (
     Worth,
     read,
 )
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.messages import Entry, RunParameters, Succession
-from sfprotocol.names import NAMELESS, Names
-from sfprotocol.worths import Sum, worths
+from sfprotocol.weighing import Sum, worths
 
 DIGITS = 16
 """Hex digits of keys and digests in words: enough for `sfnode organise` to know them by."""

@@ -42,7 +42,7 @@ from sfprotocol.decisions import (
     encode,
 )
 from sfprotocol.messages import Feed
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.weighing import WORTH_ONE
 
 HOSTILE = 0.3
 UPDATES = 8

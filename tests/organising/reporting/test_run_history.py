@@ -39,8 +39,8 @@ from sfprotocol.decisions import (
     Void,
     Worth,
 )
+from sfprotocol.fields import Names
 from sfprotocol.messages import Entry, Succession
-from sfprotocol.names import Names
 from tests.organising.bench import feed_of
 from tests.protocol.feeds import origin_of
 from tests.store.organised import ORGANISED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfprotocol import holding
+from sfprotocol import validation
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Close, Move, Recorded
 from sfprotocol.frontier import FeedState, Frontier
@@ -23,7 +23,7 @@ def named(*stops: int) -> tuple[Counting, FeedState]:
     counting.apply(Recorded(Admit(FEED.origin, 10**5, 0)))
     for epoch, stop in enumerate(stops):
         chain = extend(genesis(RUN.run_id, FEED), [EpochScalars(0, (7,) * stop)])
-        move = Move(0, stop - before, holding.tag(SALT, chain))
+        move = Move(0, stop - before, validation.tag(SALT, chain))
         counting.apply(Recorded(Close(epoch, SALT, (move,))))
         before = stop
     frontier = Frontier(RUN)
@@ -41,25 +41,27 @@ def named(*stops: int) -> tuple[Counting, FeedState]:
 def test_of_a_forked_feed_nothing_is_taken_that_nobody_can_tell_apart(stop: int, taken: bool) -> None:
     counting, state = named(5, 24)
     segment = signed("b", 0, 0, [EpochScalars(0, (7,) * stop)])
-    assert holding.follows(counting, state, segment, MAX_SEGMENT_UPDATES) is taken
+    assert validation.follows(counting, state, segment, MAX_SEGMENT_UPDATES) is taken
 
 
 def test_of_a_forked_feed_a_segment_as_long_as_may_be_is_taken_up_to_where_it_ends() -> None:
     counting, state = named(5, 3 * MAX_SEGMENT_UPDATES)
     segment = signed("b", 0, 0, [EpochScalars(0, (7,) * MAX_SEGMENT_UPDATES)])
-    assert holding.follows(counting, state, segment, MAX_SEGMENT_UPDATES)
+    assert validation.follows(counting, state, segment, MAX_SEGMENT_UPDATES)
 
 
 def test_another_history_than_the_named_one_is_not_taken() -> None:
     counting, state = named(5, 24)
     parts = [EpochScalars(0, (7,) * 5 + (8,) * 19)]
-    assert holding.follows(counting, state, signed("b", 0, 0, first_updates(parts, 5)), MAX_SEGMENT_UPDATES)
-    assert not holding.follows(counting, state, signed("b", 0, 0, parts), MAX_SEGMENT_UPDATES)
+    assert validation.follows(
+        counting, state, signed("b", 0, 0, first_updates(parts, 5)), MAX_SEGMENT_UPDATES
+    )
+    assert not validation.follows(counting, state, signed("b", 0, 0, parts), MAX_SEGMENT_UPDATES)
 
 
 def test_of_a_feed_that_is_not_forked_anything_is_taken() -> None:
     counting, state = named(5, 24)
     state.forked = FeedState(FEED, 0, 0, b"", 0).forked
-    assert holding.follows(
+    assert validation.follows(
         counting, state, signed("b", 0, 0, [EpochScalars(0, (7,) * 20)]), MAX_SEGMENT_UPDATES
     )
