@@ -17,7 +17,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from sfnode.organising.organiser import MOVES_PER_CLOSE
+from sfnode.organising.rules import MOVES_PER_CLOSE
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Recorded
 from tests.organising.town import Person, Town, all_at_once, turncoat, work, zeros

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import click
 
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.store.run_keys import RunKeys
 from sfnode.swarm import LocalSwarm
 from sfnode.tasks.presets import PRESETS

@@ -119,8 +119,8 @@ class Swarm:
             while self.answered < len(bench.plans) and self._done_at(bench.plans[self.answered]) <= until:
                 self._answer(bench.plans[self.answered])
             bench.advance(max(0.0, until - bench.now))
-            assert bench.organiser.search
-            if not first and bench.organiser.search.settled:
+            assert bench.organiser.known.search
+            if not first and bench.organiser.known.search.settled:
                 self._turned_at = (turn + 1) * TICK
                 began, before, first = bench.now, (self.spent, self.made), bench.counting.sealed + 1
         spent, made = self.spent - before[0], self.made - before[1]

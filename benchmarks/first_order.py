@@ -24,10 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.engine.gradients import numbers_for
-from sfnode.engine.slopes import Slopes, _of_rows
-from sfnode.engine.whitening import Known, whitening
-from sfnode.models.manifest_builder import FIRST_ORDER_HEAD
+from sfnode.engine.head import Known
+from sfnode.engine.line import Slopes, _of_rows
 from sfnode.organising.evaluation.evidence import DISPERSED, SCORED_ROUNDS
 from sfnode.organising.evaluation.searching import ORIGIN_FORWARDS
 from sfnode.organising.events import Evaluate, EvaluationEnded
@@ -40,6 +38,8 @@ from sfnode.organising.policy import (
     OrganiserPolicy,
 )
 from sfnode.organising.steps import Steps
+from sfnode.preparing.first_order import numbers_for, rate_of, whitening
+from sfnode.preparing.manifest import FIRST_ORDER_HEAD
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Admit, Evaluated, Worth
@@ -144,20 +144,18 @@ class Head:
         none = torch.zeros(len(x), int(y.max()) + 1)
         known = Known(torch.from_numpy(x), torch.from_numpy(y), none)
         validating, learnt = (Known(*(part[rows] for part in known)) for rows in (held, public))
-        found = whitening(learnt, validating, 1024)
-        self.states, self.right = x @ (found.v * found.unit), np.eye(none.shape[1])[y]
+        v, unit = whitening(learnt, validating, 1024)
+        self.states, self.right = x @ (v * unit), np.eye(none.shape[1])[y]
         self.cells = self.states.shape[1] * none.shape[1]
         self.held, self.test, self.shards = held, test, np.array_split(public, members)
         self.norm = float(np.linalg.norm(self._gradients(np.zeros(self.cells), public, self.right).mean(0)))
-        numbers = FIRST_ORDER_HEAD
+        numbers, rate = FIRST_ORDER_HEAD, rate_of(none.shape[1])
         self.policy = replace(
             EVALUATED,
             target_updates=numbers.epoch_updates,
             search_rows=VALIDATION,
             kept=True,
-            steps=Steps(
-                round(found.rate / numbers.epoch_updates * RATE_ONE), numbers.epoch_updates, whole=True
-            ),
+            steps=Steps(round(rate / numbers.epoch_updates * RATE_ONE), numbers.epoch_updates, whole=True),
             patience=HEAD_PATIENCE,
             least_epoch=HEAD_EPOCH,
         )
@@ -349,7 +347,7 @@ class Swarm:
         member, label = self._number(one) // INCARNATIONS, counting.open_epoch
         if label >= counting.members[member].revoked:
             return
-        if counting.room_left(member, self.bench.organiser._feeds.made(counting)) <= 0:
+        if counting.room_left(member, self.bench.organiser.known.feeds.made(counting)) <= 0:
             return
         rate = counting.rate_from(label)
         gradient = self.task.gradient(self.cores(), one)

@@ -32,8 +32,9 @@ from scripts import real_model
 from sfnode.engine import forward, making_bases
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.models import bases, files, loader, manifest_builder, shapes
+from sfnode.models import bases, files, loader, shapes
 from sfnode.models.quantized import QuantisedLinear
+from sfnode.preparing.manifest import build
 from sfnode.resources import memory
 from sfnode.store.run_keys import RunKeys
 from sfnode.tasks.encoding import encode
@@ -73,7 +74,7 @@ def begun(model: Path, task: str, folder: Path) -> Subject:
     of, keys = _texts(task, model), RunKeys.generate()
     options = of.words.model_dump(include={"kind", "template", "verbalizer", "max_tokens"})
     given = options | keys.options() | {"model": str(model), "estimator": "first-order", "loss": "plain"}
-    plain = manifest_builder.build(given)
+    plain = build(given)
     loaded = loader.load(plain, override=model, device=CPU)
     shard = Shard(plain.task, loaded.tokenizer, of.train, BATCH)
     batches = [shard.mini_batch(seed) for seed in update_seeds(2, 0, BATCHES_OF_BASES).tolist()]

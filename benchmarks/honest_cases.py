@@ -23,7 +23,7 @@ from random import Random
 
 from sflab.simulator.world import engine, runs, world
 from sflab.simulator.world.computer import Computer
-from sflab.simulator.world.topology import regular
+from sflab.simulator.world.runs import regular
 from sfnode.manifest import Manifest
 from sfnode.node.organising import Organising
 from sfnode.organising.evaluation.line_search import SearchResult
@@ -162,9 +162,9 @@ class Course:
     def _compute(self, node: Computer, every: float) -> None:
         def tick() -> None:
             node.step(every)
-            self.world.agenda.later(every, tick)
+            self.world.later(every, tick)
 
-        self.world.agenda.later(node.random.uniform(0, every), tick)
+        self.world.later(node.random.uniform(0, every), tick)
 
     def _link(self, node: Computer, others: list[str]) -> None:
         for other in others:

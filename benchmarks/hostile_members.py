@@ -44,7 +44,7 @@ HOSTILE, ORGANISER = "hostile", "organiser"
 
 def be_hostile(attack: str) -> None:
     """Change what the engine of this process measures, and run the command line."""
-    from sflab.experiments.attacks import shard_of
+    from sflab.experiments.seedflood import shard_of
     from sfnode.cli.main import main
     from sfnode.engine.trainer import Trainer
     from sfnode.tasks import dataset
@@ -144,7 +144,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Return what has become of a swarm."""
     from sfnode import swarm as local_swarm
     from sfnode.manifest import Manifest
-    from sfnode.models.manifest_builder import build
+    from sfnode.preparing.manifest import build
     from sfnode.store.run_keys import RunKeys
 
     numbers = {"update_budget": asked.budget} if asked.budget else {}

@@ -19,10 +19,10 @@ from random import Random
 from unittest.mock import patch
 
 from sflab.simulator.world.computer import Computer
-from sflab.simulator.world.runs import OPEN_RUN
-from sflab.simulator.world.topology import TOPOLOGIES
+from sflab.simulator.world.runs import OPEN_RUN, TOPOLOGIES
+from sflab.simulator.world.trace import Traffic
 from sflab.simulator.world.world import World
-from sfprotocol import joining
+from sfprotocol import own_feed
 from tests.protocol.authors import Swarm, parameters
 
 NODES, PACES = (10, 100, 1000), (0.1, 1.0, 10.0)
@@ -52,8 +52,7 @@ def network(nodes: int, pace: float, epoch_updates: int, joined: bool) -> tuple[
     warm, measured = spans(pace, joined)
     with closing(world_of(nodes, pace, epoch_updates)) as world:
         world.run_until(LINKS_UP + warm)
-        traffic = world.traffic
-        traffic.forget()
+        traffic = world.traffic = Traffic()
         world.run_until(world.now + measured)
     return traffic.bytes["Segment"] / traffic.copies_sent, sum(traffic.bytes.values()) / traffic.deliveries
 
@@ -64,18 +63,18 @@ def world_of(nodes: int, pace: float, epoch_updates: int) -> World:
     world, random = World(0, manifest=OPEN_RUN.model_copy(update={"training": training})), Random(0)
     names = [f"n{index}" for index in range(nodes)]
     for name in names:
-        world.agenda.later(0, world.add(name).start)
+        world.later(0, world.add(name).start)
     for one, other in TOPOLOGIES["random"](names, random):
         world.want(world[one], world[other])
     for name in names:
-        world.agenda.later(LINKS_UP + random.uniform(0, pace), _steps(world, world[name], pace))
+        world.later(LINKS_UP + random.uniform(0, pace), _steps(world, world[name], pace))
     return world
 
 
 def _steps(world: World, node: Computer, pace: float) -> Callable[[], None]:
     def step() -> None:
         node.step(pace)
-        world.agenda.later(pace, step)
+        world.later(pace, step)
 
     return step
 
@@ -91,7 +90,7 @@ def main() -> None:
     measure = network if given.network else authors
     for nodes in given.nodes:
         for pace in given.paces:
-            with patch.object(joining, "ENOUGH", 1):
+            with patch.object(own_feed, "ENOUGH", 1):
                 before = _text(measure(nodes, pace, given.epochs[0], False))
             for epoch in given.epochs:
                 after = _text(measure(nodes, pace, epoch, True))

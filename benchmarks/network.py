@@ -13,17 +13,15 @@ import sys
 from contextlib import closing
 from random import Random
 
-from sflab.simulator import report
-from sflab.simulator.attacks import ATTACKS
-from sflab.simulator.checks import invariants
-from sflab.simulator.faults.kinds import Churn, Fault
+from sflab.simulator import invariants, runner
+from sflab.simulator.faults import Fault, churn
 from sflab.simulator.runner import Run, simulate
-from sflab.simulator.scenario import Load, Scenario
-from sflab.simulator.world.hardware import Hardware
-from sflab.simulator.world.topology import TOPOLOGIES
-from sflab.simulator.world.traffic import Traffic, quantiles
+from sflab.simulator.scenarios import ATTACKS, Load, Scenario
+from sflab.simulator.world.computer import Hardware
+from sflab.simulator.world.runs import TOPOLOGIES
+from sflab.simulator.world.trace import Traffic, quantiles
 from sflab.simulator.world.world import World
-from sfnode.transport.conditions import CALM, HALF_ROUND_TRIP, Conditions
+from sfnode.transport.memory import CALM, HALF_ROUND_TRIP, Conditions
 
 ROUND_TRIP = 2 * HALF_ROUND_TRIP
 WARM, MEASURED = 15.0, 15.0
@@ -54,7 +52,7 @@ def steady(nodes: int, seed: int, faults: tuple[Fault, ...] = ()) -> Traffic:
     with Run(scenario, seed, seconds=WARM) as run:
         run.build()
         run.disturb()
-        run.world.traffic.forget()
+        run.world.traffic = Traffic()
         run.seconds = MEASURED
         run.disturb()
         return run.world.traffic
@@ -114,12 +112,12 @@ def catching_up(seed: int) -> float:
 
 def attacks(seed: int) -> int:
     """The table of attacks; how many were not survived."""
-    print(f"\n{report.HEADING}")
+    print(f"\n{runner.HEADING}")
     failures = 0
     for scenario in ATTACKS:
         outcome = simulate(scenario, seed)
         failures += outcome.failure is not None
-        print(report.line(outcome), flush=True)
+        print(runner.line(outcome), flush=True)
     return failures
 
 
@@ -133,7 +131,7 @@ def main() -> int:
     score = Score()
     calm = steady(given.nodes, given.seed)
     score.line(f"copies per delivery, {given.nodes} nodes with 6 links, steady", calm.copies, "", 1.5)
-    churned = steady(given.nodes, given.seed, (Churn(0.5),))
+    churned = steady(given.nodes, given.seed, (churn(0.5),))
     score.line("the same while half of all nodes are replaced a minute", churned.copies, "", 3)
     for apart in (10.0, 100.0):
         took = recovery(given.seed, apart) / ROUND_TRIP

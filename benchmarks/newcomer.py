@@ -165,7 +165,7 @@ def run(case: str, home: Path, megabytes: int) -> Iterator[tuple[str, Path, tupl
     if case == "peers":
         files = home / "files"
         make_files(files, megabytes)
-        options += ("--model", files / "model", "--set", "init.calibrate=no", "--set", "task.loss=plain")
+        options += ("--model", files / "model", "--set", "init.measure=no", "--set", "task.loss=plain")
         options += (files / "train.jsonl", "--test", files / "test.jsonl")
         hidden = f'mount -t tmpfs none {shlex.quote(str(files))} && exec "$@"'
         before = ("unshare", "-m", "sh", "-c", hidden, "sh")

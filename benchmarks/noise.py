@@ -17,8 +17,8 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import LocalNoise
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
-from sfnode.models.manifest_builder import build
 from sfnode.node import accounting
+from sfnode.preparing.manifest import build
 from sfprotocol.seeds import update_seeds
 
 QUERIES = 8

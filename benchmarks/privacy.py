@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sfnode.engine import estimator
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.tasks import dataset
 from sfnode.tasks.encoding import encode
 from sfprotocol.seeds import update_seeds

@@ -21,7 +21,7 @@ from sfnode.cli.data_folder import opened_run
 from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.run_file import utc_now
 from sfnode.publish.site import PublishedFolder
-from sfprotocol.names import Names
+from sfprotocol.fields import Names
 from tests.publish.helpers import link_to
 from tests.publish.runs import manifest_of, write_run
 

@@ -25,7 +25,7 @@ import psutil
 
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.organising import OrganiserStatus
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
@@ -34,7 +34,7 @@ from sfnode.store.replay import changes
 from sfnode.store.run_keys import RunKeys
 from sfnode.swarm import LocalSwarm
 from sfprotocol.weighing import once
-from tests.node.training.test_engine_loading import ROWS, make_model
+from tests.node.training.test_model import ROWS, make_model
 
 LEAST_RATE = 1000.0
 """Updates a second that count."""

@@ -49,7 +49,7 @@ from scripts import real_model
 from scripts.orders import DAYS
 from sflab.baselines.model_problem import LORA_ALPHA
 from sfnode.engine.generation import AnswerRequest, generate
-from sfnode.engine.objective import Held
+from sfnode.engine.losses import Held
 from sfnode.engine.reward_objective import RIGHT, Question, Rewards
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS

@@ -116,7 +116,7 @@ def _threads() -> dict[str, float]:
 def be_a_node(arguments: list[str]) -> None:
     """Run `sfnode` with these arguments, measured."""
     from sfnode.cli.main import main as sfnode
-    from sfnode.engine.replicas import ReplicatedTrainer
+    from sfnode.engine.trainer import ReplicatedTrainer
 
     meter = Meter(Path(arguments[arguments.index("--data-dir") + 1]) / COSTS)
     for name in PARTS:

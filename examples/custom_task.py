@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from sfnode import Trainer
-from sfnode.engine import scalar_limit
 from sfnode.engine.core import UpdateBatch
-from sfnode.models.manifest_builder import build
+from sfnode.preparing import scalars
+from sfnode.preparing.manifest import build
 from sfnode.tasks.public_files import typed
 from sfprotocol.seeds import feed_key, update_seeds
 
@@ -22,7 +22,7 @@ run |= {"update_budget": 1536, "epoch_updates": 256, "batch_size": 4, "learning_
 manifest = build(run)  # the built-in model; run | {"model": "facebook/opt-125m"} for another
 rows = typed(manifest.data)  # where they are: a manifest says no more than their name
 with Trainer.load(manifest, places=rows) as trainer:
-    manifest = scalar_limit.with_limit(manifest, scalar_limit.measure(trainer))  # nobody can say more
+    manifest = scalars.with_limit(manifest, scalars.measure(trainer))  # nobody can say more
 Path("mine.toml").write_text(manifest.to_toml())  # `sfnode join --run mine.toml` trains it with others
 
 trainer = Trainer.load(manifest, places=rows)

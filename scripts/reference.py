@@ -66,6 +66,7 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     ),
     "verify --json": ("", (results.VerifyResult,)),
     "log --json": ("", (history.HistoryResult,)),
+    "log --why --json": ("", (history.WhyResult,)),
     "log --updates": (
         "A line for each update that counts, by origin, incarnation and step: with the manifest and the base "
         "model, all that a model follows from (R6, R7, U4 to U9, U11).",

@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING, Self
 from sfnode.control import prometheus, server
 from sfnode.loggers import opened
 from sfnode.logging import begins
-from sfnode.node import equipment, startup
-from sfnode.node.network import contacts
+from sfnode.node import contacts, equipment, startup
 from sfnode.node.outside import Outside
-from sfnode.node.peer_questions import answers_to_peers
 from sfnode.node.run_context import RunContext
-from sfnode.node.running import RunningNode
+from sfnode.node.running import RunningNode, answers_to_peers
 from sfnode.node.state import describe
-from sfnode.node.training.engine_loading import load_trainer
-from sfnode.node.training.model import LoadEngine
+from sfnode.node.training.model import LoadEngine, load_trainer
 from sfnode.store.data_folder import DataDir, control_socket_path, open_data_dir
 from sfnode.transport.base import Transport
 from sfnode.transport.libp2p.settings import HivemindSettings

@@ -3,6 +3,9 @@
 Its library tries again and again before it gives up: for 24 s on a machine without a network, for 90 s where
 the name server does not answer. It also takes files of any size and goes on until the disk is full, and what
 a run names on the hub was put there by a stranger. Knows no models: what files mean is left to others.
+
+What is put there is refused before there is anything to upload, if it can be. The token is the library's: the
+environment's HF_TOKEN, or that of `hf auth login`.
 """
 
 from __future__ import annotations
@@ -48,6 +51,9 @@ WEIGHTS = ".safetensors"
 """Ending of the names of files with weights."""
 
 _PORTS = {"http": 80, "https": 443}
+
+REFUSALS = (401, 403)
+"""HTTP statuses of a hub that knows what it was asked for, and does not allow it."""
 
 
 class HubFile(NamedTuple):
@@ -208,13 +214,7 @@ def _too_large(what: str) -> UserError:
     )
 
 
-# Putting a finished folder on the hub: what can be refused is refused before there is anything to upload.
-#
-# The token is the library's: the environment's HF_TOKEN, or that of `hf auth login`. Knows no models.
-
-
-REFUSALS = (401, 403)
-"""HTTP statuses of a hub that knows what it was asked for, and does not allow it."""
+# -- putting a folder there ----------------------------------------------------------------------------
 
 
 def check(name: str, *, public: bool) -> None:

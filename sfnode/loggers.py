@@ -28,11 +28,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.printable import printable
 
-# One measurement of a training run, and the interface of what takes it.
-#
-# A node, the simulator and a program that uses the library all say the same four kinds of things; where those
-# go is up to the logger.
-
+# -- measurements, and what takes them -----------------------------------------------------------------
 
 Kind = Literal["step", "epoch", "evaluation", "traffic"]
 
@@ -177,7 +173,7 @@ def _tells(count: int) -> bool:
     return count & (count - 1) == 0
 
 
-# A logger that appends to a file, one JSON object a line: the only one that needs no extra.
+# -- JSON lines ----------------------------------------------------------------------------------------
 
 
 class JsonLines:

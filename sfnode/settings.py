@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator
 from sfnode.defaults import DATA_DIR, KEYS_DIR, SEARCH, located
 from sfnode.limits import Limits
 from sfnode.manifest.sections import Section
-from sfprotocol import invitation, names
+from sfprotocol import fields, invitation
 
 if TYPE_CHECKING:
     from sfnode.manifest.training import Training
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 def _name(value: str) -> str:
     """The name as it may be told to others (SPEC K2). Raises ValueError."""
-    if fault := names.fault(value):
-        raise ValueError(f"{fault}; take up to {names.MAX_NAME} bytes of visible characters")
+    if fault := fields.text_fault(value):
+        raise ValueError(f"{fault}; take up to {fields.MAX_NAME} bytes of visible characters")
     return value
 
 
@@ -93,7 +93,7 @@ class Settings(Section):
     shard: tuple[int, int] | None = None  # (k, n), where k counts from 0
     """Train on part K of N of the rows: every N-th row, from row K on."""
     device: str = "cpu"
-    """One or more, separated by commas: the node's steps are measured on all of them (`engine.replicas`)."""
+    """One or more, separated by commas: the node's steps are measured on all of them (`engine.trainer`)."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4"] = "auto"
     """Numbers of the model: auto, float32, bfloat16, float16, int8 or nf4."""
     queries: int = Field(default=0, ge=0, le=64)

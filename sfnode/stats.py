@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
+from sfnode.manifest.training import Training
 from sfnode.organising.reporting.run_history import RunHistory
 from sfnode.schema import views
 from sfnode.schema.history import Decided, HistoryEntry, Ranked
 from sfnode.store.log import Tail, UpdateLog
 from sfnode.store.replay import kept_control
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.messages import Feed, RunParameters, Succession
-from sfprotocol.names import NAMELESS, Names
 from sfprotocol.segments import first_updates
 
 PATIENCE = 2.0
@@ -42,11 +43,15 @@ class LogIndex:
     """Answers from one log. One thread asks; any thread may close it."""
 
     def __init__(
-        self, update_log: UpdateLog, names: Callable[[], Mapping[bytes, Names]], run: RunParameters
+        self,
+        update_log: UpdateLog,
+        names: Callable[[], Mapping[bytes, Names]],
+        run: RunParameters,
+        training: Training | None = None,
     ) -> None:
-        """`names()` are the names that origins give themselves."""
+        """`names()` are the names that origins give themselves; `training` is as for `RunHistory`."""
         self._log = update_log
-        self._decided = RunHistory(run) if run.organised else None
+        self._decided = RunHistory(run, training=training) if run.organised else None
         """History of an organised run."""
         self._timeline: list[views.TimelineEntry] = []
         self._timeline_of = 0, b""
@@ -165,6 +170,7 @@ class LogIndex:
             counted=member.counted if member else None,
             worth=member.worth if member and self._has_worths else None,
             gain_share=self._gain(member),
+            left_out=member.left_out if member else None,
             name=names.name or None,
             team=names.team or None,
         )

@@ -15,8 +15,8 @@ from sfnode.engine.using import ABOUT, task_in
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.models import files, vetting
-from sfnode.models.manifest_builder import build
 from sfnode.peers import contacts
+from sfnode.preparing.manifest import build
 from sfnode.printable import read_json, read_toml
 from sfnode.publish.certificate import Certificate
 from sfnode.publish.run_file import RunFile

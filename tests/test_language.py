@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,19 +34,46 @@ def fragments(source: str) -> list[tuple[int, str]]:
     return [(line, text.splitlines()[0]) for line, text in found if first_word(text) in FRAGMENT_WORDS]
 
 
+def beginnings(source: str) -> list[str]:
+    """Return the comments that stand alone between two definitions, as the text with which a module begins:
+    two modules were put into one file. The heading of a section, `# -- name ---`, is none."""
+    found = re.findall(r"(?:^|\n\n)((?:#(?!!).*\n)+)(?=\n)", source)
+    return [text.splitlines()[0] for text in found if not text.startswith("# --")]
+
+
 def first_word(text: str) -> str:
     return text.split()[0].strip(",;:.").lower()
 
 
+def modules() -> dict[Path, str]:
+    """Return the text of every module."""
+    files = (file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py")))
+    return {file.relative_to(ROOT): file.read_text(encoding="utf-8") for file in files}
+
+
 def test_no_docstring_begins_with_a_fragment() -> None:
-    files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
-    assert files
     found = [
-        f"{file.relative_to(ROOT)}:{line}: {text}"
-        for file in files
-        for line, text in fragments(file.read_text(encoding="utf-8"))
+        f"{file}:{line}: {text}" for file, source in modules().items() for line, text in fragments(source)
     ]
     assert not found, "\n".join(found)
+
+
+def test_no_module_begins_anew_in_its_middle() -> None:
+    found = [f"{file}: {text}" for file, source in modules().items() for text in beginnings(source)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("x = 1\n\n\n# Draws tables. Knows no terminal.\n\nROWS = 5\n", 1),
+        ("x = 1\n\n\n# Draws tables.\n#\n# Knows no terminal.\n\n\nROWS = 5\n", 1),
+        ("x = 1\n\n# -- tables ------\n\nROWS = 5\n", 0),
+        ("x = 1\n\n# Rows of a table.\nROWS = 5\n", 0),
+    ],
+)
+def test_a_second_beginning_is_found(source: str, count: int) -> None:
+    assert len(beginnings(source)) == count
 
 
 @pytest.mark.parametrize(

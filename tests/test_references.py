@@ -79,7 +79,9 @@ def test_what_leads_nowhere_is_found(text: str, names: list[str], tree: Tree) ->
 
 def test_the_map_of_the_rooms_names_every_package() -> None:
     drawn = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
-    packages = {file.parent.name for file in (ROOT / "sfnode").glob("*/__init__.py")}
+    packages = {
+        file.parent.name for room in ("sfnode", "sflab") for file in (ROOT / room).rglob("__init__.py")
+    }
     assert packages - set(re.findall(r"\w+", drawn)) == set()
 
 

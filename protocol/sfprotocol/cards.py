@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from sfprotocol.events import Action, Counters, KeepCard, LinkId, Transmit
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link
 from sfprotocol.messages import Card, Feed
-from sfprotocol.names import NAMELESS, Names
 from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.signing import Sign, card_message, signed_by
 

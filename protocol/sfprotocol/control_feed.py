@@ -199,8 +199,7 @@ class ControlFeed:
     @property
     def key(self) -> bytes | None:
         """The key that signs what comes next; None where nobody can tell."""
-        keys = self._keys(self.term)
-        return next(iter(keys)) if len(keys) == 1 else None
+        return self._key_of(self.term)
 
     @property
     def standing(self) -> dict[bytes, int]:
@@ -221,6 +220,36 @@ class ControlFeed:
         """The first term for which no succession is known, be it void or not."""
         terms = self.authority.terms
         return terms + max((succession.term for succession in self.successions.values()), default=0)
+
+    def turns(self) -> list[tuple[bytes, int, Entry]]:
+        """Return the decisions that show whose key signs what comes next, elections and who stood in then,
+        each with the chain hash before it and its position: `after` needs no others."""
+        term, places = self.term, list[int]()
+        while term % self.authority.terms:
+            elected = next(turn for turn in self._elected if turn.term == term)
+            named = _last_before(self._named, elected.position)
+            assert named is not None  # of whom more than half have elected
+            term, places = named.term, [named.position, elected.position, *places]
+        return [(self.chains[place], place, self.entries[place]) for place in places]
+
+    def after(self, turns: Iterable[tuple[bytes, int, Entry]]) -> tuple[int, bytes | None]:
+        """Return the term, and whose key signs in it, after such decisions of another node and the
+        successions that are known here; no key where one of them cannot stand there."""
+        told, last = ControlFeed(self.authority), -1
+        told.successions, told.succession = self.successions, self.succession
+        for chain, place, entry in turns:
+            term = told._term_at(place)
+            begins = told._follows(term, entry.term) and _elects(turn_of(entry.record))
+            if (
+                place <= last
+                or not (entry.term == term or begins)
+                or not told._is_signed(place, entry, chain)
+            ):
+                return term, None
+            told._take_turn(place, entry)
+            last = place
+        term = told._term_at(last + 1)
+        return term, told._key_of(term)
 
     def copy(self) -> ControlFeed:
         """Return another one of the same decisions, which can grow by itself."""
@@ -271,7 +300,7 @@ class ControlFeed:
             chain = extend(self.chains[position], entry.term, entry.record)
             if position < self.stop and chain == self.chains[position + 1]:
                 continue
-            if not self._is_signed(position, entry, chain):
+            if not self._is_signed(position, entry, self.chains[position]):
                 break  # by nobody, or in a history that differs from ours before this position
             if position < self.stop and not self.behind and not self._is_later(position, entry, chain):
                 return self._fork(position, entry, chain) if self._is_fork(position, entry) else new
@@ -432,12 +461,15 @@ class ControlFeed:
         self.entries.append(entry)
         self.chains.append(chain)
         self._sizes.append(self._sizes[-1] + _cost(entry))
+        self._take_turn(self.stop - 1, entry)
+
+    def _take_turn(self, position: int, entry: Entry) -> None:
         match turn_of(entry.record):
             case StandIns(keys=named):
                 keys, members = tuple(one.key for one in named), tuple(one.member for one in named)
-                self._named.append(_Turn(self.stop - 1, entry.term, keys, members))
+                self._named.append(_Turn(position, entry.term, keys, members))
             case Elected(key=key):
-                self._elected.append(_Turn(self.stop - 1, entry.term, (key,)))
+                self._elected.append(_Turn(position, entry.term, (key,)))
 
     def _truncate(self, stop: int) -> None:
         del self.entries[stop:]
@@ -465,6 +497,10 @@ class ControlFeed:
             return {self.authority.organiser}
         return {succession.key for succession in self.successions.values() if succession.term == term}
 
+    def _key_of(self, term: int) -> bytes | None:
+        keys = self._keys(term)
+        return next(iter(keys)) if len(keys) == 1 else None
+
     def _lasting(self, term: int) -> bool:
         """Whether there is one succession of this term, or it is the first, or it was elected here."""
         if term % self.authority.terms:
@@ -479,9 +515,10 @@ class ControlFeed:
             return {turn.key}
         return self._keys(entry.term)
 
-    def _is_signed(self, position: int, entry: Entry, chain: bytes) -> bool:
-        """Whether a decision is signed by the key of its term, which more than half of the stand-ins have
-        elected if it begins one."""
+    def _is_signed(self, position: int, entry: Entry, before: bytes) -> bool:
+        """Whether a decision after a chain hash is signed by the key of its term, which more than half of the
+        stand-ins have elected if it begins one."""
+        chain = extend(before, entry.term, entry.record)
         message = decision_message(self.authority.run_id, entry.term, position + 1, chain)
         keys = sorted(self._keys_at(position, entry))
         if not any(signed_by(key, message, entry.signature) for key in keys):
@@ -490,12 +527,12 @@ class ControlFeed:
         return (
             entry.term == self._term_at(position)
             or not _elects(turn)
-            or self._is_elected(position, entry.term, turn)
+            or self._is_elected(position, entry.term, before, turn)
         )
 
-    def _is_elected(self, position: int, term: int, elected: Elected) -> bool:
+    def _is_elected(self, position: int, term: int, chain: bytes, elected: Elected) -> bool:
         stand_ins = self._stand_ins_at(position, term)
-        message = election_message(self.authority.run_id, term, position, self.chains[position], elected.key)
+        message = election_message(self.authority.run_id, term, position, chain, elected.key)
         valid = sum(
             ballot.stand_in < len(stand_ins)
             and signed_by(stand_ins[ballot.stand_in], message, ballot.signature)

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sfprotocol import decisions
+from sfprotocol import decisions, messages
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Revoke, RevokeInvitation
@@ -20,19 +20,6 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, LinkId, Recounted, Transmit
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
-from sfprotocol.messages import (
-    Control,
-    ControlFork,
-    ControlHead,
-    ControlWant,
-    DoubleVote,
-    Entry,
-    Feed,
-    HigherWord,
-    Message,
-    Statement,
-    Succession,
-)
 from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.signing import Sign
 from sfprotocol.wire_codec import MAX_ENTRIES
@@ -52,9 +39,9 @@ PAGE_BYTES = 200 * 1024
 class Kept:
     """The part of the control feed that a node has kept."""
 
-    entries: tuple[Entry, ...] = ()
-    authority: tuple[HigherWord, ...] = ()
-    statement: Statement | None = None
+    entries: tuple[messages.Entry, ...] = ()
+    authority: tuple[messages.HigherWord, ...] = ()
+    statement: messages.Statement | None = None
     """Our own as a stand-in."""
 
 
@@ -65,12 +52,7 @@ class ControlSync:
     """The control feed of one machine and what counts by it, and what neighbours have of it."""
 
     def __init__(
-        self,
-        frontier: Frontier,
-        links: dict[LinkId, Link],
-        counters: Counters,
-        *,
-        kept: Kept,
+        self, frontier: Frontier, links: dict[LinkId, Link], counters: Counters, *, kept: Kept
     ) -> None:
         """Raises RemoteProtocolError if what was kept is not what the organiser has signed."""
         run = frontier.run
@@ -80,7 +62,7 @@ class ControlSync:
         """Numbers of feeds whose named steps or factors have changed; the machine empties it."""
         self.dropped = False
         """Whether decisions that were here are gone; the machine clears it."""
-        self._strange: list[Feed] = []
+        self._strange: list[messages.Feed] = []
         """Feeds of which something is here and that nobody has admitted any more."""
         self._run = run
         self._frontier = frontier
@@ -135,13 +117,13 @@ class ControlSync:
 
     # -- telling -----------------------------------------------------------------------------------
 
-    def head(self) -> ControlHead:
-        return ControlHead(self.feed.term, self.feed.stop, self.feed.chain)
+    def head(self) -> messages.ControlHead:
+        return messages.ControlHead(self.feed.term, self.feed.stop, self.feed.chain)
 
     def introduce(self, link: Link) -> list[Action]:
         """Tell a new neighbour how much is here, and who has a say."""
         link.control.told = self.head()
-        told: list[Message] = [*self.feed.successions.values(), *self.feed.proofs(), self.head()]
+        told: list[messages.Message] = [*self.feed.successions.values(), *self.feed.proofs(), self.head()]
         return [*(Transmit(link.id, message) for message in told), *self.elections.introduce(link)]
 
     def tell(self, link: Link, now: float) -> list[Action]:
@@ -154,13 +136,13 @@ class ControlSync:
 
     # -- what comes in -----------------------------------------------------------------------------
 
-    def heard_head(self, link: Link, head: ControlHead, now: float) -> list[Action]:
+    def heard_head(self, link: Link, head: messages.ControlHead, now: float) -> list[Action]:
         link.control.theirs = head
         return self._ask(link, now)
 
-    def wanted(self, link: Link, want: ControlWant, now: float) -> list[Action]:
+    def wanted(self, link: Link, want: messages.ControlWant, now: float) -> list[Action]:
         """Send decisions from a position on, as many as fit one message."""
-        entries: list[Entry] = []
+        entries: list[messages.Entry] = []
         size = 0
         for entry in self.feed.entries[want.first : want.first + MAX_ENTRIES]:
             size += len(entry.record) + 80
@@ -175,14 +157,16 @@ class ControlSync:
             link.waste.charge(min(size, PAGE_BYTES), len(self._frontier), now)
         last = want.first + len(entries) == self.feed.stop
         proofs = self.feed.proofs() if last else ()  # about a term or a stand-in that begins in these
-        return [Transmit(link.id, message) for message in (Control(want.first, tuple(entries)), *proofs)]
+        return [
+            Transmit(link.id, message) for message in (messages.Control(want.first, tuple(entries)), *proofs)
+        ]
 
-    def heard(self, link: Link, control: Control, now: float) -> list[Action]:
+    def heard(self, link: Link, control: messages.Control, now: float) -> list[Action]:
         """Take in decisions. Those that do not follow from ours bring nothing: the peer may hold others."""
         link.control.asked_at = float("-inf")
         before = self.feed.stop
         result = self.feed.add(control.first, control.entries)
-        if isinstance(result, ControlFork):
+        if isinstance(result, messages.ControlFork):
             return self._learn(result, None, now)  # the peer has one of the two, and may not know the other
         if self.feed.stop - result < before:
             return [*self._dropped(self.feed.stop - result), *self._ask(link, now)]
@@ -192,13 +176,13 @@ class ControlSync:
         link.control.back = 0
         return [*self._grown(before, link), *self._ask(link, now), *self.elections.review(now)]
 
-    def heard_authority(self, link: Link | None, message: HigherWord, now: float) -> list[Action]:
+    def heard_authority(self, link: Link | None, message: messages.HigherWord, now: float) -> list[Action]:
         """Take in what stands above decisions, and pass it on if it is news."""
         if link:
             link.waste.charge(FORGERY_COST, len(self._frontier), now)
         return self._learn(message, link, now)
 
-    def _learn(self, message: HigherWord, source: Link | None, now: float) -> list[Action]:
+    def _learn(self, message: messages.HigherWord, source: Link | None, now: float) -> list[Action]:
         """Keep such a word that is news, and tell everybody but the `source` that has shown it."""
         before = self.feed.stop
         if not self._take_authority(message):
@@ -224,7 +208,7 @@ class ControlSync:
             return []  # another key signs now
         return [*self._grown(before, None), *self.elections.review(now)]
 
-    def _decided(self, entries: tuple[Entry, ...]) -> list[Action]:
+    def _decided(self, entries: tuple[messages.Entry, ...]) -> list[Action]:
         """Take in what more than half of the stand-ins hold."""
         before = self.feed.stop
         self.feed.add(before, entries)
@@ -248,7 +232,9 @@ class ControlSync:
         self._tell_digest()
         return [KeepControl(before, entries, ours=source is None), *self._pass_on(before, entries, source)]
 
-    def _pass_on(self, first: int, entries: tuple[Entry, ...], source: Link | None) -> Iterable[Action]:
+    def _pass_on(
+        self, first: int, entries: tuple[messages.Entry, ...], source: Link | None
+    ) -> Iterable[Action]:
         short = sum(len(entry.record) + 80 for entry in entries) <= PUSHED_BYTES
         for link in self._links.values():
             if not link.greeted or link is source:
@@ -256,7 +242,7 @@ class ControlSync:
             theirs = link.control.theirs
             if short and theirs and theirs.stop >= first:
                 if theirs.stop < self.feed.stop:
-                    yield Transmit(link.id, Control(first, entries))
+                    yield Transmit(link.id, messages.Control(first, entries))
             else:
                 yield Transmit(link.id, self.head())
             link.control.told = self.head()
@@ -287,7 +273,7 @@ class ControlSync:
         number = self._counting.number
         return {n for state in self._frontier if (n := number(state.feed)) is not None}
 
-    def _strangers(self, feeds: Iterable[Feed]) -> list[Feed]:
+    def _strangers(self, feeds: Iterable[messages.Feed]) -> list[messages.Feed]:
         """Return those of these feeds that are of no member."""
         return [feed for feed in feeds if self._counting.number(feed) is None]
 
@@ -301,18 +287,18 @@ class ControlSync:
         said = b"".join((feed.stop.to_bytes(8, "big"), feed.chain, *forks, *sorted(feed.successions)))
         self._frontier.tell_control(hashlib.blake2b(said, digest_size=32).digest())
 
-    def _take_authority(self, message: HigherWord) -> bool:
+    def _take_authority(self, message: messages.HigherWord) -> bool:
         match message:
-            case ControlFork():
+            case messages.ControlFork():
                 return self.feed.freeze(message)
-            case DoubleVote():
+            case messages.DoubleVote():
                 return self.feed.convict(message)
-            case Succession():
+            case messages.Succession():
                 return self.feed.succeed(message)
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def _differs(self, theirs: ControlHead | None) -> bool:
+    def _differs(self, theirs: messages.ControlHead | None) -> bool:
         """Whether the peer's sequence and ours are not prefixes of one another, as far as can be seen."""
         if theirs is None:
             return False
@@ -330,4 +316,4 @@ class ControlSync:
         if self.feed.forked and not behind:
             return []  # what the two have signed is proven; a succession has to say which of them holds
         control.asked_at = now
-        return [Transmit(link.id, ControlWant(max(0, common)))]
+        return [Transmit(link.id, messages.ControlWant(max(0, common)))]

@@ -14,46 +14,15 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from sfprotocol.decisions import (
-    FACTOR_ONE,
-    INCARNATIONS,
-    UNIT_ONE,
-    Admit,
-    Amend,
-    Bases,
-    Budget,
-    Checkpoint,
-    Close,
-    Decision,
-    Finish,
-    Invite,
-    RateFrom,
-    Recorded,
-    Recount,
-    Revoke,
-    RevokeInvitation,
-    Seal,
-    Void,
-)
+from sfprotocol import decisions, quotas
 from sfprotocol.messages import Feed, RunParameters
-from sfprotocol.quotas import (
-    CREDIT_GROWTH,
-    EPOCHS_AHEAD,
-    LEAST_USUAL,
-    RECENT_SEALS,
-    UNLIMITED,
-    USUAL_OF,
-    WITH_ZEROS,
-    Quotas,
-    room_left,
-)
-from sfprotocol.verdicts import COUNTED, SKIPPED, VOID, NamedSteps
+from sfprotocol.verdicts import COUNTED, SKIPPED, NamedSteps
 
 MAX_EPOCHS = (1 << 32) - 1
 """Epochs of a run: labels are numbers of 32 bits, and one number is left for an epoch that does not come."""
@@ -70,6 +39,7 @@ NEVER = 1 << 32
 """An epoch or a step that does not come."""
 
 _EPOCH, _SUBSPACE = attrgetter("epoch"), attrgetter("subspace")
+_NOTHING = NamedSteps()
 
 
 class Run(NamedTuple):
@@ -134,7 +104,7 @@ class Counting:
         norm_limit: int = 0,
         bases: bytes = b"",
         subspace_epochs: int = 1,
-        epoch_updates: int = LEAST_USUAL,
+        epoch_updates: int = quotas.LEAST_USUAL,
         last_subspace: int = MAX_EPOCHS,
     ) -> None:
         """`budget`, `rate` (units of 2^-32), `norm_limit`, the digest of published `bases`,
@@ -150,11 +120,11 @@ class Counting:
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[PublishedInvitation] = []
-        self.checkpoints: list[Checkpoint] = []
+        self.checkpoints: list[decisions.Checkpoint] = []
         """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
-        self.replaced: list[Bases] = []
+        self.replaced: list[decisions.Bases] = []
         """Published bases that others took the place of before their subspace began, in the order of this."""
-        self._bases = [Bases(0, bases)] if bases else []
+        self._bases = [decisions.Bases(0, bases)] if bases else []
         """Those of the subspaces that have some of their own, ascending from subspace 0."""
         self._subspace_epochs = subspace_epochs
         self._last_subspace = last_subspace
@@ -166,9 +136,9 @@ class Counting:
         """Feeds, by number, of which something was named."""
         self._numbers: dict[int, list[int]] = {}
         """Their numbers by member, ascending."""
-        self._rates = [RateFrom(0, rate, UNIT_ONE, norm_limit)]
+        self._rates = [decisions.RateFrom(0, rate, decisions.UNIT_ONE, norm_limit)]
         self._epoch_updates = epoch_updates
-        self.quotas = Quotas(self.room)
+        self.quotas = quotas.Quotas(self.room)
         self._credits: dict[int, tuple[int, int]] = {}
         """(credit, number of seals after which it has to be worked out anew) of members."""
         self._judged: set[int] = set()
@@ -217,32 +187,34 @@ class Counting:
         members would wait for every close. While an organiser looks for a rate, its epochs are far shorter
         than the manifest's, and the next one is made at a rate that nobody has judged yet.
         """
-        closes = range(max(0, self.open_epoch - USUAL_OF), self.open_epoch)
+        closes = range(max(0, self.open_epoch - quotas.USUAL_OF), self.open_epoch)
         largest = max((self._closes[epoch].steps for epoch in closes), default=most)
-        return min(most, max(largest, LEAST_USUAL))
+        return min(most, max(largest, quotas.LEAST_USUAL))
 
     @property
     def room(self) -> int:
         """The updates that all members together make with the label of the open epoch (SPEC O20)."""
-        return EPOCHS_AHEAD * self.usual_updates(self._epoch_updates)
+        return quotas.EPOCHS_AHEAD * self.usual_updates(self._epoch_updates)
 
     def room_left(self, own: int, made: Mapping[int, int]) -> int:
         """Return how many more updates a member makes in the open epoch, in which members have `made` so
         many."""
         quota = self.quotas.quota(own, self.open_epoch)
-        room = min(self.room, EPOCHS_AHEAD * max(0, self.budget - self.promised))
-        return room_left(room, own, quota, made, self.credit, begun=self.begun)
+        room = min(self.room, quotas.EPOCHS_AHEAD * max(0, self.budget - self.promised))
+        return quotas.room_left(room, own, quota, made, self.credit, begun=self.begun)
 
     @property
     def pace(self) -> float:
         """Most updates that a member makes in a second: its part of what all together do."""
-        active = max((len(closed.feeds) for closed in self._closes[-USUAL_OF:]), default=len(self.members))
+        active = max(
+            (len(closed.feeds) for closed in self._closes[-quotas.USUAL_OF :]), default=len(self.members)
+        )
         return max(PACE, self.usual_updates(self._epoch_updates) / PACE_TIME) / max(1, active)
 
     def goes_on_with(self, feed: int) -> bool:
         """Return whether a feed is the one in which its member makes updates with the label of the open
         epoch."""
-        member, incarnation = divmod(feed, INCARNATIONS)
+        member, incarnation = divmod(feed, decisions.INCARNATIONS)
         return self.quotas.incarnation(member, self.open_epoch) == incarnation
 
     def credit(self, member: int) -> int:
@@ -261,8 +233,8 @@ class Counting:
     def _credit(self, member: int) -> tuple[int, int]:
         counts: dict[int, tuple[int, int]] = {}
         skipped = set[int]()
-        first = max(0, self.sealed - RECENT_SEALS)
-        for number in self._numbers.get(member, ()):
+        first = max(0, self.sealed - quotas.RECENT_SEALS)
+        for number in self._named_of(member):
             for epoch, counted in self._feeds[number].judged(first, self.sealed):
                 steps, moving = counts.get(epoch, (0, 0))
                 if counted is None:
@@ -271,22 +243,24 @@ class Counting:
                 counts[epoch] = steps + counted[0], moving + counted[1]
         stranger = self.quotas.is_stranger(member)
         if not counts:
-            return 0 if stranger else UNLIMITED, MAX_EPOCHS
-        last, until = max(counts), min(counts) + RECENT_SEALS
+            return 0 if stranger else quotas.UNLIMITED, MAX_EPOCHS
+        last, until = max(counts), min(counts) + quotas.RECENT_SEALS
         if last in skipped or not counts[last][1]:
             return 0, until
         if not stranger:
-            return UNLIMITED, until
+            return quotas.UNLIMITED, until
         whole = (counts[epoch] for epoch in counts if epoch not in skipped)
-        return CREDIT_GROWTH * max(min(steps, WITH_ZEROS * moving) for steps, moving in whole), until
+        return quotas.CREDIT_GROWTH * max(
+            min(steps, quotas.WITH_ZEROS * moving) for steps, moving in whole
+        ), until
 
     @property
-    def bases(self) -> tuple[Bases, ...]:
+    def bases(self) -> tuple[decisions.Bases, ...]:
         """Published bases of the subspaces that have some of their own, ascending from subspace 0; those
         between have the ones before (SPEC O9). Empty if bases are random."""
         return tuple(self._bases)
 
-    def bases_upto(self, subspace: int) -> tuple[Bases, ...]:
+    def bases_upto(self, subspace: int) -> tuple[decisions.Bases, ...]:
         """Return those of this subspace and of the ones before; the last serve in it."""
         return tuple(self._bases[: bisect_right(self._bases, subspace, key=_SUBSPACE)])
 
@@ -318,7 +292,7 @@ class Counting:
         subspace, later = divmod(epoch, self._subspace_epochs)
         return not later and self.own_bases(subspace) is not None
 
-    def rate_from(self, epoch: int) -> RateFrom:
+    def rate_from(self, epoch: int) -> decisions.RateFrom:
         """Return the rate of updates with this label, with the unit and the limit of a first-order run."""
         return self._rates[bisect_right(self._rates, epoch, key=_EPOCH) - 1]
 
@@ -326,7 +300,7 @@ class Counting:
         """Return the rate of updates with this label, in units of 2^-32."""
         return self.rate_from(epoch).rate
 
-    def rates(self) -> tuple[RateFrom, ...]:
+    def rates(self) -> tuple[decisions.RateFrom, ...]:
         """Return all rates, in the order of epochs."""
         return tuple(self._rates)
 
@@ -342,34 +316,33 @@ class Counting:
     def number(self, feed: Feed) -> int | None:
         """Return the number of a feed; None if nothing of it may be held."""
         member = self._member_of.get(feed.origin)
-        if member is None or feed.incarnation >= INCARNATIONS:
+        if member is None or feed.incarnation >= decisions.INCARNATIONS:
             return None
-        return member * INCARNATIONS + feed.incarnation
+        return member * decisions.INCARNATIONS + feed.incarnation
 
     def feed(self, number: int) -> Feed:
         """Return the feed with this number."""
-        return Feed(self.members[number // INCARNATIONS].origin, number % INCARNATIONS)
+        return Feed(self.members[number // decisions.INCARNATIONS].origin, number % decisions.INCARNATIONS)
 
     def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
         """Return the first step of a feed that no close up to that of `epoch` has named: forks do not cut
         below it."""
-        known = self._feeds.get(feed)
-        return known.stop_at(epoch) if known else 0
+        return self._steps(feed).stop_at(epoch)
 
     def ended(self, feed: int) -> int:
         """Return the step at which a feed was ended; NEVER if it was not."""
-        known = self._feeds.get(feed)
-        return known.stop if known and known.ended else NEVER
+        known = self._steps(feed)
+        return known.stop if known.ended else NEVER
 
     def named_stops(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[NamedStop]:
         """Yield, in order, the ends above one step and up to another of what closes have named of a feed."""
-        known = self._feeds.get(feed) or NamedSteps()
+        known = self._steps(feed)
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
             yield self._named_stop(known, place)
 
     def named_stop(self, feed: int, held: int) -> NamedStop | None:
         """Return the last of them within the first `held` steps of a feed; None if there is none."""
-        known = self._feeds.get(feed) or NamedSteps()
+        known = self._steps(feed)
         place = bisect_right(known.stops, held) - 1
         return self._named_stop(known, place) if place >= 0 else None
 
@@ -379,14 +352,14 @@ class Counting:
     def runs(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Run, ...]:
         """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run. As
         if a seal had `recounted`, with factor 1, what the closes of these epochs have named."""
-        known = self._feeds.get(feed) or NamedSteps()
+        known = self._steps(feed)
         runs: list[Run] = []
         factors = known.factors[:]
         for epoch in recounted:
             if (place := known.place(epoch)) is not None:
-                factors[place] = FACTOR_ONE
+                factors[place] = decisions.FACTOR_ONE
         first = place = 0
-        for factor, places in groupby((*factors, 0 if known.ended else FACTOR_ONE)):
+        for factor, places in groupby((*factors, 0 if known.ended else decisions.FACTOR_ONE)):
             place += len(list(places))
             stop = min(held, known.stops[place - 1] if place <= len(known.stops) else held)
             if stop > first:
@@ -400,7 +373,7 @@ class Counting:
         """Return the factors of the first `held` steps of a feed for whoever makes updates: as `runs`, but
         that of what no seal has judged only as much counts as its member has credit for, and only of the feed
         that it goes on with (SPEC O8)."""
-        credit = self.credit(feed // INCARNATIONS) if self.goes_on_with(feed) else 0
+        credit = self.credit(feed // decisions.INCARNATIONS) if self.goes_on_with(feed) else 0
         stop = self.named(feed, self.sealed - 1) + credit
         if held <= stop:
             return self.runs(feed, held)
@@ -416,18 +389,16 @@ class Counting:
     def moved(self, epoch: int) -> tuple[int, ...]:
         """Return the numbers of the feeds of which the close of `epoch` has named steps that are not gone,
         ascending: those that its seal may skip."""
-        return tuple(feed for feed in self._closes[epoch].feeds if self._place(feed, epoch) is not None)
+        return tuple(feed for feed in self._closes[epoch].feeds if self._steps(feed).place(epoch) is not None)
 
     def counts(self, feed: int, epoch: int) -> int:
         """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
-        known = self._feeds.get(feed)
-        return known.counts(epoch) if known else 0
+        return self._steps(feed).counts(epoch)
 
     def factor(self, feed: int, epoch: int) -> int:
         """Return the factor with which what the close of `epoch` has named of a feed counts, in units of
         2^-12; 0 if it does not, or no seal has judged it."""
-        known = self._feeds.get(feed)
-        return known.factor(epoch) if known else 0
+        return self._steps(feed).factor(epoch)
 
     def counts_of(self, member: int) -> int:
         """Return how many updates of a member count by the seals so far."""
@@ -445,15 +416,15 @@ class Counting:
         """Return how many updates that move anything the close of an epoch has named."""
         return self._closes[epoch].updates
 
-    def is_skipped(self, named: Recount) -> bool:
+    def is_skipped(self, named: decisions.Recount) -> bool:
         """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
         has changed that: a seal may recount it."""
-        return self._verdict(named) == SKIPPED
+        return self._steps(named.feed).verdict(named.epoch) == SKIPPED
 
-    def skipped(self, member: int) -> list[Recount]:
+    def skipped(self, member: int) -> list[decisions.Recount]:
         """Return what of a member's work is skipped, in order."""
         return [
-            Recount(number, epoch)
+            decisions.Recount(number, epoch)
             for number in self._named_of(member)
             for epoch, verdict in zip(self._feeds[number].epochs, self._feeds[number].verdicts, strict=True)
             if verdict == SKIPPED
@@ -461,7 +432,7 @@ class Counting:
 
     # -- decisions ---------------------------------------------------------------------------------
 
-    def apply(self, recorded: Recorded) -> set[int]:
+    def apply(self, recorded: decisions.Recorded) -> set[int]:
         """Take in the next decision; return the feeds whose named steps or factors have changed.
 
         What may be held of a feed (SPEC O6) can change with every decision, also of feeds not returned.
@@ -471,7 +442,7 @@ class Counting:
         if self.unsupported:
             return set()
         changed = self._decide(recorded.decision)
-        members = {number // INCARNATIONS for number in changed}
+        members = {number // decisions.INCARNATIONS for number in changed}
         self._judged |= members
         for member in members:
             self._credits.pop(member, None)
@@ -479,50 +450,50 @@ class Counting:
                 changed.update(self._named_of(member))
         return changed
 
-    def _decide(self, decision: Decision) -> set[int]:
+    def _decide(self, decision: decisions.Decision) -> set[int]:
         match decision:
-            case Close():
+            case decisions.Close():
                 return self._close(decision)
-            case Seal():
+            case decisions.Seal():
                 return self._seal(decision)
-            case Amend():
+            case decisions.Amend():
                 return self._amend(decision)
-            case Void():
+            case decisions.Void():
                 return self._void(decision)
-            case Revoke() | RevokeInvitation():
+            case decisions.Revoke() | decisions.RevokeInvitation():
                 self._revoke(decision)
-            case Admit():
+            case decisions.Admit():
                 return self._admit(decision)
-            case Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
+            case decisions.Invite(key=key, uses=uses) if len(self.invitations) < MAX_MEMBERS:
                 self.invitations.append(PublishedInvitation(key, uses))
-            case Budget(updates=updates):
+            case decisions.Budget(updates=updates):
                 self.budget = updates
-            case Finish():
+            case decisions.Finish():
                 self.finished = True
-            case Bases() | Checkpoint():
+            case decisions.Bases() | decisions.Checkpoint():
                 self._state(decision)
         return set()
 
-    def _state(self, decision: Bases | Checkpoint) -> None:
+    def _state(self, decision: decisions.Bases | decisions.Checkpoint) -> None:
         """Keep what a decision says of a subspace or an epoch, for what was said before."""
         match decision:
-            case Bases(subspace=subspace) if self.may_begin(subspace):
+            case decisions.Bases(subspace=subspace) if self.may_begin(subspace):
                 place, before = self._place_of_bases(subspace), self.own_bases(subspace)
                 if before not in (None, decision.digest):
                     self.replaced.append(self._bases[place])
                 self._bases[place : place + (before is not None)] = [decision]
-            case Checkpoint(epoch=epoch) if epoch < self.sealed:
+            case decisions.Checkpoint(epoch=epoch) if epoch < self.sealed:
                 place = bisect_left(self.checkpoints, epoch, key=_EPOCH)
                 known = place < len(self.checkpoints) and self.checkpoints[place].epoch == epoch
                 self.checkpoints[place : place + known] = [decision]
 
-    def _close(self, close: Close) -> set[int]:
+    def _close(self, close: decisions.Close) -> set[int]:
         if self.finished or not close.epoch == self.open_epoch < MAX_EPOCHS:
             return set()
         numbers = array("I", (move.feed for move in close.moves))
         feeds = [self._feeds.get(number) or NamedSteps() for number in numbers]
         stops = [feed.stop + move.steps for feed, move in zip(feeds, close.moves, strict=True)]
-        exist = not numbers or numbers[-1] < len(self.members) * INCARNATIONS
+        exist = not numbers or numbers[-1] < len(self.members) * decisions.INCARNATIONS
         move_on = all(move.steps > 0 for move in close.moves) and not any(feed.ended for feed in feeds)
         if not (exist and move_on and all(stop < NEVER for stop in stops)):
             return set()
@@ -530,7 +501,7 @@ class Counting:
             feed.append(close.epoch, stop, move.tag, move.zeros)
         for number in numbers:
             if number not in self._feeds:  # whoever goes on with it has lost the one before
-                member, incarnation = divmod(number, INCARNATIONS)
+                member, incarnation = divmod(number, decisions.INCARNATIONS)
                 self.quotas.renew(member, incarnation)
                 insort(self._numbers.setdefault(member, []), number)
         self._feeds.update(zip(numbers, feeds, strict=True))
@@ -541,11 +512,11 @@ class Counting:
         self._judged = set()
         return set(numbers)
 
-    def _seal(self, seal: Seal) -> set[int]:
+    def _seal(self, seal: decisions.Seal) -> set[int]:
         if not self.sealed == seal.epoch < self.open_epoch:
             return set()
         feeds = self._closes[seal.epoch].feeds
-        skips = (self._place(feed, seal.epoch) is not None for feed in seal.skipped)
+        skips = (self._steps(feed).place(seal.epoch) is not None for feed in seal.skipped)
         recounts = (self.is_skipped(recount) for recount in seal.recounted)
         first_order = self._rates[0].limit > 0
         rates = (rate.epoch > self.open_epoch and (rate.limit > 0) is first_order for rate in seal.rates)
@@ -566,21 +537,23 @@ class Counting:
 
     def _expiring(self, sealed: int) -> Iterator[int]:
         """Yield the feeds of strangers whose credit may end as an epoch is sealed: it is too long ago."""
-        for number in self._closes[sealed - RECENT_SEALS].feeds if sealed >= RECENT_SEALS else ():
-            if self.quotas.is_stranger(number // INCARNATIONS):
+        for number in (
+            self._closes[sealed - quotas.RECENT_SEALS].feeds if sealed >= quotas.RECENT_SEALS else ()
+        ):
+            if self.quotas.is_stranger(number // decisions.INCARNATIONS):
                 yield number
 
-    def _amend(self, amend: Amend) -> set[int]:
-        known = self._feeds.get(amend.feed)
-        place = bisect_left(known.epochs, amend.epoch) if known else 0
-        if known is None or place == len(known.epochs):
+    def _amend(self, amend: decisions.Amend) -> set[int]:
+        known = self._steps(amend.feed)
+        place = bisect_left(known.epochs, amend.epoch)
+        if place == len(known.epochs):
             return set()
         self._forget_checkpoints(known.epochs[place])
         self.counted += known.void(place, len(known.epochs)) or 0
         known.end(place)
         return {amend.feed}
 
-    def _void(self, void: Void) -> set[int]:
+    def _void(self, void: decisions.Void) -> set[int]:
         known = all(member < len(self.members) for member in void.members)
         if not (known and void.first <= void.last < self.sealed):
             return set()
@@ -601,7 +574,7 @@ class Counting:
         """Drop the checkpoints that say something of an epoch, of which something else counts now."""
         del self.checkpoints[bisect_left(self.checkpoints, epoch, key=_EPOCH) :]
 
-    def _feeds_of(self, void: Void) -> Iterable[int]:
+    def _feeds_of(self, void: decisions.Void) -> Iterable[int]:
         """Return the feeds of which a Void may take something back."""
         if void.members:
             return (number for member in void.members for number in self._named_of(member))
@@ -612,18 +585,18 @@ class Counting:
             self._voidable[epoch] = 0
         return feeds
 
-    def _revoke(self, revoke: Revoke | RevokeInvitation) -> None:
+    def _revoke(self, revoke: decisions.Revoke | decisions.RevokeInvitation) -> None:
         match revoke:
-            case Revoke(member=number, epoch=epoch) if number < len(self.members):
+            case decisions.Revoke(member=number, epoch=epoch) if number < len(self.members):
                 member = self.members[number]
                 member.revoked_itself = min(member.revoked_itself, epoch)
                 if epoch <= self.open_epoch:
                     self.quotas.forget(number)
-            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
+            case decisions.RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.invitations):
                 invitation = self.invitations[number]
                 invitation.revoked = min(invitation.revoked, epoch)
 
-    def _admit(self, admit: Admit) -> set[int]:
+    def _admit(self, admit: decisions.Admit) -> set[int]:
         known = self._member_of.get(admit.origin)
         if known is None:
             self._add_member(admit)
@@ -632,7 +605,7 @@ class Counting:
         self._credits.pop(known, None)
         return set(self._named_of(known))
 
-    def _add_member(self, admit: Admit) -> None:
+    def _add_member(self, admit: decisions.Admit) -> None:
         invitation = None
         if admit.invitation:
             if admit.invitation > len(self.invitations):
@@ -650,25 +623,20 @@ class Counting:
 
     # -- feeds -------------------------------------------------------------------------------------
 
-    def _named_of(self, member: int) -> Iterator[int]:
-        """Yield the numbers of a member's feeds of which something was named."""
-        return iter(self._numbers.get(member, ()))
+    def _named_of(self, member: int) -> Sequence[int]:
+        """Return the numbers of a member's feeds of which something was named."""
+        return self._numbers.get(member, ())
 
-    def _place(self, feed: int, epoch: int) -> int | None:
-        known = self._feeds.get(feed)
-        return known.place(epoch) if known else None
-
-    def _verdict(self, named: Recount) -> int:
-        known = self._feeds.get(named.feed)
-        return known.verdict(named.epoch) if known else VOID
+    def _steps(self, feed: int) -> NamedSteps:
+        """Return what closes have named of a feed, to be read only."""
+        return self._feeds.get(feed, _NOTHING)
 
     def _judge(self, feed: int, epoch: int, verdict: int, factor: int) -> None:
-        place = self._place(feed, epoch)
-        if place is not None:
+        if (place := self._steps(feed).place(epoch)) is not None:
             self.counted += self._feeds[feed].judge(place, verdict, factor)
 
 
-def multiplier(rate: int, factor: int, unit: int = UNIT_ONE) -> int:
+def multiplier(rate: int, factor: int, unit: int = decisions.UNIT_ONE) -> int:
     """Return what an update's scalars are multiplied with, in units of 2^-32 (SPEC O8, U11)."""
     return rate * unit * factor >> 28
 

@@ -25,15 +25,16 @@ from sfprotocol.fields import (
     U31,
     U32,
     Field,
+    Values,
     array,
     binary,
     listed,
     one,
+    readable,
     require,
     row,
+    squares_of,
 )
-from sfprotocol.names import readable
-from sfprotocol.values import Values, squares_of
 
 RATE_ONE = 1 << 32
 """A rate of 1: rates are counted in units of 2^-32 (SPEC O8)."""
@@ -339,28 +340,9 @@ class Unknown:
     kind: int
 
 
-Decision = (
-    Close
-    | Seal
-    | Amend
-    | Admit
-    | Invite
-    | Revoke
-    | RevokeInvitation
-    | Void
-    | Budget
-    | Finish
-    | Bases
-    | StandIns
-    | Elected
-    | Announce
-    | Evaluated
-    | Checkpoint
-    | Worth
-    | Validators
-    | Oversized
-    | Unknown
-)
+OfWhatCounts = Close | Seal | Amend | Admit | Revoke | RevokeInvitation | Void | Budget | Finish | Bases
+OfOthers = Invite | StandIns | Elected | Announce | Evaluated | Checkpoint | Worth | Validators | Oversized
+Decision = OfWhatCounts | OfOthers | Unknown
 
 
 class Recorded(NamedTuple):

@@ -35,6 +35,7 @@ from sfprotocol.link import Link
 from sfprotocol.messages import ControlFork, DoubleVote, Entry, HigherWord, Statement
 from sfprotocol.rate_limit import FORGERY_COST, Bucket
 from sfprotocol.signing import Sign, signed_by
+from sfprotocol.wire_codec import MAX_TAIL
 
 BEAT = 10.0
 """Seconds between two statements of an organiser, and of a stand-in that hears none."""
@@ -56,6 +57,9 @@ LEAP = 1024
 KEPT_VOTES = 8
 """Votes of one stand-in that are kept to compare others with: of terms that are not over, honest ones have
 less."""
+
+LAST_NUMBER = (1 << 63) - 1
+"""The highest number of a statement that is heard: whoever has its key must be able to go on after it."""
 
 
 @dataclass(slots=True)
@@ -106,6 +110,10 @@ class Elections:
         self._told_at: dict[bytes, float] = {}
         """The time, by key, at which all neighbours were last told where a stand-in stands."""
         self._stand_at: float | None = None
+        self._stood = 0, 0
+        """Number of decisions when we last stood, and of the elections in which we have stood with these."""
+        self._proposed_at = float("-inf")
+        """The time at which what we propose was proposed."""
         self._hands_to: tuple[bytes, float] | None = None
         """The one that is to organise in our place, and until when we wait for that and decide nothing."""
         self._beat_at = self._wake_at = float("-inf")
@@ -185,7 +193,7 @@ class Elections:
         old = newest is not None and said.number <= newest.number
         if said.key not in self._everybody() or (old and not proof):
             return []
-        if not self._is_near(said.term) or not self._is_near(said.voted or said.term):
+        if said.number > LAST_NUMBER or not all(map(self._is_near, (said.term, said.voted or said.term))):
             return []
         bucket = known.bucket if known else Bucket(STATEMENT_BURST, now)
         size = STATEMENT_BYTES + sum(len(entry.record) for entry in said.entries)
@@ -231,7 +239,7 @@ class Elections:
         ahead = self._ahead()
         if not self.leads(now) or self._hands_to or ahead.stop > self._feed.stop or self._sign is None:
             return []
-        self._tail = ahead.stop, (ahead.sign(record, self._sign),)
+        self._tail, self._proposed_at = (ahead.stop, (ahead.sign(record, self._sign),)), now
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
@@ -314,6 +322,7 @@ class Elections:
             if now - one.at <= LEASE
             and one.said.candidate == one.said.key
             and one.said.voted == one.said.term > max(own.voted, own.term)
+            and one.said.term <= self._reached(now) + LEAP // 2
             and (
                 own.silent
                 or one.said.key == self._feed.key
@@ -332,7 +341,8 @@ class Elections:
 
     def _stand(self, now: float) -> list[Action]:
         """Stand for a new term once more than half hear nothing of the organiser, and a while has passed; or
-        once we organise and they do not answer, as somebody takes part in a later term than ours."""
+        once we organise and they do not answer, or do not hold what we propose, as somebody takes part in a
+        later term than ours."""
         if not self._may_stand(now):
             self._stand_at = None
             return []
@@ -343,6 +353,7 @@ class Elections:
             return []
         self._stand_at = now + 2 * BEAT + self._delay(now)
         term = handed or self._next_term(now)
+        self._stood = self._feed.stop, self._in_vain() + 1
         ballot = self._ballot(term, self._ahead(), self.key)
         told = self._state(now, term=term, voted=term, candidate=self.key, ballot=ballot, heard=0)
         return [*told, *self._count_ballots(now)]
@@ -367,10 +378,14 @@ class Elections:
 
     def _may_stand(self, now: float) -> bool:
         own = self._own
+        if self._ahead().stop - self._feed.stop >= MAX_TAIL:
+            return False
         if self._handed_to_us():
             return True
         if own and self._organises():
-            return self._latest() > own.term and not self.leads(now) and self._most(self._fresh(now))
+            held_up = self._ahead().stop > self._feed.stop and now - self._proposed_at >= LEASE
+            goes_on = self.leads(now) and not held_up
+            return self._latest() > own.term and not goes_on and self._most(self._fresh(now))
         silent = [
             key for key, one in self._heard.items() if one.said.silent and now - one.at <= 2 * BEAT + SPREAD
         ]
@@ -405,7 +420,7 @@ class Elections:
         ballots = tuple(Ballot(place, for_us[key]) for place, key in places if key in for_us)
         begun = ahead.elect(own.term, Elected(self.key, ballots), self._sign)
         self._tail = self._feed.stop, (*ahead.entries[self._feed.stop :], begun)
-        self._stand_at, self._answered = None, {}
+        self._stand_at, self._answered, self._proposed_at = None, {}, now
         return self._state(now)
 
     def _count_answers(self, now: float) -> list[Action]:
@@ -525,13 +540,27 @@ class Elections:
 
     def _next_term(self, now: float) -> int:
         """Return the first term in which more than half may elect us, by what they say: one that tells of a
-        late term, in good faith or not, brings nobody there."""
+        late term, in good faith or not, brings nobody there. Of them some may lie, so that each time that
+        we have stood in vain one more is heeded."""
+        return 1 + max(self._ours(), self._reached(now, self._in_vain()))
+
+    def _reached(self, now: float, more: int = 0) -> int:
+        """Return the latest term of those who have reached the earliest ones, by what they say: of as many
+        as make more than half with us, and `more`; of these no term too late for others to hear of."""
         terms = {
             key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
         }
-        known = [sorted(terms[key] for key in group if key in terms) for group in self._groups()]
-        needed = [told[: len(group) // 2][-1:] for told, group in zip(known, self._groups(), strict=True)]
-        return 1 + max([self._ours(), *(term for told in needed for term in told)])
+        reached = 0
+        for group in self._groups():
+            told, half = sorted(terms[key] for key in group if key in terms), len(group) // 2
+            heard_of = max(told[:half], default=0) + LEAP // 2
+            reached = max([reached, *(term for term in told[: half + more] if term <= heard_of)])
+        return reached
+
+    def _in_vain(self) -> int:
+        """Return the number of elections in which we have stood and after which nothing was decided."""
+        stop, times = self._stood
+        return times if stop == self._feed.stop else 0
 
     def _ours(self) -> int:
         """Return the latest term that we know of ourselves."""

@@ -9,22 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sfprotocol import messages
 from sfprotocol.checkpoints import Base
 from sfprotocol.decisions import Checkpoint
-from sfprotocol.messages import (
-    Card,
-    Entry,
-    EpochScalars,
-    Feed,
-    HigherWord,
-    Message,
-    Offer,
-    Petition,
-    Proof,
-    Segment,
-    Statement,
-    Succession,
-)
 
 LinkId = int
 """Number of a link; chosen by the host and never reused within one process."""
@@ -68,7 +55,7 @@ class Served:
     """A Serve was carried out up to (not including) step `stop`; `hops` is as in the Serve."""
 
     link: LinkId
-    feed: Feed
+    feed: messages.Feed
     stop: int
     hops: int
 
@@ -77,9 +64,9 @@ class Served:
 class OwnUpdates:
     """The local engine has evaluated these consecutive steps of our own feed, from `first` on."""
 
-    feed: Feed
+    feed: messages.Feed
     first: int
-    parts: tuple[EpochScalars, ...]
+    parts: tuple[messages.EpochScalars, ...]
 
     @property
     def count(self) -> int:
@@ -92,13 +79,13 @@ class Examined:
     """An Examine was carried out: the result is what our log has of the same feed from the same step on."""
 
     link: LinkId
-    feed: Feed
-    against: Segment | Proof
+    feed: messages.Feed
+    against: messages.Segment | messages.Proof
     chain: bytes
     """Our chain head before that step."""
-    ours: Segment
+    ours: messages.Segment
     """Our updates from that step on, none where our log ends, and the origin's signature after them."""
-    kept: Proof | None
+    kept: messages.Proof | None
     """The proof of the lowest Cut of the feed so far, if it was cut."""
 
 
@@ -125,24 +112,24 @@ class OwnHandOver:
 class OwnSuccession:
     """The deputies have decided, and their owner has brought the result here."""
 
-    succession: Succession
+    succession: messages.Succession
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPetition:
     """This node wants to be admitted, or to stand in."""
 
-    petition: Petition | Offer
+    petition: messages.Petition | messages.Offer
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
     """A Trace was carried out: `chain` is our chain head of the feed before step `stop`."""
 
-    feed: Feed
+    feed: messages.Feed
     stop: int
     chain: bytes
-    ours: Segment
+    ours: messages.Segment
     """Our updates from that step on, up to the next signature."""
     epoch: int
     """Epoch of the update before that step; 0 at the beginning."""
@@ -179,8 +166,8 @@ class Admit:
     the updates behind the cut are kept because the signature vouches for the whole segment.
     """
 
-    feed: Feed
-    segment: Segment
+    feed: messages.Feed
+    segment: messages.Segment
     chain: bytes
     counted: int
 
@@ -190,7 +177,7 @@ class Transmit:
     """Send this message."""
 
     link: LinkId
-    message: Message
+    message: messages.Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +185,7 @@ class Serve:
     """Read `feed` from the log from step `first` on, send one Segment with this hop count, report Served."""
 
     link: LinkId
-    feed: Feed
+    feed: messages.Feed
     first: int
     hops: int
 
@@ -208,7 +195,7 @@ class Cut:
     """Keep the proof durably; then take the updates from step `proof.cut` on, which counted up to step
     `stop`, out of the cores again (SPEC E4). Every Cut of a feed is lower than those before."""
 
-    proof: Proof
+    proof: messages.Proof
     stop: int
 
 
@@ -217,7 +204,7 @@ class Evict:
     """Note durably that nothing of `feed` counts from now on; then take its updates, which counted up to step
     `stop`, out of the cores again (SPEC S8). It is never admitted again."""
 
-    feed: Feed
+    feed: messages.Feed
     stop: int
 
 
@@ -226,7 +213,7 @@ class ShowProof:
     """Send the proof that the feed is cut, as kept with the lowest Cut."""
 
     link: LinkId
-    feed: Feed
+    feed: messages.Feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +224,15 @@ class Examine:
     """
 
     link: LinkId
-    feed: Feed
-    against: Segment | Proof
+    feed: messages.Feed
+    against: messages.Segment | messages.Proof
 
 
 @dataclass(frozen=True, slots=True)
 class KeepCard:
     """Keep this card instead of an earlier one of its feed."""
 
-    card: Card
+    card: messages.Card
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +247,7 @@ class Drop:
 class ContinueAs:
     """Make this our own feed from now on; record it durably before computing (SPEC I3)."""
 
-    feed: Feed
+    feed: messages.Feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +255,7 @@ class KeepControl:
     """Keep these decisions durably, from position `first` on, instead of any that were kept from there on."""
 
     first: int
-    entries: tuple[Entry, ...]
+    entries: tuple[messages.Entry, ...]
     ours: bool = False
     """Whether they were signed here, just now."""
 
@@ -277,14 +264,14 @@ class KeepControl:
 class KeepAuthority:
     """Keep this succession or fork of the control feed durably."""
 
-    message: HigherWord
+    message: messages.HigherWord
 
 
 @dataclass(frozen=True, slots=True)
 class KeepStatement:
     """Keep this statement of our own durably, in the place of the one before."""
 
-    statement: Statement
+    statement: messages.Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +282,7 @@ class Recounted:
     the same steps take its place.
     """
 
-    feed: Feed
+    feed: messages.Feed
     before: int
 
 
@@ -303,7 +290,7 @@ class Recounted:
 class Trace:
     """Look up our chain head of `feed` before step `stop`, which our log reaches; report Traced."""
 
-    feed: Feed
+    feed: messages.Feed
     stop: int
 
 
@@ -319,30 +306,16 @@ class Rebase:
 class Petitioned:
     """Show this petition, or offer to stand in, to whoever organises the run here."""
 
-    petition: Petition | Offer
+    petition: messages.Petition | messages.Offer
     via: str
     """The peer that brought it; empty if it is our own."""
 
 
-Action = (
-    Admit
-    | Transmit
-    | Serve
-    | Cut
-    | Evict
-    | ShowProof
-    | Examine
-    | KeepCard
-    | KeepControl
-    | KeepAuthority
-    | KeepStatement
-    | Recounted
-    | Trace
-    | Rebase
-    | Petitioned
-    | Drop
-    | ContinueAs
-)
+OrganisedAction = KeepControl | KeepAuthority | KeepStatement | Recounted | Trace | Rebase | Petitioned
+"""Actions that only an organised run has."""
+
+OpenAction = Admit | Transmit | Serve | Cut | Evict | ShowProof | Examine | KeepCard | Drop | ContinueAs
+Action = OpenAction | OrganisedAction
 
 
 # -- counters ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Fields of messages and decisions: how values of a MessagePack array become one, and the other way round.
+"""Fields of messages and decisions: how values of a MessagePack array become one, and back.
 
 A type is described once, as a row of fields; what reads it also refuses what it does not allow (SPEC C5, C8).
 """
@@ -7,10 +7,80 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, chain, pairwise
+from operator import mul
+from typing import Any, NamedTuple, cast
 
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+
+MAX_NAME = 32
+"""Bytes of UTF-8 in a name and in a team: a line of a table."""
+
+_UNREADABLE = (
+    (0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x180B, 0x180F),
+    (0x200B, 0x200F), (0x2028, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xE000, 0xF8FF),
+    (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFF), (0x13430, 0x1345F),
+    (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0x10FFFF),
+)  # fmt: skip
+"""Code points that show nothing, turn the direction of writing, or mean something to a terminal (SPEC K2).
+Ranges and not Unicode's categories, which change from one version of Unicode to the next."""
+
+
+class Names(NamedTuple):
+    """The name and the team that an origin gives itself; empty if it gives none."""
+
+    name: str = ""
+    team: str = ""
+
+
+NAMELESS = Names()
+
+
+def text_fault(text: str, most: int = MAX_NAME) -> str | None:
+    """Return the fault of a name or a team, or of another text of `most` bytes; None if it has none (SPEC
+    K2)."""
+    if len(text.encode("utf-8", "surrogatepass")) > most:
+        return f"it takes more than {most} bytes"
+    if text != text.strip(" "):
+        return "it begins or ends with a space"
+    if any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):
+        return "it is no Unicode"
+    return None if readable(text) else "it has characters that cannot be seen"
+
+
+def readable(text: str) -> bool:
+    """Return whether a text is made of nothing but what it looks like (SPEC K2)."""
+    return not any(low <= ord(letter) <= high for letter in text for low, high in _UNREADABLE)
+
+
+Scalar = int
+"""A quantised derivative, in units of the manifest's scalar_delta, or of the unit of the update's label."""
+
+Values = Scalar | tuple[Scalar, ...]
+"""The content of an update: one scalar along its direction, or in a first-order run one for every cell of the
+cores, in their order (SPEC U11)."""
+
+
+def flat(every: Sequence[Values]) -> Sequence[Scalar]:
+    """Return the scalars of these updates of one run, one after the other."""
+    vectors = not every or not isinstance(every[0], int)
+    found = chain.from_iterable(cast(Sequence[tuple[Scalar, ...]], every)) if vectors else every
+    return cast(tuple[Scalar, ...], tuple(found))
+
+
+def cells_of(values: Values) -> int:
+    """Return the cells of the run of an update (`messages.RunParameters`): 0 where it has one scalar."""
+    return 0 if isinstance(values, int) else len(values)
+
+
+def scalars_in(values: Values) -> int:
+    """Return the number of scalars that an update has."""
+    return cells_of(values) or 1
+
+
+def squares_of(values: Values) -> int:
+    """Return the sum of the squares of an update's scalars."""
+    return values * values if isinstance(values, int) else sum(map(mul, values, values))
 
 
 def require(condition: bool, rule: str, reason: str) -> None:

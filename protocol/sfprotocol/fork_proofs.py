@@ -7,47 +7,40 @@ in fork_resolution.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 
 from sfprotocol.events import Examined
+from sfprotocol.fields import Values
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import Branch, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Verify, extend
-from sfprotocol.values import Values
 
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The result of comparing another history with ours."""
-
-    proof: Proof | None = None
-    same_until: int | None = None
-    """Step at which the shorter of the two ends if there is no proof; None where theirs does not follow from
-    our past."""
+Comparison = Proof | int | None
+"""The result of comparing another history with ours: a proof that they differ, or the step at which the
+shorter of the two ends; None where theirs does not follow from our past."""
 
 
 def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Comparison:
     """Compare what a peer has shown with our own log (SPEC E2)."""
     if isinstance(event.against, Proof):
-        return Comparison(_adopted(event, event.against))
+        return _adopted(event, event.against)
     found = _compare(run, event, event.against, signed)
-    return Comparison(_beside_cut(state, event, event.against)) if _meets_cut(state, event, found) else found
+    return _beside_cut(state, event, event.against) if _meets_cut(state, event, found) else found
 
 
 def _compare(run: RunParameters, event: Examined, theirs: Segment, signed: Verify) -> Comparison:
     head = extend(event.chain, theirs.parts)
     if not signed(run.run_id, event.feed, theirs.stop, head, theirs.signature):
-        return Comparison()
+        return None
     ours = event.ours
     pairs = zip(_updates(ours.parts), _updates(theirs.parts), strict=False)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     if common == min(ours.count, theirs.count):
-        return Comparison(same_until=theirs.first + common)
+        return theirs.first + common
     fork = extend(event.chain, first_updates(ours.parts, common))
     one, other = (Branch(drop_updates(side.parts, common), side.signature) for side in (ours, theirs))
-    return Comparison(Proof(event.feed, theirs.first + common, (fork, fork), (one, other)))
+    return Proof(event.feed, theirs.first + common, (fork, fork), (one, other))
 
 
 def _adopted(event: Examined, theirs: Proof) -> Proof | None:
@@ -62,7 +55,7 @@ def _adopted(event: Examined, theirs: Proof) -> Proof | None:
 def _meets_cut(state: FeedState, event: Examined, found: Comparison) -> bool:
     """Return whether a signed continuation of ours meets the cut with another chain head than the cut's."""
     theirs = event.against
-    if not isinstance(theirs, Segment) or found.same_until is None or event.kept is None:
+    if not isinstance(theirs, Segment) or not isinstance(found, int) or event.kept is None:
         return False
     if not theirs.first <= state.forked <= theirs.stop or not state.forked_chain:
         return False
@@ -99,11 +92,7 @@ def holds(run: RunParameters, proof: Proof, signed: Verify) -> bool:
         return False
     return all(
         signed(
-            run.run_id,
-            proof.feed,
-            proof.at + _count(branch),
-            extend(chain, branch.parts),
-            branch.signature,
+            run.run_id, proof.feed, proof.at + _count(branch), extend(chain, branch.parts), branch.signature
         )
         for chain, branch in zip(proof.chains, proof.branches, strict=True)
     )

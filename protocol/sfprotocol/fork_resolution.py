@@ -1,19 +1,21 @@
 """Fork resolution: finding, proving and cutting feeds with two histories (SPEC A7, A8, E1-E5).
 
 Suspicion comes from segments that do not verify and from tags that differ. The peer is then asked for its
-history (inquiries), which is compared with ours (fork_proofs); a proof of two signed histories cuts the feed
-and is shown to everybody. How a node gets what it lacks is no concern of this module.
+history (an inquiry, answered by ordinary segments), which is compared with ours (fork_proofs); a proof of two
+signed histories cuts the feed and is shown to everybody. How a node gets what it lacks is no
+concern of this module.
 """
 
 from __future__ import annotations
 
-from sfprotocol import fork_proofs, inquiries, plumtree, validation
+from sfprotocol import fork_proofs, plumtree, validation
 from sfprotocol.anti_entropy import SYNC_INTERVAL
+from sfprotocol.counting import NEVER
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.events import Action, Counters, Cut, Examine, Examined, LinkId, ShowProof, Trace
+from sfprotocol.events import Action, Counters, Cut, Examine, Examined, LinkId, ShowProof, Trace, Transmit
 from sfprotocol.frontier import UNCUT, FeedState, Frontier
-from sfprotocol.link import Link
-from sfprotocol.messages import Claim, Feed, Proof, Segment
+from sfprotocol.link import Inquiry, Link
+from sfprotocol.messages import Claim, Feed, Position, Proof, Segment, Want
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FORGERY_COST, OriginBuckets
@@ -59,10 +61,10 @@ class ForkResolution:
         self._charge(link, now)
         self._pulls.forget(state.feed, link, now)
         if not state.next:
-            inquiries.avoid(link, state, now)
+            avoid(link, state, now)
             return self._pulls.wake(now)
         if state.forked == UNCUT:
-            return [*inquiries.begin(link, state, self._least(link, state), now), *self._pulls.wake(now)]
+            return [*inquire(link, state, self._least(link, state), now), *self._pulls.wake(now)]
         rest = without_front(segment, state.next)
         return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
 
@@ -70,11 +72,11 @@ class ForkResolution:
         """Ask whether one of several feeds with this key is forked: the segment continues none of them."""
         actions: list[Action] = []
         for state in states:
-            if segment.first < state.next and inquiries.under_way(link, state, now):
+            if segment.first < state.next and under_way(link, state, now):
                 self._charge(link, now)
                 actions.append(Examine(link.id, state.feed, segment))
             elif validation.due(state, segment) and state.next and state.forked == UNCUT:
-                actions += inquiries.begin(link, state, self._least(link, state), now, whole=True)
+                actions += inquire(link, state, self._least(link, state), now, whole=True)
         return actions
 
     def check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
@@ -85,7 +87,7 @@ class ForkResolution:
         if claim.next != state.next or claim.tag in (plumtree.NO_TAG, state.claim().tag):
             return []
         shared_key = len(link.names.matching(state.key, self._frontier)) > 1
-        return inquiries.begin(link, state, self._least(link, state), now, whole=shared_key)
+        return inquire(link, state, self._least(link, state), now, whole=shared_key)
 
     def _least(self, link: Link, state: FeedState) -> int:
         return max(state.base, self._frontier.kept_from(state.feed, link.floor))
@@ -103,7 +105,7 @@ class ForkResolution:
         if not link.names.learn(proof.feed, self._frontier) or proof.cut > state.forked or not state.forked:
             return self.show(link, proof.feed, now)
         if proof.cut == state.forked and proof.chains[0] == state.forked_chain:
-            link.proofs.shown[proof.feed] = proof.cut, now
+            link.shown[proof.feed] = proof.cut, now
             return []
         if not self._origins.may_prove(proof.feed.origin, now):
             self._counters.put_off += 1
@@ -128,13 +130,13 @@ class ForkResolution:
         if state.forked != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
             return [Examine(event.link, event.feed, event.against)]
         finding = fork_proofs.judge(self._run, state, event, self._verify)
-        if finding.proof:
-            return self.cut(finding.proof, now)
+        if isinstance(finding, Proof):
+            return self.cut(finding, now)
         link = self._links.get(event.link)
         if link is None or isinstance(event.against, Proof):
             return []
-        if finding.same_until is not None:
-            return self._same(link, state, event, finding.same_until, now)
+        if finding is not None:
+            return self._same(link, state, event, finding, now)
         if len(link.names.matching(state.key, self._frontier)) > 1:
             return []  # it was another feed's
         return self._strange(link, state, now)
@@ -142,7 +144,7 @@ class ForkResolution:
     def _strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
         """Look further back: what the peer has shown does not follow from our past."""
         self._charge(link, now)
-        return inquiries.look_further_back(link, state, self._least(link, state), now)
+        return look_further_back(link, state, self._least(link, state), now)
 
     def _same(self, link: Link, state: FeedState, event: Examined, until: int, now: float) -> list[Action]:
         """Look at the rest of what the peer has shown: up to step `until` its history is ours."""
@@ -180,20 +182,81 @@ class ForkResolution:
         state = self._frontier.state(feed)
         if not link.greeted or state.forked == UNCUT:
             return []
-        cut, since = link.proofs.shown.get(feed, (UNCUT, float("-inf")))
+        cut, since = link.shown.get(feed, (UNCUT, float("-inf")))
         if cut == state.forked and now - since < SHOW_AGAIN:
             return []
         if now - since < SYNC_INTERVAL:
-            link.proofs.again[feed] = None
+            link.to_show[feed] = None
             return []
-        link.proofs.shown[feed] = state.forked, now
+        link.shown[feed] = state.forked, now
         return [ShowProof(link.id, feed)]
 
     def show_again(self, link: Link, now: float) -> list[Action]:
         """Send the proofs that were put off: an origin with a thousand forks must not use up its neighbours'
         share of waste."""
-        feeds, link.proofs.again = list(link.proofs.again), {}
+        feeds, link.to_show = list(link.to_show), {}
         return [action for feed in feeds for action in self.show(link, feed, now)]
 
     def _charge(self, link: Link, now: float) -> None:
         link.waste.charge(FORGERY_COST, len(self._frontier), now)
+
+
+LOOK_BACK = (64, 4096, None)
+"""Numbers of updates before our end from which the peer's history is asked for, one after the other, until it
+joins ours; None: from the first step that both keep. Most forks are the few updates that a backup lacked."""
+
+INQUIRY_TIME = 60.0
+"""Seconds after which a peer may be asked again for another history of the same feed, and for what continues
+ours. A peer with nothing but garbage then costs three questions a minute and feed."""
+
+MAX_INQUIRIES = 64
+"""Feeds under inquiry on one link: what a peer with garbage for many feeds can make us remember and ask."""
+
+
+def under_way(link: Link, state: FeedState, now: float) -> bool:
+    """Return whether what the link brings of this feed is an answer to an inquiry."""
+    inquiry = link.inquiries.get(state.feed)
+    return inquiry is not None and inquiry.until > now and inquiry.stage < len(LOOK_BACK)
+
+
+def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool = False) -> list[Action]:
+    """Ask for the peer's history, unless we have done so lately or ask this peer for too much already.
+
+    `least` is the first step that both sides keep. `whole`: from there at once, where feeds share a key: a
+    history that does not follow from our past may then be another feed's.
+    """
+    known = link.inquiries.get(state.feed)
+    if known and known.until > now:
+        return []
+    if len(link.inquiries) >= MAX_INQUIRIES:
+        for feed in [feed for feed, inquiry in link.inquiries.items() if inquiry.until <= now]:
+            del link.inquiries[feed]
+    if len(link.inquiries) >= MAX_INQUIRIES:
+        return []
+    link.inquiries[state.feed] = Inquiry(now + INQUIRY_TIME, len(LOOK_BACK) - 1 if whole else 0)
+    return _ask(link, state, least)
+
+
+def avoid(link: Link, state: FeedState, now: float) -> None:
+    """Do not ask this peer for the feed for a while, nor for another history: we have none to compare."""
+    inquire(link, state, NEVER, now)
+    if known := link.inquiries.get(state.feed):
+        known.stage = len(LOOK_BACK)
+
+
+def look_further_back(link: Link, state: FeedState, least: int, now: float) -> list[Action]:
+    """Ask from an earlier step: what came did not follow from our past either."""
+    inquiry = link.inquiries.get(state.feed)
+    if inquiry is None:
+        return inquire(link, state, least, now)
+    inquiry.stage += 1
+    return _ask(link, state, least)
+
+
+def _ask(link: Link, state: FeedState, least: int) -> list[Action]:
+    stage = link.inquiries[state.feed].stage
+    if stage >= len(LOOK_BACK) or least > state.next:
+        return []
+    back = LOOK_BACK[stage]
+    start = least if back is None else max(least, state.next - back)
+    return [Transmit(link.id, Want((Position(state.feed, start),)))]

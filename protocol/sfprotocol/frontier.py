@@ -14,15 +14,26 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice, takewhile
 from operator import attrgetter
-from typing import NamedTuple
 
-from sfprotocol import proof_of_work, seeds
+import numpy as np
+from numpy.typing import NDArray
+
+from sfprotocol import seeds, signing
 from sfprotocol.checkpoints import Base
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Checkpoint
-from sfprotocol.lthash import LtHash
 from sfprotocol.messages import Claim, Feed, RunParameters
 from sfprotocol.signing import genesis
+
+LANES = 1024
+"""Numbers of 16 bits in the hash of all records (LtHash, SPEC D3).
+
+Each record is expanded to so many numbers by an extendable-output function, and those of all records are
+added lane by lane, modulo 2^16 (Bellare and Micciancio 1997; Lewi, Kim, Maykov and Weis 2019, "Securing
+Update Propagation with Homomorphic Hashing"): a record joins or leaves at a cost of its own. Two sets with
+equal sums are a short solution of a lattice problem in 1,024 dimensions, which takes about 2^200 steps to
+find. Sums without lanes and XOR, which Gaussian elimination or a generalised birthday attack solve at once,
+would let chosen feeds collide."""
 
 TAG_BYTES = 4
 """Bytes of a feed's tag: two histories with equal tags, one pair in 2^32, differ after one more update."""
@@ -113,13 +124,6 @@ class FeedState:
         return self.claimed
 
 
-class Evicted(NamedTuple):
-    """A feed that has made room, and up to which step it was held."""
-
-    feed: Feed
-    stop: int
-
-
 class Frontier:
     """All feeds of one run of which something is admitted, or that are cut; in an open run the MAX_FEEDS with
     the lowest work (SPEC S8)."""
@@ -142,7 +146,8 @@ class Frontier:
         self._by_key: dict[int, list[Feed]] = {}
         self._by_work: list[tuple[int, Feed]] = []
         """The feeds of an open run as a heap, by their work with the sign changed: the highest is first."""
-        self._records = LtHash()
+        self._records = np.zeros(LANES, "<u2")
+        """The sum of what the records of feeds are expanded to."""
         self._unsummed: dict[Feed, FeedState] = {}
         """Feeds that have changed since the digest was last wanted."""
         self._digest: bytes | None = None
@@ -194,28 +199,28 @@ class Frontier:
         """Return whether `feed` is not held and never will be, as its work is too high (SPEC S7, S8)."""
         if self.run.organised or feed in self._states:
             return False
-        return proof_of_work.value(self.run.run_id, *feed) >= self.highest_work
+        return signing.work(self.run.run_id, *feed) >= self.highest_work
 
     @property
     def highest_work(self) -> int:
         """The number below which the work of a feed must be that joins an open run. It never grows."""
         if len(self._order) < MAX_FEEDS:
-            return proof_of_work.bound(self.run.work_bits)
+            return signing.work_bound(self.run.work_bits)
         return -self._by_work[0][0]
 
-    def evict(self) -> Evicted | None:
-        """Remove the feed with the highest work if there is one too many (SPEC S8)."""
+    def evict(self) -> tuple[Feed, int] | None:
+        """Remove the feed with the highest work if there is one too many (SPEC S8); return it with the step
+        up to which it was held."""
         if self.run.organised or len(self._order) <= MAX_FEEDS:
             return None
         _, feed = heappop(self._by_work)
         state = self._states.pop(feed)
         del self._order[bisect_left(self._order, feed, key=_FEED)]
         self._by_key[state.key].remove(feed)
-        evicted = Evicted(feed, state.next)
-        self.known -= state.next
-        state.next, state.forked = 0, UNCUT
+        stop, state.next, state.forked = state.next, 0, UNCUT
+        self.known -= stop
         self._changed(state)
-        return evicted
+        return feed, stop
 
     @property
     def floor(self) -> int:
@@ -339,17 +344,17 @@ class Frontier:
         """
         if self._digest is None:
             self._sum_up()
-            said = self.run.run_id + self.control + self._records.value()
+            said = self.run.run_id + self.control + self._records.tobytes()
             self._digest = hashlib.blake2b(said, digest_size=32, person=b"sfnode-state").digest()
         return self._digest
 
     def _sum_up(self) -> None:
         for state in self._unsummed.values():
             if state.summed:
-                self._records.remove(state.summed)
+                self._records -= _expand(state.summed)
             state.summed = b"" if state.empty or self.is_strange(state.feed) else state.record()
             if state.summed:
-                self._records.add(state.summed)
+                self._records += _expand(state.summed)
         self._unsummed.clear()
 
     def _kept(self, feed: Feed) -> FeedState:
@@ -357,7 +362,7 @@ class Frontier:
         if feed not in self._states:
             self._states[feed] = state
             if not self.run.organised:
-                heappush(self._by_work, (-proof_of_work.value(self.run.run_id, *feed), feed))
+                heappush(self._by_work, (-signing.work(self.run.run_id, *feed), feed))
             insort(self._order, state, key=_FEED)
             self._by_key.setdefault(state.key, []).append(feed)
         return state
@@ -365,3 +370,7 @@ class Frontier:
     def _changed(self, state: FeedState) -> None:
         self._unsummed[state.feed] = state
         self._digest = state.claimed = None
+
+
+def _expand(record: bytes) -> NDArray[np.uint16]:
+    return np.frombuffer(hashlib.shake_128(record).digest(2 * LANES), "<u2")

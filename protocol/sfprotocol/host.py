@@ -25,51 +25,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sfprotocol import wire_codec
+from sfprotocol import events, messages, wire_codec
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.events import (
-    Action,
-    Admit,
-    ContinueAs,
-    Cut,
-    Drop,
-    Event,
-    Evict,
-    Examine,
-    Examined,
-    KeepAuthority,
-    KeepCard,
-    KeepControl,
-    KeepStatement,
-    LinkDown,
-    LinkId,
-    LinkUp,
-    OwnDecision,
-    Petitioned,
-    Rebase,
-    Received,
-    Recounted,
-    Serve,
-    Served,
-    ShowProof,
-    Trace,
-    Traced,
-    Transmit,
-    Wake,
-    Writable,
-)
 from sfprotocol.machine import Machine
-from sfprotocol.messages import (
-    Card,
-    Feed,
-    Form,
-    HigherWord,
-    Message,
-    Proof,
-    RunParameters,
-    Segment,
-    Statement,
-)
 from sfprotocol.signing import genesis
 
 MAX_ROUND = 512
@@ -90,22 +48,22 @@ MAX_UNHANDLED = 32
 class Commit:
     """Changes that one round makes durable, all or none, before anything that follows from them is done."""
 
-    admits: tuple[Admit, ...] = ()
+    admits: tuple[events.Admit, ...] = ()
     """Segments in the order of admission. In an organised run one may begin before the end of what was
     stored of its feed, which is of another history from there on: it takes its place."""
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[events.Cut, ...] = ()
     """Cuts in the order in which they were found; of one feed each is lower than the one before."""
-    evicted: tuple[Feed, ...] = ()
+    evicted: tuple[messages.Feed, ...] = ()
     """Feeds of which nothing counts any more, whatever was admitted or cut, nor ever will (SPEC S8)."""
-    cards: tuple[Card, ...] = ()
-    own: Feed | None = None
+    cards: tuple[messages.Card, ...] = ()
+    own: messages.Feed | None = None
     """Our own feed from now on; None if it has not changed."""
-    control: tuple[KeepControl, ...] = ()
+    control: tuple[events.KeepControl, ...] = ()
     """Changes of the control feed, in order."""
-    authority: tuple[HigherWord, ...] = ()
-    statement: Statement | None = None
+    authority: tuple[messages.HigherWord, ...] = ()
+    statement: messages.Statement | None = None
     """Our own as a stand-in; None if it has not changed."""
-    rebase: Rebase | None = None
+    rebase: events.Rebase | None = None
     """The bases with which the log is to begin, after everything else in this commit."""
 
 
@@ -115,24 +73,24 @@ class Store(Protocol):
     def append(self, commit: Commit) -> None:
         """Make `commit` durable, all of it or nothing. Called by the adapter, between the two phases."""
 
-    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+    def read(self, feed: messages.Feed, first: int, max_updates: int) -> messages.Segment | None:
         """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end.
 
         At most so many, unless the first signature is further: where a history took the place of another.
         """
 
-    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+    def past(self, feed: messages.Feed, step: int) -> tuple[bytes, messages.Segment]:
         """Return the chain head before `step`, and what there is from there to the next signature."""
 
-    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+    def label(self, feed: messages.Feed, step: int) -> tuple[int, int]:
         """Return the epoch of the update before `step`, and how many before `step` belong to it: (0, 0) at
         the beginning. Used in organised runs only."""
 
-    def proof(self, feed: Feed) -> Proof | None:
+    def proof(self, feed: messages.Feed) -> messages.Proof | None:
         """Return the proof of the lowest cut of `feed`, if it is cut."""
 
 
-def cut_chain(run: RunParameters, proof: Proof) -> bytes:
+def cut_chain(run: messages.RunParameters, proof: messages.Proof) -> bytes:
     """Return the chain head of what still counts of the feed that `proof` cuts (SPEC E4)."""
     return proof.chains[0] if proof.cut else genesis(run.run_id, proof.feed)
 
@@ -144,8 +102,8 @@ def cut_chain(run: RunParameters, proof: Proof) -> bytes:
 class Send:
     """Send this frame. After a Segment, post Writable once everything given to the link has left."""
 
-    link: LinkId
-    message: Message
+    link: events.LinkId
+    message: messages.Message
     frame: bytes
     """The encoding of `message`; the same object for all links that are sent the same."""
 
@@ -154,7 +112,7 @@ class Send:
 class Close:
     """End the link once what was sent on it has left, then post LinkDown."""
 
-    link: LinkId
+    link: events.LinkId
     fault: str | None
     """The SPEC rule that the peer broke, with the reason; None for an ordinary parting."""
 
@@ -168,12 +126,12 @@ class Advanced:
     same: an organiser names nothing beyond it. Whoever applies updates reads them from the store.
     """
 
-    feed: Feed
+    feed: messages.Feed
     before: int
     stop: int
 
 
-Effect = Send | Close | Advanced | Petitioned
+Effect = Send | Close | Advanced | events.Petitioned
 """A Petitioned of the machine is handed on as it is."""
 
 
@@ -186,19 +144,19 @@ class Host:
     def __init__(self, machine: Machine, store: Store) -> None:
         self.machine = machine
         self._store = store
-        self._events: deque[Event] = deque()
+        self._events: deque[events.Event] = deque()
         """Events that no link has brought."""
-        self._frames: dict[LinkId, deque[Received | LinkDown]] = {}
+        self._frames: dict[events.LinkId, deque[events.Received | events.LinkDown]] = {}
         """Frames by link, and the end of the link after its last one; none empty."""
-        self._turns: deque[LinkId] = deque()
+        self._turns: deque[events.LinkId] = deque()
         """Links with frames, in the order of their turns, but for those that rest."""
-        self._resting: dict[LinkId, float] = {}
+        self._resting: dict[events.LinkId, float] = {}
         """Links with frames that rest, and until when (SPEC L9)."""
         self.taken = 0
         """Number of events that the last round has handled."""
-        self._links: set[LinkId] = set()
+        self._links: set[events.LinkId] = set()
         """Open links; only ever asked for membership."""
-        self._decided: list[Action] | None = None
+        self._decided: list[events.Action] | None = None
         """Actions that the round under way has decided on; None between rounds."""
 
     # -- events ------------------------------------------------------------------------------------
@@ -217,30 +175,30 @@ class Host:
         """Return the time at which a round is due although nothing waits for one."""
         return min(self.machine.next_deadline(), *self._resting.values(), float("inf"))
 
-    def post(self, event: Event) -> None:
+    def post(self, event: events.Event) -> None:
         """Queue an event for the machine."""
         match event:
-            case Received() | LinkDown():
+            case events.Received() | events.LinkDown():
                 self._queue(event)
-            case LinkUp(link=link):
+            case events.LinkUp(link=link):
                 self._links.add(link)
                 self._events.append(event)
-            case OwnDecision():  # was made of what is here now, which any other event may change
+            case events.OwnDecision():  # was made of what is here now, which any other event may change
                 self._events.appendleft(event)
             case _:
                 self._events.append(event)
 
-    def _queue(self, event: Received | LinkDown) -> None:
+    def _queue(self, event: events.Received | events.LinkDown) -> None:
         link = event.link
         if link not in self._frames:
             self._frames[link] = deque()
             self._turns.append(link)
         self._frames[link].append(event)
-        if isinstance(event, LinkDown):
+        if isinstance(event, events.LinkDown):
             self._links.discard(link)
             self._wake(link)
 
-    def has_room(self, link: LinkId) -> bool:
+    def has_room(self, link: events.LinkId) -> bool:
         """Whether another frame of this link may be posted; if not, the link is not to be read."""
         return len(self._frames.get(link, ())) < MAX_UNHANDLED
 
@@ -256,7 +214,7 @@ class Host:
         """
         if self._decided is not None:
             raise LocalProtocolError("a round is decided before the last one was carried out")
-        actions: list[Action] = []
+        actions: list[events.Action] = []
         for link in [link for link, until in self._resting.items() if until <= now]:
             self._wake(link)
         self.taken = 0
@@ -266,7 +224,7 @@ class Host:
             if clock is not None and clock() - now > ROUND_TIME:
                 break
         if now >= self.machine.next_deadline():
-            actions += self.machine.handle(Wake(), now)
+            actions += self.machine.handle(events.Wake(), now)
         self._decided = actions
         return commit_of(actions)
 
@@ -280,22 +238,22 @@ class Host:
         actions, self._decided = self._decided, None
         frames = _Frames(self._store, self.machine.run.form)
         effects: list[Effect] = []
-        gone = {action.feed for action in actions if isinstance(action, Evict)}
+        gone = {action.feed for action in actions if isinstance(action, events.Evict)}
         for action in actions:
-            if isinstance(action, Serve | ShowProof | Examine) and action.feed in gone:
-                self.post(Writable(action.link))  # the link waits for no segment
+            if isinstance(action, events.Serve | events.ShowProof | events.Examine) and action.feed in gone:
+                self.post(events.Writable(action.link))  # the link waits for no segment
             elif effect := self._effect(action, frames):
                 effects.append(effect)
         return effects
 
-    def _next(self, now: float) -> Event | None:
+    def _next(self, now: float) -> events.Event | None:
         """Take the next event: of those that no link has brought, else of the link whose turn it is."""
         if self._events:
             return self._events.popleft()
         while self._turns:
             link = self._turns.popleft()
             frames, until = self._frames[link], self.machine.rests_until(link)
-            if until > now and not isinstance(frames[-1], LinkDown):
+            if until > now and not isinstance(frames[-1], events.LinkDown):
                 self._resting[link] = until
                 continue
             while until > now and len(frames) > 1:
@@ -308,79 +266,81 @@ class Host:
             return event
         return None
 
-    def _wake(self, link: LinkId) -> None:
+    def _wake(self, link: events.LinkId) -> None:
         if self._resting.pop(link, None) is not None:
             self._turns.append(link)
 
-    def _effect(self, action: Action, frames: _Frames) -> Effect | None:
+    def _effect(self, action: events.Action, frames: _Frames) -> Effect | None:
         match action:
-            case Transmit(link=link, message=message) if link in self._links:
+            case events.Transmit(link=link, message=message) if link in self._links:
                 return Send(link, message, frames.of(message))
-            case Serve(link=link) if link in self._links:
+            case events.Serve(link=link) if link in self._links:
                 return self._serve(action, frames)
-            case ShowProof(link=link, feed=feed) if link in self._links:
+            case events.ShowProof(link=link, feed=feed) if link in self._links:
                 proof = frames.proof(feed)
                 return Send(link, proof, frames.of(proof))
-            case Drop(link=link, fault=fault) if link in self._links:
+            case events.Drop(link=link, fault=fault) if link in self._links:
                 self._links.discard(link)
                 return Close(link, fault or None)
-            case Admit(feed=feed, segment=segment, counted=counted) if counted:
+            case events.Admit(feed=feed, segment=segment, counted=counted) if counted:
                 return Advanced(feed, segment.first, segment.first + counted)
-            case Cut(proof=proof, stop=stop) if stop > proof.cut:
+            case events.Cut(proof=proof, stop=stop) if stop > proof.cut:
                 return Advanced(proof.feed, stop, proof.cut)
-            case Cut(proof=proof, stop=stop) if self.machine.organised:
+            case events.Cut(proof=proof, stop=stop) if self.machine.organised:
                 return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
-            case Recounted(feed=feed, before=before) | Evict(feed=feed, stop=before):
+            case events.Recounted(feed=feed, before=before) | events.Evict(feed=feed, stop=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
-            case Petitioned():
+            case events.Petitioned():
                 return action
-            case Examine():
+            case events.Examine():
                 self._examine(action)
-            case Trace(feed=feed, stop=stop) if self._keeps(feed, stop):
-                self.post(Traced(feed, stop, *self._store.past(feed, stop), *self._store.label(feed, stop)))
+            case events.Trace(feed=feed, stop=stop) if self._keeps(feed, stop):
+                self.post(
+                    events.Traced(feed, stop, *self._store.past(feed, stop), *self._store.label(feed, stop))
+                )
         return None  # durable by now, or for a link that is gone
 
-    def _serve(self, serve: Serve, frames: _Frames) -> Send | None:
+    def _serve(self, serve: events.Serve, frames: _Frames) -> Send | None:
         stop = self.machine.frontier.next(serve.feed)
         if not self._keeps(serve.feed, serve.first) or stop <= serve.first:
-            self.post(Writable(serve.link))
+            self.post(events.Writable(serve.link))
             return None
         segment = frames.segment(serve, stop)
-        self.post(Served(serve.link, serve.feed, segment.stop, serve.hops))
+        self.post(events.Served(serve.link, serve.feed, segment.stop, serve.hops))
         if segment.count > self.machine.run.form.segment_updates:  # only others have a nearer signature
-            self.post(Writable(serve.link))
+            self.post(events.Writable(serve.link))
             return None
         return Send(serve.link, segment, frames.of(segment))
 
-    def _examine(self, examine: Examine) -> None:
+    def _examine(self, examine: events.Examine) -> None:
         feed, against = examine.feed, examine.against
-        step = against.at if isinstance(against, Proof) else against.first
+        step = against.at if isinstance(against, messages.Proof) else against.first
         if not self._keeps(feed, step):
             return
         chain, ours = self._store.past(feed, step)
-        self.post(Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
+        self.post(events.Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
 
-    def _keeps(self, feed: Feed, step: int) -> bool:
+    def _keeps(self, feed: messages.Feed, step: int) -> bool:
         """Return whether the log still has `feed` from this step on, after what this round has let go."""
         return step >= self.machine.frontier.base(feed).step
 
 
-def commit_of(actions: list[Action]) -> Commit | None:
+def commit_of(actions: list[events.Action]) -> Commit | None:
     """Return what of `actions` has to be durable before the others are carried out; None if nothing has."""
-    admits = tuple(action for action in actions if isinstance(action, Admit))
-    cuts = tuple(action for action in actions if isinstance(action, Cut))
-    cards = tuple(action.card for action in actions if isinstance(action, KeepCard))
-    renewals = [action.feed for action in actions if isinstance(action, ContinueAs)]
-    statements = [action.statement for action in actions if isinstance(action, KeepStatement)]
-    rebases = [action for action in actions if isinstance(action, Rebase)]
+    admits = tuple(action for action in actions if isinstance(action, events.Admit))
+    cuts = tuple(action for action in actions if isinstance(action, events.Cut))
+    cards = tuple(action.card for action in actions if isinstance(action, events.KeepCard))
+    renewals = [action.feed for action in actions if isinstance(action, events.ContinueAs)]
+    statements = [action.statement for action in actions if isinstance(action, events.KeepStatement)]
+    rebases = [action for action in actions if isinstance(action, events.Rebase)]
     commit = Commit(
         admits,
         cuts,
-        tuple(action.feed for action in actions if isinstance(action, Evict)),
+        tuple(action.feed for action in actions if isinstance(action, events.Evict)),
         cards,
         renewals[-1] if renewals else None,
-        tuple(action for action in actions if isinstance(action, KeepControl)),
-        tuple(action.message for action in actions if isinstance(action, KeepAuthority)),
+        tuple(action for action in actions if isinstance(action, events.KeepControl)),
+        tuple(action.message for action in actions if isinstance(action, events.KeepAuthority)),
         statements[-1] if statements else None,
         rebases[-1] if rebases else None,
     )
@@ -390,29 +350,29 @@ def commit_of(actions: list[Action]) -> Commit | None:
 class _Frames:
     """The messages of one round as bytes: each is read and encoded once, to however many links it goes."""
 
-    def __init__(self, store: Store, form: Form) -> None:
+    def __init__(self, store: Store, form: messages.Form) -> None:
         self._store = store
         self._form = form
-        self._encoded: dict[int, tuple[Message, bytes]] = {}
+        self._encoded: dict[int, tuple[messages.Message, bytes]] = {}
         """Encodings by identity of the message, which is kept so that no other takes its place in memory."""
-        self._read: dict[tuple[Feed, int], Segment] = {}
-        self._served: dict[tuple[Feed, int, int], Segment] = {}
-        self._proofs: dict[Feed, Proof] = {}
+        self._read: dict[tuple[messages.Feed, int], messages.Segment] = {}
+        self._served: dict[tuple[messages.Feed, int, int], messages.Segment] = {}
+        self._proofs: dict[messages.Feed, messages.Proof] = {}
 
-    def of(self, message: Message) -> bytes:
+    def of(self, message: messages.Message) -> bytes:
         """Return the encoding of `message`."""
         if id(message) not in self._encoded:
             self._encoded[id(message)] = message, wire_codec.encode(message, *self._form)
         return self._encoded[id(message)][1]
 
-    def segment(self, serve: Serve, stop: int) -> Segment:
+    def segment(self, serve: events.Serve, stop: int) -> messages.Segment:
         """Return what is served of a feed that counts up to `stop`, with its hop count."""
         asked = serve.feed, serve.first, serve.hops
         if asked not in self._served:
             self._served[asked] = replace(self._from_log(serve.feed, serve.first, stop), hops=serve.hops)
         return self._served[asked]
 
-    def _from_log(self, feed: Feed, first: int, stop: int) -> Segment:
+    def _from_log(self, feed: messages.Feed, first: int, stop: int) -> messages.Segment:
         """Return what the log has from `first` on, up to the last signature at which no more than `stop` is
         reached: it may have more, of what did not count in the end."""
         if (feed, first) not in self._read:
@@ -422,7 +382,7 @@ class _Frames:
             self._read[feed, first] = segment
         return self._read[feed, first]
 
-    def proof(self, feed: Feed) -> Proof:
+    def proof(self, feed: messages.Feed) -> messages.Proof:
         """Return the proof that `feed` is cut."""
         if feed not in self._proofs:
             proof = self._store.proof(feed)

@@ -15,7 +15,7 @@ lead is our own error (LocalProtocolError). ALLOWED lists the messages that a pe
 `check_allowed` turns any other into the peer's error (RemoteProtocolError).
 
 What a link remembers lies in parts, one for each concern: names of feeds, outbox, inbox, agreement of
-digests, fork proofs, intake, waste. The parts are plain data; plumtree, anti_entropy, pulls, inquiries,
+digests, intake, waste. The parts are plain data; plumtree, anti_entropy, pulls,
 fork_resolution and cards act on them.
 """
 
@@ -23,36 +23,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 from sfprotocol.counting import NEVER
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import LinkId
 from sfprotocol.frontier import MAX_FEEDS, Frontier
 from sfprotocol.messages import (
-    Card,
     Commitment,
-    Control,
-    ControlFork,
     ControlHead,
-    ControlWant,
-    DoubleVote,
     Feed,
     Finding,
-    Floor,
+    Flooded,
     Goodbye,
-    Have,
     Hello,
     Message,
-    Offer,
-    Petition,
-    Proof,
-    Prune,
-    Segment,
-    Statement,
-    Succession,
-    Summary,
-    Want,
+    OfDecisions,
 )
 from sfprotocol.rate_limit import Bucket, Intake, Waste
 
@@ -72,9 +58,7 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
 }
 """The states that may follow each state."""
 
-_DECIDED = frozenset({ControlHead, ControlWant, Control, Succession, ControlFork, DoubleVote, Floor})
-_CONTROL = _DECIDED | {Petition, Offer, Statement, Commitment, Finding}
-_AFTER_HELLO = frozenset({Segment, Summary, Have, Want, Prune, Proof, Card, Goodbye}) | _CONTROL
+_AFTER_HELLO = frozenset(get_args(Flooded | OfDecisions)) - {Hello} | {Commitment, Finding, Goodbye}
 
 ALLOWED: dict[LinkState, frozenset[type]] = {
     LinkState.UP: frozenset({Hello, Goodbye}),
@@ -192,17 +176,7 @@ class Inquiry:
     until: float
     """Time from which the peer may be asked for the feed again, and for another history of it."""
     stage: int = 0
-    """Index into inquiries.LOOK_BACK; beyond it when there is nothing more to ask for."""
-
-
-@dataclass(slots=True)
-class ProofsShown:
-    """Fork proofs that the peer was sent (SPEC E3)."""
-
-    shown: dict[Feed, tuple[int, float]] = field(default_factory=dict)
-    """The cut that the last proof of a feed proved, and the time at which it was sent."""
-    again: dict[Feed, None] = field(default_factory=dict)
-    """Feeds of which a proof with a lower cut is to be sent at the next tick."""
+    """Index into fork_resolution.LOOK_BACK; beyond it when there is nothing more to ask for."""
 
 
 @dataclass(slots=True)
@@ -252,7 +226,10 @@ class Link:
     outbox: Outbox = field(default_factory=Outbox)
     inbox: Inbox = field(default_factory=Inbox)
     agreement: Agreement = field(default_factory=Agreement)
-    proofs: ProofsShown = field(default_factory=ProofsShown)
+    shown: dict[Feed, tuple[int, float]] = field(default_factory=dict)
+    """The cut that the last fork proof of a feed proved that the peer was sent, and the time (SPEC E3)."""
+    to_show: dict[Feed, None] = field(default_factory=dict)
+    """Feeds of which a proof with a lower cut is to be sent at the next tick."""
     intake: Intake = field(default_factory=lambda: Intake(Bucket(0.0, 0.0)))
     waste: Waste = field(default_factory=Waste)
     control: ControlKnown = field(default_factory=ControlKnown)
@@ -304,7 +281,7 @@ class Link:
         box, inbox = self.outbox, self.inbox
         tables: tuple[dict[Feed, Any], ...] = (
             self.has, self.cards, self.inquiries, box.sent, box.dirty, box.serving, box.changed, inbox.ahead,
-            inbox.early, inbox.pruned, self.proofs.shown, self.proofs.again,
+            inbox.early, inbox.pruned, self.shown, self.to_show,
         )  # fmt: skip
         for table in tables:
             table.pop(feed, None)

@@ -23,50 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sfprotocol import anti_entropy, holding, inquiries, plumtree, validation, wire_codec
+from sfprotocol import anti_entropy, events, fork_resolution, messages, plumtree, validation, wire_codec
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.cards import Cards
 from sfprotocol.control_sync import NOTHING_KEPT, Kept
 from sfprotocol.counting import NEVER, Run
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.events import (
-    Action,
-    Admit,
-    Counters,
-    Drop,
-    Event,
-    Evict,
-    Examine,
-    Examined,
-    LinkDown,
-    LinkId,
-    LinkUp,
-    OrganisedEvent,
-    OwnUpdates,
-    Received,
-    Served,
-    Transmit,
-    Wake,
-    Writable,
-)
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.fork_resolution import ForkResolution
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link, LinkState, check_allowed
-from sfprotocol.messages import (
-    Card,
-    Feed,
-    Goodbye,
-    Have,
-    Hello,
-    Message,
-    Proof,
-    Prune,
-    RunParameters,
-    Segment,
-    Summary,
-    Want,
-)
-from sfprotocol.names import NAMELESS, Names
 from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
@@ -93,15 +59,15 @@ class Machine:
 
     def __init__(
         self,
-        run: RunParameters,
+        run: messages.RunParameters,
         frontier: Frontier,
         *,
-        own: Feed | None,
+        own: messages.Feed | None,
         sign: Sign,
         draw_incarnation: Callable[[], int],
         proven: bool,
         now: float,
-        cards: Iterable[Card] = (),
+        cards: Iterable[messages.Card] = (),
         names: Names = NAMELESS,
         verify: Verify = verifies,
         control: Kept = NOTHING_KEPT,
@@ -111,8 +77,8 @@ class Machine:
         `cards` are those kept so far; `names` are those that our own feed is to have."""
         self.run = run
         self.frontier = frontier
-        self.links: dict[LinkId, Link] = {}
-        self.counters = Counters()
+        self.links: dict[events.LinkId, Link] = {}
+        self.counters = events.Counters()
         self.sign = sign
         """Signs with the key of our own feed."""
         self.cards = Cards(frontier, self.links, self.counters, kept=cards, own=names, sign=sign)
@@ -141,7 +107,7 @@ class Machine:
     # -- state -------------------------------------------------------------------------------------
 
     @property
-    def own(self) -> Feed | None:
+    def own(self) -> messages.Feed | None:
         """The feed that our updates belong to; None for a relay."""
         return self._own.feed
 
@@ -179,11 +145,11 @@ class Machine:
         """Number of updates of our own that may be made in a second (SPEC O20)."""
         return self.organised.counting.pace if self.organised else float("inf")
 
-    def runs(self, feed: Feed) -> tuple[Run, ...]:
+    def runs(self, feed: messages.Feed) -> tuple[Run, ...]:
         """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
         return self.counted(feed).runs
 
-    def counted(self, feed: Feed, most: int = NEVER) -> Counted:
+    def counted(self, feed: messages.Feed, most: int = NEVER) -> Counted:
         """Return what of the first `most` steps of `feed` counts and how much, as far as they are here."""
         held = min(self.frontier.next(feed), most)
         if self.organised:
@@ -201,80 +167,86 @@ class Machine:
         own = min(self._own.deadline, self.organised.deadline() if self.organised else float("inf"))
         return min(self._next_tick, own, self._pulls.deadline(), announcing)
 
-    def rests_until(self, link_id: LinkId) -> float:
+    def rests_until(self, link_id: events.LinkId) -> float:
         """Return the time until which no frame of a link that is in debt is to be handed over (SPEC L9)."""
         link = self.links.get(link_id)
         return link.intake.rests_until if link else float("-inf")
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Take in one event; return what to do, in order. Raises LocalProtocolError on misuse only."""
-        if isinstance(event, OrganisedEvent):
+        if isinstance(event, events.OrganisedEvent):
             if self.organised is None:
                 raise LocalProtocolError(f"{type(event).__name__} in an open run")
             return self.organised.handle(event, now)
         match event:
-            case LinkUp(link=link_id, peer=peer):
+            case events.LinkUp(link=link_id, peer=peer):
                 return self._on_up(link_id, peer, now)
-            case OwnUpdates():
+            case events.OwnUpdates():
                 return self._on_own(event, now)
-            case Wake():
+            case events.Wake():
                 return self._on_wake(now)
-            case Examined():
+            case events.Examined():
                 return self._on_examined(event, now)
         link = self.links.get(event.link)
         if link is None:
             return []  # it was dropped meanwhile
         match event:
-            case Received(frame=frame):
+            case events.Received(frame=frame):
                 return self._on_frame(link, frame, now)
-            case Writable():
+            case events.Writable():
                 link.outbox.writable = True
                 return plumtree.flush(link, self.frontier)
-            case Served():
+            case events.Served():
                 plumtree.served(link, event, self.frontier, now)
                 return self.cards.tell(link, event.feed)
-            case LinkDown():
+            case events.LinkDown():
                 return self._on_down(link, now)
 
     # -- links -------------------------------------------------------------------------------------
 
-    def _on_up(self, link_id: LinkId, peer: str, now: float) -> list[Action]:
+    def _on_up(self, link_id: events.LinkId, peer: str, now: float) -> list[events.Action]:
         if link_id in self.links:
             raise LocalProtocolError(f"link {link_id} is up already")
         self.links[link_id] = Link(link_id, peer, heard=now, intake=Intake(Bucket(0.0, now)))
         role = 0 if self.own else 1
-        return [Transmit(link_id, Hello(self.run.version, self.run.run_id, role, self.frontier.known))]
+        return [
+            events.Transmit(
+                link_id, messages.Hello(self.run.version, self.run.run_id, role, self.frontier.known)
+            )
+        ]
 
-    def _on_down(self, link: Link, now: float) -> list[Action]:
+    def _on_down(self, link: Link, now: float) -> list[events.Action]:
         del self.links[link.id]
         self._pulls.release(link, now)
         return self._pulls.wake(now)
 
-    def _drop(self, link: Link, fault: str, now: float) -> list[Action]:
+    def _drop(self, link: Link, fault: str, now: float) -> list[events.Action]:
         """Drop a link; `fault` is the broken rule with its reason, or empty for an ordinary parting."""
-        return [Drop(link.id, fault), *self._on_down(link, now)]
+        return [events.Drop(link.id, fault), *self._on_down(link, now)]
 
-    def _part(self, link: Link, reason: str, now: float) -> list[Action]:
-        return [Transmit(link.id, Goodbye(reason)), *self._drop(link, "", now)]
+    def _part(self, link: Link, reason: str, now: float) -> list[events.Action]:
+        return [events.Transmit(link.id, messages.Goodbye(reason)), *self._drop(link, "", now)]
 
-    def _on_examined(self, event: Examined, now: float) -> list[Action]:
+    def _on_examined(self, event: events.Examined, now: float) -> list[events.Action]:
         try:
             return self._forks.examined(event, now)
         except RemoteProtocolError as error:
             return self._drop(self.links[event.link], str(error), now)
 
-    def _flush_all(self) -> list[Action]:
+    def _flush_all(self) -> list[events.Action]:
         return [action for link in self.links.values() for action in plumtree.flush(link, self.frontier)]
 
     # -- frames ------------------------------------------------------------------------------------
 
-    def _on_frame(self, link: Link, frame: bytes, now: float) -> list[Action]:
+    def _on_frame(self, link: Link, frame: bytes, now: float) -> list[events.Action]:
         link.heard = now
         before = self.counters.news
         try:
             message = wire_codec.decode(frame, *self.run.form)
             check_allowed(link, message)
-            if isinstance(message, (Segment, Proof, Card)):  # whose signatures have to be checked
+            if isinstance(
+                message, (messages.Segment, messages.Proof, messages.Card)
+            ):  # whose signatures have to be checked
                 link.intake.charge(len(frame), self.reserve, now)
             actions = self._on_message(link, message, now)
             if self.counters.news == before and link.id in self.links:  # a Goodbye has ended its link
@@ -283,33 +255,33 @@ class Machine:
             return self._drop(link, str(error), now)
         return actions
 
-    def _on_message(self, link: Link, message: Message, now: float) -> list[Action]:
+    def _on_message(self, link: Link, message: messages.Message, now: float) -> list[events.Action]:
         match message:
-            case Segment():
+            case messages.Segment():
                 return self._on_segment(link, message, now)
-            case Summary():
+            case messages.Summary():
                 return self._on_summary(link, message, now)
-            case Have():
+            case messages.Have():
                 return self._on_have(link, message, now)
-            case Want():
+            case messages.Want():
                 return self._on_want(link, message, now)
-            case Prune():
+            case messages.Prune():
                 plumtree.pruned(link, message, self.frontier)
                 return []
-            case Proof():
+            case messages.Proof():
                 return [*self._forks.proven(link, message, now), *self._make_room()]
-            case Card():
+            case messages.Card():
                 return self.cards.heard(link, message, now)
-            case Hello():
+            case messages.Hello():
                 return self._on_hello(link, message, now)
-            case Goodbye():
+            case messages.Goodbye():
                 return self._drop(link, "", now)
             case _:
                 if self.organised is None:
                     raise RemoteProtocolError("O12", "a decision in an open run")
                 return self.organised.on_message(link, message, now)
 
-    def _on_hello(self, link: Link, hello: Hello, now: float) -> list[Action]:
+    def _on_hello(self, link: Link, hello: messages.Hello, now: float) -> list[events.Action]:
         if hello.version != self.run.version:
             return self._part(link, f"protocol {self.run.version} here, {hello.version} there", now)
         if hello.run_id != self.run.run_id:
@@ -321,9 +293,9 @@ class Machine:
 
     # -- anti-entropy ------------------------------------------------------------------------------
 
-    def _on_summary(self, link: Link, summary: Summary, now: float) -> list[Action]:
+    def _on_summary(self, link: Link, summary: messages.Summary, now: float) -> list[events.Action]:
         anti_entropy.note_known(link, summary.known, self.frontier)
-        actions: list[Action] = []
+        actions: list[events.Action] = []
         for claim in summary.entries:
             self._check_length(claim.next)
             if link.names.learn(claim.feed, self.frontier):
@@ -344,7 +316,7 @@ class Machine:
                 self._own.hear_out(link.has)
         return actions + plumtree.flush(link, self.frontier)
 
-    def _on_have(self, link: Link, have: Have, now: float) -> list[Action]:
+    def _on_have(self, link: Link, have: messages.Have, now: float) -> list[events.Action]:
         for entry in have.entries:
             self._check_length(entry.next)
             feeds = link.names.matching(entry.feed_key, self.frontier)
@@ -352,10 +324,10 @@ class Machine:
                 self._pulls.heard_of(link, feeds[0], entry.next, now)
         return []
 
-    def _on_want(self, link: Link, want: Want, now: float) -> list[Action]:
+    def _on_want(self, link: Link, want: messages.Want, now: float) -> list[events.Action]:
         if self.organised and not want.entries:
             return self.organised.retell(link, now)
-        actions: list[Action] = []
+        actions: list[events.Action] = []
         for feed, following in want.entries:
             if feed not in self.frontier or following < self.frontier.base(feed).step:
                 continue  # nothing of it is here, or not any more (SPEC O15)
@@ -370,8 +342,8 @@ class Machine:
         if self.organised is None and following > self.run.longest_feed:
             raise RemoteProtocolError("U6", "a feed longer than the run allows")
 
-    def _on_wake(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _on_wake(self, now: float) -> list[events.Action]:
+        actions: list[events.Action] = []
         if now >= self._own.deadline:
             actions += self._own.give_up()
         actions += self.organised.wake(now) if self.organised else []
@@ -393,7 +365,7 @@ class Machine:
         if self.organised:
             self.organised.control.elections.forgive(missed)
 
-    def _tick(self, now: float) -> list[Action]:
+    def _tick(self, now: float) -> list[events.Action]:
         actions = self._own.look_for_room()
         for link in list(self.links.values()):
             if now - link.heard > LINK_TIMEOUT:
@@ -415,14 +387,14 @@ class Machine:
 
     # -- segments ----------------------------------------------------------------------------------
 
-    def _on_own(self, event: OwnUpdates, now: float) -> list[Action]:
+    def _on_own(self, event: events.OwnUpdates, now: float) -> list[events.Action]:
         if event.feed != self.own:
             return []  # computed for an incarnation that has meanwhile ended
         if self._own.overruled(event):
             return self._own.renew()
         return [*self._admit(event.feed, self._own.signed(event), None, 0, now), *self._flush_all()]
 
-    def _on_segment(self, link: Link, segment: Segment, now: float) -> list[Action]:
+    def _on_segment(self, link: Link, segment: messages.Segment, now: float) -> list[events.Action]:
         """Admit what is fresh; else it is unverified, a duplicate or a gap (SPEC FL4).
 
         Feeds may share a key: only a signature decides.
@@ -430,7 +402,7 @@ class Machine:
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
         counting = self.frontier.counting
-        if self.organised and holding.early(self.organised.counting, states, segment):
+        if self.organised and validation.early(self.organised.counting, states, segment):
             self.counters.gaps += 1
             self.organised.early(link, feeds, segment, now)
             return []
@@ -444,7 +416,7 @@ class Machine:
             return self._forks.ambiguous(link, states, segment, now)
         return self._on_stale(link, states[0], segment, now)
 
-    def _is_too_soon(self, link: Link, state: FeedState, segment: Segment, now: float) -> bool:
+    def _is_too_soon(self, link: Link, state: FeedState, segment: messages.Segment, now: float) -> bool:
         """Return whether these are news of an origin beyond its rate that this peer was not asked for, or
         anything while it is not known from where on feeds are held (SPEC O15)."""
         if self.frontier.waiting:
@@ -453,13 +425,15 @@ class Machine:
             return False
         return not self._origins.may_bring(state.feed.origin, now)
 
-    def _put_off(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+    def _put_off(
+        self, link: Link, state: FeedState, segment: messages.Segment, now: float
+    ) -> list[events.Action]:
         """Leave it until it is asked for, when the origin may bring news again (SPEC FL11): no fault."""
         self.counters.put_off += 1
         self._pulls.heard_of(link, state.feed, segment.stop, now)
         return self._tree.make_lazy(link, state, now)
 
-    def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[Action]:
+    def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[events.Action]:
         feed = state.feed
         if not fresh.counted:  # its origin was revoked before it was made
             self.frontier.stop(feed)
@@ -475,11 +449,13 @@ class Machine:
         admitted = self._admit(feed, fresh, link, hops, now)
         return [*admitted, *self._own.overtaken(feed), *self._flush_all()]
 
-    def _on_stale(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+    def _on_stale(
+        self, link: Link, state: FeedState, segment: messages.Segment, now: float
+    ) -> list[events.Action]:
         """Act on a segment of this feed that does not extend it."""
         feed = state.feed
-        if segment.first < state.next and inquiries.under_way(link, state, now):
-            return [Examine(link.id, feed, segment)]
+        if segment.first < state.next and fork_resolution.under_way(link, state, now):
+            return [events.Examine(link.id, feed, segment)]
         if validation.due(state, segment):
             return self._forks.unverified(link, state, segment, now)
         self._pulls.heard_of(link, feed, segment.stop, now)
@@ -490,14 +466,16 @@ class Machine:
         self.counters.gaps += 1
         return self._pulls.ask(link, [feed], now)
 
-    def _on_duplicate(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
+    def _on_duplicate(
+        self, link: Link, state: FeedState, segment: messages.Segment, now: float
+    ) -> list[events.Action]:
         if not segment.hops:  # from its origin, or asked for
             return []
         return self._tree.prune(self.links, link, state, now)
 
     def _admit(
-        self, feed: Feed, verified: Verified, link: Link | None, hops: int, now: float
-    ) -> list[Action]:
+        self, feed: messages.Feed, verified: Verified, link: Link | None, hops: int, now: float
+    ) -> list[events.Action]:
         """Move the frontier forward; `hops` is the hop count with which the segment is passed on."""
         segment, chain, counted, counted_chain = verified
         if segment.first != self.frontier.next(feed):
@@ -505,7 +483,7 @@ class Machine:
                 f"admitting step {segment.first} of a feed at {self.frontier.next(feed)}"
             )
         parts = first_updates(segment.parts, counted)
-        labelled = holding.labelled_after(self.frontier.state(feed), parts)
+        labelled = validation.labelled_after(self.frontier.state(feed), parts)
         epoch = parts[-1].epoch if parts else self.frontier.state(feed).epoch
         self.frontier.advance(feed, segment.first + counted, counted_chain, epoch, labelled)
         self.counters.admitted += counted
@@ -514,16 +492,16 @@ class Machine:
         for other in self.links.values() if not segment.first else ():
             other.names.held(feed, state.key)
         plumtree.mark(self.links, state, segment, hops, now)
-        return [Admit(feed, segment, chain, counted), *self._make_room()]
+        return [events.Admit(feed, segment, chain, counted), *self._make_room()]
 
-    def _make_room(self) -> list[Action]:
+    def _make_room(self) -> list[events.Action]:
         """Drop the feed with the highest work if a new one has made it one too many (SPEC S8)."""
-        evicted = self.frontier.evict()
-        if evicted is None:
+        if (evicted := self.frontier.evict()) is None:
             return []
-        self._pulls.finish(evicted.feed)
-        self._tree.forget(evicted.feed)
-        self.cards.forget(evicted.feed)
+        feed, stop = evicted
+        self._pulls.finish(feed)
+        self._tree.forget(feed)
+        self.cards.forget(feed)
         for link in self.links.values():
-            link.forget(evicted.feed)
-        return [Evict(*evicted), *self._own.taken_back(evicted.feed)]
+            link.forget(feed)
+        return [events.Evict(feed, stop), *self._own.taken_back(feed)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sfprotocol.decisions import Part
-from sfprotocol.values import Values
+from sfprotocol.fields import Values
 
 ELECTED_TERMS = 1 << 20
 """Terms from one succession to the next where stand-ins elect (SPEC O4): one a minute for two years."""
@@ -476,30 +476,13 @@ class Goodbye:
     reason: str
 
 
-Message = (
-    Hello
-    | Segment
-    | Summary
-    | Want
-    | Have
-    | Prune
-    | Proof
-    | Card
-    | ManifestRequest
-    | ManifestReply
-    | PartRequest
-    | PartReply
-    | ControlHead
-    | ControlWant
-    | Control
-    | Succession
-    | ControlFork
-    | Petition
-    | Floor
-    | Commitment
-    | Finding
-    | Offer
-    | Statement
-    | DoubleVote
-    | Goodbye
-)
+Flooded = Hello | Segment | Summary | Want | Have | Prune | Proof | Card
+"""Messages about feeds, on a link."""
+
+Asked = ManifestRequest | ManifestReply | PartRequest | PartReply
+"""A question and its answer, each on a stream of its own."""
+
+OfDecisions = ControlHead | ControlWant | Control | HigherWord | Floor | Petition | Offer | Statement
+"""Messages that organised runs have besides, on a link."""
+
+Message = Flooded | Asked | OfDecisions | Commitment | Finding | Goodbye

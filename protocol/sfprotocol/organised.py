@@ -12,48 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
-from sfprotocol import anti_entropy, holding
+from sfprotocol import anti_entropy, events, messages, validation
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_sync import ControlSync, Kept
 from sfprotocol.counting import NEVER, Counting, Run
 from sfprotocol.decisions import INCARNATIONS, Recount
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.events import (
-    Action,
-    CheckpointKept,
-    Counters,
-    LinkId,
-    OrganisedEvent,
-    OwnDecision,
-    OwnHandOver,
-    OwnPetition,
-    OwnSuccession,
-    Rebase,
-    Recounted,
-    Trace,
-    Traced,
-    Transmit,
-)
 from sfprotocol.frontier import FeedState, Frontier
 from sfprotocol.link import Link
-from sfprotocol.messages import (
-    Commitment,
-    Control,
-    ControlFork,
-    ControlHead,
-    ControlWant,
-    DoubleVote,
-    Feed,
-    Finding,
-    Floor,
-    Message,
-    Offer,
-    Petition,
-    Segment,
-    Statement,
-    Succession,
-    Want,
-)
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
@@ -82,10 +48,10 @@ class Organised:
     def __init__(
         self,
         frontier: Frontier,
-        links: dict[LinkId, Link],
+        links: dict[events.LinkId, Link],
         pulls: Pulls,
         own: OwnFeed,
-        counters: Counters,
+        counters: events.Counters,
         *,
         kept: Kept,
     ) -> None:
@@ -106,7 +72,7 @@ class Organised:
         """Whether they are to be compared once more when the decisions are settled."""
         self._decisions: tuple[Counting, int] | None = None
         """Those by which neighbours were last asked for what was early."""
-        self._went_on: Feed | None = None
+        self._went_on: messages.Feed | None = None
         """The feed of ours with which our member went on last."""
         for feed in self._untraced:
             if (number := self.counting.number(feed)) is not None:
@@ -129,7 +95,7 @@ class Organised:
         """Number of updates here that no close has named."""
         return self._frontier.known - sum(min(held, stop) for _, held, stop in self._named())
 
-    def _named(self) -> Iterator[tuple[Feed, int, int]]:
+    def _named(self) -> Iterator[tuple[messages.Feed, int, int]]:
         """Yield (feed, first step that we lack, first that is not named) of each feed that closes name."""
         for number, stop in self.counting.positions().items():
             feed = self.counting.feed(number)
@@ -152,14 +118,14 @@ class Organised:
         checkpoint = self._frontier.checkpoint
         return checkpoint is not None and checkpoint not in self.counting.checkpoints
 
-    def runs(self, feed: Feed, held: int) -> tuple[Run, ...]:
+    def runs(self, feed: messages.Feed, held: int) -> tuple[Run, ...]:
         """Return the factors with which the first `held` updates of `feed` count here as of now (O8)."""
         number = self.counting.number(feed)
         return () if number is None else self.counting.live(number, held)
 
     def named(
         self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
-    ) -> dict[Feed, Counted]:
+    ) -> dict[messages.Feed, Counted]:
         """Return what counts, of each feed, of what closes up to that of `epoch` have named and is here: with
         factor 1 where no seal has judged it, and without the open window. As if the seal of `epoch` had
         skipped the feeds with the numbers `skipped`, and `recounted` these."""
@@ -182,7 +148,7 @@ class Organised:
             self._rates = counting, counting.decisions, Rates.of(counting)
         return self._rates[2]
 
-    def membership(self, own: Feed) -> Membership:
+    def membership(self, own: messages.Feed) -> Membership:
         """Return whether our feed may go on, its quota aside."""
         member, epoch = self.counting.member(own.origin), self.counting.open_epoch
         if self.counting.unsupported:
@@ -199,7 +165,7 @@ class Organised:
             return Membership.OUTDATED
         return Membership.ENOUGH if self.counting.promised >= self.counting.budget else Membership.MEMBER
 
-    def room(self, own: Feed | None) -> int:
+    def room(self, own: messages.Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch: its quota bounds
         them (SPEC O6), and that all together make no more than is of use until the next close (SPEC O20)."""
         number = self.counting.number(own) if own else None
@@ -218,7 +184,7 @@ class Organised:
         """Return how many updates of a member may carry the label of the open epoch."""
         return self.counting.quotas.quota(member, self.counting.open_epoch)
 
-    def labelled(self, feed: Feed) -> int:
+    def labelled(self, feed: messages.Feed) -> int:
         """Return how many updates of a feed carry the label of the open epoch."""
         return self._labelled(self._frontier.state(feed))
 
@@ -227,52 +193,52 @@ class Organised:
 
     # -- events and messages -----------------------------------------------------------------------
 
-    def handle(self, event: OrganisedEvent, now: float) -> list[Action]:
+    def handle(self, event: events.OrganisedEvent, now: float) -> list[events.Action]:
         """Take in an event. Raises LocalProtocolError for a decision without the key, RemoteProtocolError for
         a succession without the votes."""
         match event:
-            case OwnDecision(record=record):
+            case events.OwnDecision(record=record):
                 return self._decided(self.control.decide(record, now), now)
-            case OwnHandOver(key=key):
+            case events.OwnHandOver(key=key):
                 return self._decided(self.control.elections.hand_over(key, now), now)
-            case OwnPetition(petition=petition):
+            case events.OwnPetition(petition=petition):
                 return self._petitions.petition(petition, self.counting, now)
-            case OwnSuccession(succession=succession):
+            case events.OwnSuccession(succession=succession):
                 return self._decided(self.control.heard_authority(None, succession, now), now)
-            case Traced():
+            case events.Traced():
                 return self._on_traced(event, now)
-            case CheckpointKept():
+            case events.CheckpointKept():
                 return self._on_checkpoint(event, now)
 
-    def on_message(self, link: Link, message: Message, now: float) -> list[Action]:
+    def on_message(self, link: Link, message: messages.Message, now: float) -> list[events.Action]:
         """Take in a message of this part. Raises RemoteProtocolError for one that breaks a rule."""
         match message:
-            case ControlHead():
+            case messages.ControlHead():
                 return self._decided(self.control.heard_head(link, message, now), now)
-            case ControlWant():
+            case messages.ControlWant():
                 return self.control.wanted(link, message, now)
-            case Control():
+            case messages.Control():
                 return self._decided(self.control.heard(link, message, now), now)
-            case Succession() | ControlFork() | DoubleVote():
+            case messages.Succession() | messages.ControlFork() | messages.DoubleVote():
                 return self._decided(self.control.heard_authority(link, message, now), now)
-            case Petition() | Offer():
+            case messages.Petition() | messages.Offer():
                 return self._petitions.heard(link, message, self.counting, now)
-            case Statement():
+            case messages.Statement():
                 return self._decided(self.control.elections.heard(link, message, now), now)
-            case Commitment() | Finding():
+            case messages.Commitment() | messages.Finding():
                 return []  # of versions before 0.3 (SPEC O18)
-            case Floor(epoch=epoch):
+            case messages.Floor(epoch=epoch):
                 if epoch <= link.floor:
                     raise RemoteProtocolError("O15", "a floor that does not rise")
                 link.floor = epoch
                 return self._pulls.out_of_reach(link, now)
         raise AssertionError(f"no handler for an allowed {type(message).__name__}")
 
-    def introduce(self, link: Link) -> list[Action]:
+    def introduce(self, link: Link) -> list[events.Action]:
         """Tell a new neighbour of the decisions here, before it is told of feeds."""
         return [*self.control.introduce(link), *self._petitions.introduce(link), *self._tell_floor(link)]
 
-    def retell(self, link: Link, now: float) -> list[Action]:
+    def retell(self, link: Link, now: float) -> list[events.Action]:
         """Tell a neighbour that asks for it everything we have (SPEC O19).
 
         Raises RemoteProtocolError (SPEC L8) when it asks too often.
@@ -281,7 +247,7 @@ class Organised:
         link.waste.charge(anti_entropy.CLAIM_BYTES * feeds, feeds, now)
         return anti_entropy.tell_all(link, self._frontier, now)
 
-    def tell(self, link: Link, now: float) -> list[Action]:
+    def tell(self, link: Link, now: float) -> list[events.Action]:
         """Tell a neighbour whose turn it is what has changed."""
         return self.control.tell(link, now)
 
@@ -290,7 +256,7 @@ class Organised:
         later = min(self._petitions.deadline(), self.control.elections.deadline())
         return float("-inf") if self._untraced else later
 
-    def wake(self, now: float) -> list[Action]:
+    def wake(self, now: float) -> list[events.Action]:
         """Do what is due."""
         feeds, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
         compared = [action for feed in feeds for action in self._check(feed, now)]
@@ -298,7 +264,7 @@ class Organised:
         decided = self._decided(elections.review(now), now) if now >= elections.deadline() else []
         return [*self._petitions.wake(self.counting, now), *compared, *decided]
 
-    def early(self, link: Link, feeds: list[Feed], segment: Segment, now: float) -> None:
+    def early(self, link: Link, feeds: list[messages.Feed], segment: messages.Segment, now: float) -> None:
         """Ask again, once there are other decisions, for what is labelled with an epoch that is not open by
         those that are here (SPEC O6). The peer has kept its word by sending it."""
         if len(feeds) == 1 and self.counting.member(feeds[0].origin):
@@ -309,23 +275,23 @@ class Organised:
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def _tell_floor(self, link: Link) -> list[Action]:
+    def _tell_floor(self, link: Link) -> list[events.Action]:
         floor = self._frontier.floor
-        return [Transmit(link.id, Floor(floor))] if floor else []
+        return [events.Transmit(link.id, messages.Floor(floor))] if floor else []
 
-    def _on_checkpoint(self, event: CheckpointKept, now: float) -> list[Action]:
+    def _on_checkpoint(self, event: events.CheckpointKept, now: float) -> list[events.Action]:
         """Begin with the bases of a checkpoint, or with nothing; or let go what was here before them."""
         frontier, checkpoint, bases = self._frontier, event.checkpoint, event.bases
         waited, frontier.waiting = frontier.waiting, False
         ahead = [base for base in bases if frontier.next(base.feed) < base.step]
-        actions: list[Action] = []
+        actions: list[events.Action] = []
         if checkpoint is not None:
             if checkpoint.epoch < frontier.floor - 1:
                 raise LocalProtocolError("an earlier checkpoint than the one that this node begins with")
             if ahead and not waited:
                 raise LocalProtocolError("a checkpoint of updates that are not here")
             frontier.rebase(checkpoint, bases)
-            actions.append(Rebase(checkpoint, bases))
+            actions.append(events.Rebase(checkpoint, bases))
         for link in self._links.values():
             serving = link.outbox.serving
             for feed in [feed for feed, first in serving.items() if first < frontier.base(feed).step]:
@@ -334,11 +300,11 @@ class Organised:
                 actions += self._tell_floor(link)
         return [*actions, *(self._begin(ahead, now) if waited else [])]
 
-    def _begin(self, ahead: list[Base], now: float) -> list[Action]:
+    def _begin(self, ahead: list[Base], now: float) -> list[events.Action]:
         """Tell neighbours what is here, and ask for the rest; feeds have moved ahead to these bases."""
-        actions: list[Action] = []
+        actions: list[events.Action] = []
         for base in ahead:
-            actions += [Recounted(base.feed, 0), *self._own.overtaken(base.feed)]
+            actions += [events.Recounted(base.feed, 0), *self._own.overtaken(base.feed)]
         for link in self._links.values():
             if link.greeted:
                 actions += anti_entropy.tell_all(link, self._frontier, now)
@@ -349,7 +315,7 @@ class Organised:
 
     # -- consequences ------------------------------------------------------------------------------
 
-    def _decided(self, actions: list[Action], now: float) -> list[Action]:
+    def _decided(self, actions: list[events.Action], now: float) -> list[events.Action]:
         """Do what follows for feeds from decisions that have come, or were dropped."""
         changed = sorted(self.control.changed)
         self.control.changed.clear()
@@ -359,7 +325,7 @@ class Organised:
             feed = self.counting.feed(number)
             if feed in self._frontier:
                 held = self._frontier.next(feed)
-                actions += [Recounted(feed, held), *self._compare(number, now)]
+                actions += [events.Recounted(feed, held), *self._compare(number, now)]
         self._ask_for_early(now)
         return [*actions, *self._retell(), *self._resume_feed()]
 
@@ -374,7 +340,7 @@ class Organised:
             for feed, following in early.items():
                 self._pulls.heard_of(link, feed, following, now)
 
-    def _resume_feed(self) -> list[Action]:
+    def _resume_feed(self) -> list[events.Action]:
         """Begin a new feed if our own was named and its member goes on with another one (SPEC I3).
 
         Not if it went on with this one before: then another machine has our key, and the two would take the
@@ -402,7 +368,7 @@ class Organised:
         feed = self.counting.feed(number)
         self._frontier.named(feed, self.counting.named(number), self.counting.ended(number))
 
-    def _retell(self) -> list[Action]:
+    def _retell(self) -> list[events.Action]:
         """Ask neighbours that have named feeds of strangers for everything, once some of these may be members
         and the neighbour has no decisions that we lack (SPEC O19)."""
         members, stop = len(self.counting.members), self.control.feed.stop
@@ -413,36 +379,38 @@ class Organised:
         ]
         for link in asked:
             link.names.strange_at, link.retelling = NEVER, True
-        return [Transmit(link.id, Want(())) for link in asked]
+        return [events.Transmit(link.id, messages.Want(())) for link in asked]
 
-    def _check(self, feed: Feed, now: float) -> list[Action]:
+    def _check(self, feed: messages.Feed, now: float) -> list[events.Action]:
         """Compare what is held of a feed with what is decided, once its origin is a member."""
         number = self.counting.number(feed)
         return [] if number is None else self._compare(number, now)
 
-    def _compare(self, number: int, now: float) -> list[Action]:
+    def _compare(self, number: int, now: float) -> list[events.Action]:
         """Find out whether what we hold of a feed is the history that was named, and what of it counts."""
         state = self._frontier.state(self.counting.feed(number))
         if state.next > state.cut:
-            return [Trace(state.feed, state.cut), *self._own.overtaken(state.feed)]
+            return [events.Trace(state.feed, state.cut), *self._own.overtaken(state.feed)]
         if state.next > state.named and state.epoch >= self._revoked(state):
-            return [Trace(state.feed, state.named), *self._own.overtaken(state.feed)]
+            return [events.Trace(state.feed, state.named), *self._own.overtaken(state.feed)]
         if self._is_undecided(state, number):
             return self._let_go(state, now)
         passed = self.counting.named_stop(number, state.next)
         if passed is None:
-            return [Trace(state.feed, state.base)] if state.feed in self._doubtful and state.next else []
+            return (
+                [events.Trace(state.feed, state.base)] if state.feed in self._doubtful and state.next else []
+            )
         stop, salt, expected = passed
         if stop < state.next:
-            return [Trace(state.feed, stop)]
-        return [] if holding.tag(salt, state.chain) == expected else self._let_go(state, now)
+            return [events.Trace(state.feed, stop)]
+        return [] if validation.tag(salt, state.chain) == expected else self._let_go(state, now)
 
-    def _on_traced(self, event: Traced, now: float) -> list[Action]:
+    def _on_traced(self, event: events.Traced, now: float) -> list[events.Action]:
         state, number = self._frontier.state(event.feed), self.counting.number(event.feed)
         if number is None or not state.base <= event.stop <= state.next:
             return []
         meant = all(
-            holding.tag(salt, event.chain) == expected
+            validation.tag(salt, event.chain) == expected
             for _, salt, expected in self.counting.named_stops(number, event.stop - 1, event.stop)
         )
         if not meant or self._is_undecided(state, number):
@@ -456,7 +424,7 @@ class Organised:
             self._frontier.advance(state.feed, event.stop, state.chain, event.epoch, event.labelled)
         return self._look_through(state, event, number) if event.feed in self._doubtful else []
 
-    def _look_through(self, state: FeedState, event: Traced, number: int) -> list[Action]:
+    def _look_through(self, state: FeedState, event: events.Traced, number: int) -> list[events.Action]:
         """Let go of what other decisions have allowed, and those of now do not (SPEC O6).
 
         Back to the last signature, or the last named step: from there on neighbours can be given what
@@ -464,10 +432,10 @@ class Organised:
         """
         feed, ours = state.feed, event.ours
         base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
-        found = holding.refused(self.counting, number, base, ours.parts, state.named)
+        found = validation.refused(self.counting, number, base, ours.parts, state.named)
         if event.stop < state.named or (found is None and ours.count and ours.stop < state.next):
             following = max(ours.stop, state.named)
-            return [Trace(feed, following)] if event.stop < following <= state.next else []
+            return [events.Trace(feed, following)] if event.stop < following <= state.next else []
         if not self.control.feed.settled:
             return []
         self._doubtful.discard(feed)
@@ -481,7 +449,7 @@ class Organised:
             link.forget(feed)
             if told:
                 link.has[feed] = told
-        return [Recounted(feed, before), *self._own.overtaken(feed)]
+        return [events.Recounted(feed, before), *self._own.overtaken(feed)]
 
     def _is_undecided(self, state: FeedState, number: int) -> bool:
         """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which
@@ -493,17 +461,17 @@ class Organised:
         member = self.counting.member(state.feed.origin)
         return member.revoked if member else NEVER
 
-    def _go_back(self, state: FeedState, event: Traced, step: int) -> list[Action]:
+    def _go_back(self, state: FeedState, event: events.Traced, step: int) -> list[events.Action]:
         """Let nothing of a feed count from `step` on, which is looked up first unless the event tells it."""
         before = state.next
         if event.stop != step:
-            return [Trace(state.feed, step)] if step < before else []
+            return [events.Trace(state.feed, step)] if step < before else []
         self._frontier.go_back(state.feed, step, event.chain, event.epoch, event.labelled)
         self._frontier.stop(state.feed)
         self._pulls.finish(state.feed)
-        return [Recounted(state.feed, before)]
+        return [events.Recounted(state.feed, before)]
 
-    def _let_go(self, state: FeedState, now: float) -> list[Action]:
+    def _let_go(self, state: FeedState, now: float) -> list[events.Action]:
         """Begin a feed anew, to fetch the history that was named: only a fork brings another one here."""
         feed, before = state.feed, state.next
         if before <= state.base:
@@ -515,4 +483,4 @@ class Organised:
         self._frontier.go_back(*self._frontier.base(feed))
         for link in self._links.values():
             self._pulls.heard_of(link, feed, link.has.get(feed, 0), now)
-        return [Recounted(feed, before), *self._own.overtaken(feed)]
+        return [events.Recounted(feed, before), *self._own.overtaken(feed)]

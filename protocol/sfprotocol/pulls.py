@@ -72,8 +72,8 @@ class Pulls:
         form = frontier.run.form
         self._small = max(1, SMALL_PULL_BYTES // form.width) if form.cells else SMALL_PULL
         self._pulls: dict[Feed, Pull] = {}
-        self._lacking = 0
-        """The sum of all gaps."""
+        self.lacking = 0
+        """Updates that are asked for or will be, of every feed by the lowest claim: the sum of all gaps."""
         self._agenda: list[tuple[float, Feed]] = []
         """A heap of deadlines; those that have moved or are done are skipped."""
 
@@ -82,11 +82,6 @@ class Pulls:
 
     def __iter__(self) -> Iterator[Feed]:
         return iter(self._pulls)
-
-    @property
-    def lacking(self) -> int:
-        """Updates that are asked for or will be, of every feed by the lowest claim."""
-        return self._lacking
 
     def deadline(self) -> float:
         """Return the time at which `wake` has something to do; infinity if there is nothing."""
@@ -144,7 +139,7 @@ class Pulls:
         claims = [claim for link in self._links.values() if (claim := link.has.get(feed, 0)) > ours]
         lowest = min(claims, default=0)
         gap = lowest - ours if self._frontier.lacks(feed, lowest) else 0
-        self._lacking += gap - pull.gap
+        self.lacking += gap - pull.gap
         pull.gap = gap
 
     # -- whom to ask, and when ---------------------------------------------------------------------
@@ -216,7 +211,7 @@ class Pulls:
     def finish(self, feed: Feed) -> None:
         """End the pull of `feed`: nothing of it is wanted any more, for the time being."""
         if pull := self._pulls.pop(feed, None):
-            self._lacking -= pull.gap
+            self.lacking -= pull.gap
             for link_id in pull.asked:
                 if link := self._links.get(link_id):
                     link.inbox.asked.pop(feed, None)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
 
+from sfprotocol.fields import Values, cells_of, scalars_in
 from sfprotocol.messages import MAX_SEGMENT_UPDATES as MAX_SEGMENT_UPDATES
 from sfprotocol.messages import EpochScalars, Form, Segment
-from sfprotocol.values import Values, cells_of, scalars_in
 
 
 class MissingStepsError(ValueError):

@@ -1,15 +1,19 @@
-"""Chain hashes and Ed25519 signatures of feeds (SPEC S1-S6).
+"""Chain hashes and Ed25519 signatures of feeds, and proofs of work (SPEC S1-S7, O13).
 
 Every update extends its feed's hash chain; an origin signs the chain head after the last update of a segment.
 The head commits to the run, the origin, the incarnation and every (step, epoch, scalar) since genesis, so one
 signature vouches for a whole feed up to there, and a fork cannot verify on top of another history.
+
+A proof of work is a hash of run, origin and a number that is small. In an organised run the number is a
+petition's nonce. In an open run it is a feed's incarnation, so that a feed carries its proof in its name and
+nothing more is sent.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -97,3 +101,41 @@ def signed_by(origin: bytes, message: bytes, signature: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+WORK_BITS = 256
+"""Bits of the hash."""
+
+_WORK = b"sfnode-work"
+_ASK_EVERY = 4096
+"""Hashes between two looks whether to go on: some milliseconds."""
+
+
+def work(run_id: bytes, origin: bytes, number: int) -> int:
+    """Return the hash as an integer: the smaller, the more work it took to find the number."""
+    named = run_id + origin + number.to_bytes(8, "big")
+    return int.from_bytes(hashlib.blake2b(named, digest_size=WORK_BITS // 8, person=_WORK).digest(), "big")
+
+
+def work_bound(bits: int) -> int:
+    """Return what a work must be below to have that many leading zero bits."""
+    return 1 << (WORK_BITS - bits)
+
+
+def solutions(
+    run_id: bytes,
+    origin: bytes,
+    below: int,
+    numbers: Iterable[int],
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Iterator[int]:
+    """Yield those of `numbers` whose work is below a bound, until `interrupted`."""
+    begun = hashlib.blake2b(run_id + origin, digest_size=WORK_BITS // 8, person=_WORK)
+    threshold = min(below, (1 << WORK_BITS) - 1).to_bytes(WORK_BITS // 8, "big")
+    for tried, number in enumerate(numbers):
+        if not tried % _ASK_EVERY and interrupted():
+            return
+        hasher = begun.copy()
+        hasher.update(number.to_bytes(8, "big"))
+        if hasher.digest() < threshold:
+            yield number

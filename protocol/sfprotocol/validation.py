@@ -1,21 +1,138 @@
-"""Validation: what may enter the frontier, by content and then by signature (SPEC U3-U6, S4, S5, E4).
+"""Validation: what may enter the frontier, by content and then by signature (SPEC U3-U6, S4, S5, O6, E4).
 
 Whether a segment is admitted depends only on the run, on what is already known of its feed, and on the
 segment: never on the link, the time, or other feeds. So all nodes judge alike. Cheap checks come first.
+
+In an organised run the decisions so far say, too, what may be held of a feed and whose history it is, never
+the order in which anything has arrived: what may not be held yet may be held once the decisions are here.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple, cast
 
-from sfprotocol import holding
+from sfprotocol.checkpoints import Base
 from sfprotocol.counting import Counting
+from sfprotocol.decisions import INCARNATIONS, TAG_BYTES
+from sfprotocol.fields import Values, cells_of
 from sfprotocol.frontier import FeedState
-from sfprotocol.messages import RunParameters, Segment
+from sfprotocol.messages import EpochScalars, RunParameters, Segment
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend
-from sfprotocol.values import Values, cells_of
+
+
+def early(counting: Counting, states: Sequence[FeedState], segment: Segment) -> bool:
+    """Return whether decisions are missing here: a label is of an epoch that is not known to be open, or
+    these feeds, one of which this is of, are of origins that are not known to be admitted. It is to be asked
+    for again later."""
+    strangers = all(counting.member(state.feed.origin) is None for state in states)
+    unopened = segment.parts[-1].epoch > counting.open_epoch
+    named = any(segment.first < state.named for state in states)
+    return (unopened and not named) or (bool(states) and strangers)
+
+
+def label_fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
+    """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing.
+
+    An honest node makes no segment that breaks one, whatever decisions it has: only their absence here can
+    make one early.
+    """
+    number = counting.number(state.feed)
+    if number is None:
+        return "O6: the feed of an origin that is not admitted"
+    found = _refused(counting, number, state, segment)
+    return found.reason if found and segment.first >= state.named else None
+
+
+def _refused(counting: Counting, number: int, state: FeedState, segment: Segment) -> Refused | None:
+    end = Base(state.feed, state.next, state.chain, state.epoch, state.labelled)
+    return refused(counting, number, end, segment.parts, state.named)
+
+
+class Refused(NamedTuple):
+    """An update that may not be held."""
+
+    step: int
+    reason: str
+
+
+def refused(
+    counting: Counting, number: int, base: Base, parts: Iterable[EpochScalars], named: int
+) -> Refused | None:
+    """Return the first of these updates, which continue a feed from `base` on, that may not be held by its
+    label; None if all may. What closes have `named` may be."""
+    member, incarnation = divmod(number, INCARNATIONS)
+    step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, counting.quotas
+    for part in parts:
+        labelled = labelled if part.epoch == epoch else 0
+        epoch, count = part.epoch, len(part.scalars)
+        allowed, reason = count, ""
+        if epoch > counting.open_epoch:
+            allowed, reason = 0, "O6: a label of an epoch that is not open"
+        else:
+            first = count if quotas.incarnation(member, epoch) == incarnation else max(0, 1 - step)
+            left = max(0, quotas.quota(member, epoch) - labelled)
+            if count > first:
+                allowed, reason = first, "O6: a feed with which its member does not go on"
+            if count > left:
+                allowed, reason = min(allowed, left), "O6: more updates of one epoch than the quota"
+        if allowed < count and step + count > named:
+            return Refused(max(named, step + allowed), reason)
+        step, labelled = step + count, labelled + count
+    return None
+
+
+def countable(counting: Counting | None, state: FeedState, segment: Segment) -> int:
+    """Return how many updates of `segment`, which continues `state`, come before any that is revoked or, of
+    what ends beyond all that is named, may not be held."""
+    number = counting.number(state.feed) if counting else None
+    if counting is None or number is None:
+        return segment.count
+    found = _refused(counting, number, state, segment)
+    allowed = found.step - segment.first if found else segment.count
+    revoked = counting.members[number // INCARNATIONS].revoked
+    before = sum(len(part.scalars) for part in segment.parts if part.epoch < revoked)
+    return min(allowed, max(before, state.named - segment.first))
+
+
+def labelled_after(state: FeedState, parts: Iterable[EpochScalars]) -> int:
+    """Return how many updates at the end have the last label, once `parts` have continued `state`."""
+    labelled, epoch = state.labelled, state.epoch
+    for part in parts:
+        labelled = (labelled if part.epoch == epoch else 0) + len(part.scalars)
+        epoch = part.epoch
+    return labelled
+
+
+def tag(salt: bytes, chain: bytes) -> bytes:
+    """Return the tag of a history that ends with this chain hash, in the close with this salt (SPEC O7)."""
+    return hashlib.blake2b(salt + chain, digest_size=32).digest()[:TAG_BYTES]
+
+
+def follows(counting: Counting, state: FeedState, segment: Segment, most: int) -> bool:
+    """Return whether `segment`, which continues `state`, is of the history that closes have named. A segment
+    has `most` updates at most.
+
+    Of a feed that is forked nothing less is taken than what reaches the next named step, nor what goes on
+    beyond one and ends before the next, unless no segment could be longer: there nobody can tell the two
+    histories apart.
+    """
+    number = counting.number(state.feed)
+    if number is None or state.next >= state.named:
+        return True
+    chain, at, checked = state.chain, state.next, False
+    parts = segment.parts
+    for stop, salt, expected in counting.named_stops(number, state.next, segment.stop):
+        chain = extend(chain, first_updates(parts, stop - at))
+        parts, at, checked = drop_updates(parts, stop - at), stop, True
+        if tag(salt, chain) != expected:
+            return False
+    # A peer joins rows to at most `most` updates, and between two named steps there may be more.
+    decided = at == segment.stop or segment.stop >= state.named or 2 * segment.count > most
+    return not state.is_forked or (checked and decided)
 
 
 class Verified(NamedTuple):
@@ -48,7 +165,7 @@ def fault(
     if broken := next(filter(None, (_fault_of_values(run, part.scalars) for part in segment.parts)), None):
         return broken
     if counting is not None:
-        return holding.fault(counting, state, segment)
+        return label_fault(counting, state, segment)
     if segment.stop > run.longest_feed:
         return "U6: a feed longer than the run allows"
     if epochs[-1] > run.last_epoch:
@@ -73,11 +190,7 @@ def due(state: FeedState, segment: Segment) -> bool:
 
 
 def verify(
-    run: RunParameters,
-    state: FeedState,
-    segment: Segment,
-    signed: Verify,
-    counting: Counting | None = None,
+    run: RunParameters, state: FeedState, segment: Segment, signed: Verify, counting: Counting | None = None
 ) -> Verified | None:
     """Return the part of `segment` that is new to `state`.
 
@@ -89,9 +202,9 @@ def verify(
     fresh = without_front(segment, state.next)
     if fault(run, state, fresh, counting):
         return None
-    if counting and not holding.follows(counting, state, fresh, run.form.segment_updates):
+    if counting and not follows(counting, state, fresh, run.form.segment_updates):
         return None
-    counted = min(state.cut - state.next, holding.countable(counting, state, fresh))
+    counted = min(state.cut - state.next, countable(counting, state, fresh))
     counted_chain = extend(state.chain, first_updates(fresh.parts, counted))
     if state.next + counted == state.fork_cut and counted_chain != (state.cut_chain or counted_chain):
         return None

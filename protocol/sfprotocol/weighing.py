@@ -7,14 +7,14 @@ weights, so that it can take exactly that out again. Pure values and functions; 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
 from sfprotocol.counting import NEVER, Counting, Run, multiplier
-from sfprotocol.decisions import FACTOR_ONE, RateFrom
+from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, RateFrom, Worth
+from sfprotocol.fields import Values
 from sfprotocol.messages import Feed
-from sfprotocol.values import Values
 
 _EPOCH = attrgetter("epoch")
 
@@ -125,3 +125,38 @@ def differences(before: Counted, now: Counted) -> Iterator[Difference]:
         if old.factor != new.factor or (old.factor and not same_rates):
             yield Difference(first, stop, old.factor, new.factor)
         one, other, first = one + (old.stop == stop), other + (new.stop == stop), stop
+
+
+WORTH_ONE = 10**9
+"""A nat: worths are counted in units of 10^-9."""
+
+
+class Sum(NamedTuple):
+    """Worth of a member."""
+
+    worth: int = 0
+    """Nats of validation loss that its work has taken off, in units of 10^-9."""
+    updates: int = 0
+    """Updates that count and of which the worth was measured."""
+
+
+def worths(counting: Counting, said: Iterable[Worth]) -> dict[int, Sum]:
+    """Return the worth of each member of whom something that counts was measured; `counting` is the state
+    after all decisions, `said` those of them that tell of worths, in order (SPEC O16).
+
+    A sum of integers: whoever has the same decisions comes to the same sums. How figures are measured is the
+    organiser's business."""
+    seen: set[tuple[int, int]] = set()
+    sums: dict[int, Sum] = {}
+    for worth in said:
+        for part in worth.parts:
+            place = part.feed, worth.epoch
+            factor = counting.factor(*place)
+            if not factor or place in seen:
+                continue
+            seen.add(place)
+            member = part.feed // INCARNATIONS
+            known = sums.get(member, Sum())
+            more, updates = part.worth * factor // FACTOR_ONE, counting.counts(*place)
+            sums[member] = Sum(known.worth + more, known.updates + updates)
+    return sums

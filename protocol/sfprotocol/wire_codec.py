@@ -27,14 +27,17 @@ from sfprotocol.fields import (
     U32,
     U64,
     Field,
+    Values,
     array,
     binary,
+    flat,
     listed,
     one,
     pair,
     require,
     row,
 )
+from sfprotocol.fields import text_fault as faulty_name
 from sfprotocol.messages import (
     Ahead,
     Branch,
@@ -72,9 +75,7 @@ from sfprotocol.messages import (
     Vote,
     Want,
 )
-from sfprotocol.names import fault as faulty_name
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
-from sfprotocol.values import Values, flat
 
 MAX_FRAME = 256 * 1024
 """Largest encoded message, and so largest frame, in bytes (SPEC F1). Holds a full Summary page, a full

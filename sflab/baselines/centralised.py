@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,15 +59,6 @@ class AdamW:
 # parameters and a loss function, and nothing of sfnode's subspaces.
 
 
-class MezoStep(NamedTuple):
-    """Outcome of one step."""
-
-    gradient: float
-    """The projected gradient (L+ - L-) / (2 eps)."""
-    loss: float
-    """The mean of both losses."""
-
-
 def mezo_step(
     parameters: Sequence[Tensor],
     loss: Callable[[], float],
@@ -76,8 +66,11 @@ def mezo_step(
     seed: int,
     epsilon: float,
     learning_rate: float,
-) -> MezoStep:
-    """Take one step on `parameters`, in place; `loss` evaluates the mini-batch at their current values."""
+) -> tuple[float, float]:
+    """Take one step on `parameters`, in place; `loss` evaluates the mini-batch at their current values.
+
+    Return the projected gradient (L+ - L-) / (2 eps), and the mean of both losses.
+    """
     with torch.no_grad():
         _add_noise(parameters, seed, epsilon)
         plus = loss()
@@ -86,7 +79,7 @@ def mezo_step(
         _add_noise(parameters, seed, epsilon)
         gradient = (plus - minus) / (2 * epsilon)
         _add_noise(parameters, seed, -learning_rate * gradient)
-    return MezoStep(gradient, (plus + minus) / 2)
+    return gradient, (plus + minus) / 2
 
 
 def _add_noise(parameters: Sequence[Tensor], seed: int, scale: float) -> None:
@@ -166,10 +159,5 @@ class Mezo(Centralised):
             return math.fsum(self.loss(self.x[0], client, number) for client in present) / len(present)
 
         seed = vectors.key(b"central direction", self.setup.seed, number)
-        return mezo_step(
-            [self.x[0]],
-            loss,
-            seed=seed,
-            epsilon=self.setup.epsilon,
-            learning_rate=self.setup.learning_rate,
-        ).loss
+        numbers = {"epsilon": self.setup.epsilon, "learning_rate": self.setup.learning_rate}
+        return mezo_step([self.x[0]], loss, seed=seed, **numbers)[1]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sflab.baselines import vectors
 from sflab.baselines.clients import Clients, LocalStep, Setup, gradient_step
-from sflab.baselines.vectors import KeptEntries
 
 # Decentralised SGD: local steps, then averaging with neighbours (Lian et al. 2017; local steps: Koloskova et
 # al. 2020). With a two-point estimate for the gradient it is the SeedFlood paper's DZSGD.
@@ -30,9 +29,13 @@ class Dsgd(Clients):
         """Average with neighbours: x_i <- sum_j w_ij x_j."""
         links = self.setup.links(self.setup.round(number))
         vectors.mix(self.x, vectors.metropolis(self.setup.clients, links).to(self.x.device))
+        self.exchange(links, vectors.dense(self.problem.size))
+
+    def exchange(self, links: list[tuple[int, int]], size: int) -> None:
+        """Count a message of so many bytes each way over every link."""
         for i, j in links:
-            self.traffic.add((i, j), vectors.dense(self.problem.size))
-            self.traffic.add((j, i), vectors.dense(self.problem.size))
+            self.traffic.add((i, j), size)
+            self.traffic.add((j, i), size)
 
 
 # ChocoSGD: gossip with compressed differences (Koloskova, Stich, Jaggi 2019, Algorithm 2) and top-k.
@@ -45,21 +48,16 @@ class Dsgd(Clients):
 # so one of each is stored; where links change, a new neighbour is taken to have the copy already.
 
 
-class ChocoSgd(Clients):
+class ChocoSgd(Dsgd):
     """Clients that send their neighbours the largest entries of what has changed. Options: keep, the share of
     entries sent; gamma, the consensus step."""
 
     def __init__(self, setup: Setup, local: LocalStep = gradient_step) -> None:
-        super().__init__(setup)
-        self._local = local
+        super().__init__(setup, local)
         self._gamma = setup.options["gamma"]
         self._kept = vectors.kept(self.problem.size, setup.options["keep"])
         self.public = self.x.clone()
         """x_hat, (N, P)."""
-
-    def local_step(self, client: int, number: int) -> float:
-        """Take one client's step of SGD, or whatever takes its place."""
-        return self._local(self, client, number)
 
     def communicate(self, number: int) -> None:
         """Update the public copies by compressed differences, and move towards those of neighbours."""
@@ -67,13 +65,11 @@ class ChocoSgd(Clients):
         links = self.setup.links(round_number)
         for client in self.setup.present(round_number):
             sent = vectors.largest(self.x[client] - self.public[client], self._kept)
-            self.public[client].index_add_(0, sent.indices, sent.values)
+            self.public[client].index_add_(0, *sent)
         weights = vectors.metropolis(self.setup.clients, links)
         pull = (weights - torch.eye(len(weights))).to(self.x.device)  # rows add up to 0
         self.x.addmm_(pull, self.public, alpha=self._gamma)
-        for i, j in links:
-            self.traffic.add((i, j), vectors.sparse(self._kept))
-            self.traffic.add((j, i), vectors.sparse(self._kept))
+        self.exchange(links, vectors.sparse(self._kept))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the vectors and their public copies."""
@@ -113,10 +109,10 @@ class Gaia(Clients):
         threshold = self.setup.options["threshold"] / math.sqrt(round_number + 1)
         total = torch.zeros_like(self.x[0])
         for sender in self.setup.present(round_number):
-            update = self._significant(sender, threshold)
-            total.index_add_(0, update.indices, update.values)
-            self.x[sender].index_add_(0, update.indices, update.values, alpha=-1)  # comes back with the total
-            size = min(vectors.sparse(len(update.indices)), vectors.dense(self.problem.size))
+            indices, values = self._significant(sender, threshold)
+            total.index_add_(0, indices, values)
+            self.x[sender].index_add_(0, indices, values, alpha=-1)  # comes back with the total
+            size = min(vectors.sparse(len(indices)), vectors.dense(self.problem.size))
             for receiver in range(self.setup.clients):
                 if receiver != sender and size:
                     self.traffic.add((sender, receiver), size)
@@ -126,10 +122,10 @@ class Gaia(Clients):
         """Return the vectors and what is not sent yet."""
         return super().tensors() | {"unsent": self.unsent}
 
-    def _significant(self, client: int, threshold: float) -> KeptEntries:
+    def _significant(self, client: int, threshold: float) -> tuple[Tensor, Tensor]:
         """Take a client's significant updates from what it has not sent."""
         unsent = self.unsent[client]
         indices = (unsent.abs() > threshold * self.x[client].abs()).nonzero().flatten()
-        found = KeptEntries(indices, unsent[indices])
+        values = unsent[indices]
         unsent[indices] = 0
-        return found
+        return indices, values

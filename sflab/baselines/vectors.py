@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,15 +11,6 @@ from sfprotocol.seeds import derive_key
 
 BLOCK = 1 << 16
 """Entries of all vectors that are mixed at a time: 32 MiB of working memory for 128 clients."""
-
-
-class KeptEntries(NamedTuple):
-    """Some entries of a vector."""
-
-    indices: Tensor
-    """(k,) int64."""
-    values: Tensor
-    """(k,) float32."""
 
 
 def key(purpose: bytes, *numbers: int) -> int:
@@ -71,10 +61,10 @@ def spread(x: Tensor) -> float:
     return float(sum((row - middle).double().square().sum() for row in x)) / len(x)
 
 
-def largest(vector: Tensor, count: int) -> KeptEntries:
-    """Return the `count` entries of a vector (P,) that are largest in size."""
+def largest(vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return where the `count` largest entries of a vector (P,) are, by size, and these, (k,) each."""
     indices = vector.abs().topk(count, sorted=False).indices
-    return KeptEntries(indices, vector[indices])
+    return indices, vector[indices]
 
 
 # Bytes of what the methods send, by the encoding that each would use; headers are not counted.

@@ -21,9 +21,8 @@ import sfnode
 from sflab.bench import measure
 from sflab.bench.measure import WARM_UPS, BenchCase, undisturbed
 from sflab.bench.subject import BenchSubject, SubjectSpec, load_subject
-from sfnode.engine.prefetching import MiniBatches
-from sfnode.engine.replicas import ReplicatedTrainer
-from sfnode.engine.trainer import Trainer
+from sfnode.engine.trainable_model import MiniBatches
+from sfnode.engine.trainer import ReplicatedTrainer, Trainer
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node.training.step_scheduler import batches_of

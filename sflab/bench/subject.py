@@ -20,7 +20,7 @@ import torch
 from pydantic import ValidationError
 
 from sfnode.engine import loading
-from sfnode.engine.devices import usable_device
+from sfnode.engine.loading import usable_device
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+METAVARS: dict[Any, str] = {int: "COUNT", float: "NUMBER", str: "NAME"}
+
+
 def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
     """Return an option for every field of a cell, with the field's words; those in `several` may be repeated.
     Of `options` each is given by name, as --option."""
@@ -45,7 +48,7 @@ def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
             if name in several:
                 shown |= {"default": (field.default,), "multiple": True}
             flag = f"--{name.replace('_', '-')}"
-            metavar = {} if isinstance(kind, click.Choice) else {"metavar": _metavar(field.annotation)}
+            metavar = {} if isinstance(kind, click.Choice) else {"metavar": METAVARS[field.annotation]}
             text = " ".join((field.description or "").split("\n"))
             function = option(flag, type=kind, help=text, **shown, **metavar)(function)
         return function
@@ -60,10 +63,6 @@ def _kind(field: Any) -> Any:
         return click.STRING
     least, most = bound(field.metadata, "ge"), bound(field.metadata, "le")
     return click.FLOAT if field.annotation is float else click.IntRange(least, most)
-
-
-def _metavar(kind: Any) -> str:
-    return {int: "COUNT", float: "NUMBER", str: "NAME"}[kind]
 
 
 def results_option(default: str, what: str) -> Callable[[F], F]:
@@ -123,7 +122,8 @@ def training(
     The same fields give the same numbers, and the same name of the results: a run that was ended goes on with
     the same command. SeedFlood's clients are nodes in virtual time that share one engine.
     """
-    from sflab.experiments.runner import Place, run_cell
+    from sflab.experiments.cell import Place
+    from sflab.experiments.runner import run_cell
     from sfnode.loggers import opened
 
     cell = cell_of(fields, options)

@@ -179,7 +179,7 @@ def paper(
         )
     size = _size(smoke=smoke, long=long, full=full)
     problems = _problems(size, models, tasks, train, test)
-    plan = presets.study(size, presets.Choice(problems, seeds, learning_rate or 0.0), typed())
+    plan = presets.study(size, problems, seeds, learning_rate or 0.0, typed())
     if dry_run:
         _list(plan, workers or cores())
         return DONE

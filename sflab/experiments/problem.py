@@ -1,4 +1,4 @@
-"""The model, the rows and the shards of a cell, as all methods share them.
+"""The model, the rows, the shards and the network of a cell, as all methods share them.
 
 Rows come from where a run of `sfnode init` with the same options would take them. Validation rows are set
 apart from the training rows (SPEC R9); test rows have a source of their own. This module knows no methods.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 import numpy as np
@@ -18,29 +20,24 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from sflab.experiments.cell import Cell, Place, Problem
-from sflab.simulator.world.keys import origin_of, signing_key
-from sflab.simulator.world.runs import ORGANISER
+from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
+from sflab.simulator.world.runs import ORGANISER, TOPOLOGIES, origin_of, signing_key
 from sfnode.engine import forward
-from sfnode.engine.devices import usable_device
-from sfnode.engine.loading import load_model
+from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import Task
-from sfnode.models import bases, manifest_builder
+from sfnode.models import bases
 from sfnode.models.files import named_folder
 from sfnode.models.loader import LoadedModel
+from sfnode.preparing import manifest as manifests
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import dataset
 from sfnode.tasks.calibration import CALIBRATION_ROWS, measure
 from sfnode.tasks.dataset import Row
 from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.public_files import typed
-from sfprotocol.seeds import derive_key, stream
-
-UNIT = 2.0**-53
-"""Spacing of uniform numbers from 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +57,9 @@ class LoadedProblem:
     def task(self) -> Task:
         return self.manifest.task
 
-    def score(self, encoded: Encoded, perturb: forward.Perturb | None = None) -> Scored:
-        """Run the model as it is now, perturbed if `perturb` is given."""
-        return forward.score_in_passes(self.loaded, encoded, perturb)
+    def score(self, encoded: Encoded) -> Scored:
+        """Run the model as it is now."""
+        return forward.score_in_passes(self.loaded, encoded)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -74,22 +71,18 @@ class LoadedProblem:
         """Rows by which models are calibrated, and which serve a shard of one class: of all clients."""
         return dataset.select(self.rows, CALIBRATION_ROWS)
 
-    def evaluate(self, which: str, perturb: forward.Perturb | None = None) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks;
-        `perturb`: as for `score`."""
-        tokenizer, rows, score = (
-            self.loaded.tokenizer,
-            self.held_out[which],
-            partial(self.score, perturb=perturb),
-        )
-        return measure(self.task, tokenizer, rows, self.public, score, EVALUATION_BATCH)
+    def evaluate(self, which: str) -> Evaluation:
+        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks."""
+        return self._measured(self.task, which)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
         """Measure it with or without its prior, whatever the loss."""
         loss: Literal["plain", "centred"] = "centred" if calibrated else "plain"
-        task = self.task.model_copy(update={"loss": loss})
-        tokenizer, rows = self.loaded.tokenizer, self.held_out[which]
-        return measure(task, tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
+        return self._measured(self.task.model_copy(update={"loss": loss}), which)
+
+    def _measured(self, task: Task, which: str) -> Evaluation:
+        rows = self.held_out[which]
+        return measure(task, self.loaded.tokenizer, rows, self.public, self.score, EVALUATION_BATCH)
 
 
 def load(cell: Cell, place: Place) -> LoadedProblem:
@@ -127,7 +120,7 @@ def manifest_of(cell: Cell) -> Manifest:
     """Return the manifest of the run that a cell simulates; its name is the cell's.
 
     Organised if option `organised` says so, with the key `organiser_key`. Raises UserError as
-    `manifest_builder.build`.
+    `manifest.build`.
     """
     problem, network = cell.problem, cell.network
     a_step = math.ceil(network.clients * (1 + network.speeds) / 2) * max(1, cell.group)
@@ -159,17 +152,13 @@ def manifest_of(cell: Cell) -> Manifest:
         epochs = int(cell.options.get("subspace_epochs", 1))
         given["epoch_updates"] = max(1, given["epoch_updates"] // epochs)
         given |= {"organiser": origin_of(organiser_key(cell)).hex(), "subspace_epochs": epochs}
-        given["quota"] = min(manifest_builder.QUOTA_EPOCHS * given["epoch_updates"], 1 << 20)
-    return manifest_builder.build(given)
+        given["quota"] = min(manifests.QUOTA_EPOCHS * given["epoch_updates"], 1 << 20)
+    return manifests.build(given)
 
 
 def organiser_key(cell: Cell) -> Ed25519PrivateKey:
     """Return the key of the organiser of a simulated run."""
     return signing_key(cell.seed, ORGANISER)
-
-
-def _u64(number: int) -> bytes:
-    return number.to_bytes(8, "big")
 
 
 # -- shards ----------------------------------------------------------------------------------------------
@@ -195,65 +184,76 @@ def shards(cell: Cell, labels: NDArray[np.int64]) -> list[list[int]]:
             f"{len(labels)} rows cannot be dealt out to {clients} clients that take {cell.batch_size} a step",
             f"Take at least --rows {needed}, fewer --clients or a smaller --batch-size.",
         )
-    draws = Draws(derive_key(b"sfnode shards", _u64(cell.seed)))
-    order = draws.permutation(len(labels))
+    random, order = Random(f"{cell.seed}/shards"), list(range(len(labels)))
+    random.shuffle(order)
     if not cell.problem.dirichlet:
-        return [order[client::clients].tolist() for client in range(clients)]
-    return _by_classes(draws, order, labels, clients, cell.problem.dirichlet)
+        return [order[client::clients] for client in range(clients)]
+    return _by_classes(random, order, labels, clients, cell.problem.dirichlet)
 
 
 def _by_classes(
-    draws: Draws, order: NDArray[np.int64], labels: NDArray[np.int64], clients: int, concentration: float
+    random: Random, order: list[int], labels: NDArray[np.int64], clients: int, concentration: float
 ) -> list[list[int]]:
-    left = [order[labels[order] == label].tolist() for label in range(int(labels.max()) + 1)]
-    common = np.array([len(rows) for rows in left]) / len(labels)
+    classes = range(int(labels.max()) + 1)
+    left = [[row for row in order if labels[row] == label] for label in classes]
+    common = [len(rows) for rows in left]
     found: list[list[int]] = []
     for client in range(clients):
-        wanted = np.array([draws.gamma(concentration * share) if share else 0.0 for share in common])
+        shapes = [concentration * rows / len(labels) for rows in common]
+        wanted = [random.gammavariate(shape, 1.0) if shape else 0.0 for shape in shapes]
+        if not any(wanted):  # all below the least float, of which one is by far the largest
+            wanted[random.choices(classes, common)[0]] = 1.0
         rows: list[int] = []
         for _ in range(len(range(client, len(labels), clients))):
-            open_shares = np.where([bool(rest) for rest in left], wanted, 0.0)
-            if not open_shares.sum():  # its classes are used up: it takes what is left
-                open_shares = np.array([float(len(rest)) for rest in left])
-            bounds = np.cumsum(open_shares)
-            label = int(np.searchsorted(bounds, draws.uniform() * bounds[-1], side="right"))
-            rows.append(left[label].pop())
+            shares = [share if rest else 0.0 for share, rest in zip(wanted, left, strict=True)]
+            if not any(shares):  # its classes are used up: it takes what is left
+                shares = [float(len(rest)) for rest in left]
+            rows.append(left[random.choices(classes, shares)[0]].pop())
         found.append(rows)
     return found
 
 
-class Draws:
-    """Random numbers by counters (SPEC R2), one after another."""
+# -- the network, round by round ----------------------------------------------------------------
 
-    def __init__(self, key: int) -> None:
-        self._key = key
-        self._next = 0
 
-    def uniform(self) -> float:
-        """Return a number from 0 to 1, neither of them."""
-        self._next += 1
-        return (int(stream(self._key, self._next - 1, 1)[0] >> np.uint64(11)) + 0.5) * UNIT
+Pair = tuple[int, int]
 
-    def permutation(self, count: int) -> NDArray[np.int64]:
-        """Return the numbers below `count` in random order."""
-        self._next += count
-        order: NDArray[np.int64] = np.argsort(stream(self._key, self._next - count, count))
-        return order
 
-    def normal(self) -> float:
-        """Return a standard normal number (Box and Muller 1958)."""
-        return math.sqrt(-2 * math.log(self.uniform())) * math.cos(2 * math.pi * self.uniform())
+class Conditions:
+    """A cell's network, round by round."""
 
-    def gamma(self, shape: float) -> float:
-        """Return a number of the gamma distribution with this shape and scale 1 (Marsaglia and Tsang
-        2000)."""
-        if shape < 1:
-            # in logarithms: with a small shape the number is often below the least float
-            power = math.log(self.uniform()) / shape
-            return max(math.exp(max(math.log(self.gamma(shape + 1)) + power, -700.0)), 0.0)
-        d = shape - 1 / 3
-        while True:
-            x = self.normal()
-            v = (1 + x / math.sqrt(9 * d)) ** 3
-            if v > 0 and math.log(self.uniform()) < x * x / 2 + d - d * v + d * math.log(v):
-                return d * v
+    def __init__(self, network: CellNetwork, seed: int) -> None:
+        self.network = network
+        self._seed = seed
+        self._fixed = None if network.topology == "changing" else self._pairs(0)
+
+    def links(self, number: int) -> list[Pair]:
+        """Return the links of round `number`, those of clients that are away among them."""
+        return self._pairs(number) if self._fixed is None else self._fixed
+
+    def edges(self, number: int) -> list[Pair]:
+        """Return the links of round `number` between clients that are there."""
+        there = self.present(number)
+        return [(a, b) for a, b in self.links(number) if there[a] and there[b]]
+
+    def present(self, number: int) -> NDArray[np.bool_]:
+        """Return which clients are there in round `number`, (clients,)."""
+        random = Random(f"{self._seed}/away/{number}")
+        return np.array([random.random() >= self.network.churn for _ in range(self.network.clients)])
+
+    def steps_by(self, number: int) -> NDArray[np.int64]:
+        """Return how many steps each client makes, (clients,), while the slowest one makes its step
+        `number`; speeds lie evenly between those of the slowest and the fastest client."""
+        speeds = np.linspace(1.0, self.network.speeds, self.network.clients)
+        made: NDArray[np.int64] = np.floor((number + 1) * speeds).astype(np.int64)
+        return made - np.floor(number * speeds).astype(np.int64)
+
+    def _pairs(self, number: int) -> list[Pair]:
+        clients, topology = self.network.clients, self.network.topology
+        if topology == "complete":
+            return list(combinations(range(clients), 2))
+        names = [str(client) for client in range(clients)]
+        draw = TOPOLOGIES["random" if topology == "changing" else topology]
+        pairs = draw(names, Random(f"{self._seed}/{topology}/{number}"))
+        found = {(min(a, b), max(a, b)): None for a, b in ((int(a), int(b)) for a, b in pairs)}
+        return [pair for pair in found if pair[0] != pair[1]]

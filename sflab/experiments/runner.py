@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -23,8 +23,7 @@ from sflab.baselines.clients import Clients, Setup
 from sflab.baselines.model_problem import ModelProblem
 from sflab.experiments import problem, results, seedflood
 from sflab.experiments.cell import Cell, Place
-from sflab.experiments.conditions import Conditions
-from sflab.experiments.problem import LoadedProblem
+from sflab.experiments.problem import Conditions, LoadedProblem
 from sflab.experiments.seedflood import SeedFlood
 from sfnode import __version__
 from sfnode.errors import Code, UserError
@@ -32,43 +31,35 @@ from sfnode.loggers import LoggedRecord, Logger
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
 
-# All methods by name: SeedFlood with virtual clients, and the baselines on vectors.
-
-
 SEEDFLOOD = "seedflood"
 
 Method = Clients | SeedFlood
 
 
-class Range(NamedTuple):
-    """Values that an option can have, both ends among them."""
+WHOLE = True
 
-    least: float
-    most: float
-    whole: bool = False
-
-
-RANGES = {
-    "organised": Range(0, 1, whole=True),
-    "budget": Range(1, (1 << 32) - 1, whole=True),
-    "guard": Range(0, 1, whole=True),
-    "search": Range(0, 1, whole=True),
-    "renew": Range(0, 1 << 32, whole=True),
-    "scalar_bits": Range(8, 16, whole=True),
-    "scalar_delta": Range(0, 1 << 32),
-    "scalar_limit": Range(1, (1 << 15) - 1, whole=True),
-    "segment_updates": Range(0, 1 << 32, whole=True),
-    "subspace_epochs": Range(1, 1 << 32, whole=True),
-    "keep": Range(0, 1),
-    "origins": Range(0, 1, whole=True),
-    "gamma": Range(0, 1),
-    "outer_rate": Range(0, 1 << 32),
-    "momentum": Range(0, 1),
-    "weight_decay": Range(0, 1 << 32),
-    "threshold": Range(0, 1 << 32),
-    "candidates": Range(1, 1 << 24, whole=True),
+RANGES: Mapping[str, tuple[float, float, bool]] = {
+    "organised": (0, 1, WHOLE),
+    "budget": (1, (1 << 32) - 1, WHOLE),
+    "guard": (0, 1, WHOLE),
+    "search": (0, 1, WHOLE),
+    "renew": (0, 1 << 32, WHOLE),
+    "scalar_bits": (8, 16, WHOLE),
+    "scalar_delta": (0, 1 << 32, False),
+    "scalar_limit": (1, (1 << 15) - 1, WHOLE),
+    "segment_updates": (0, 1 << 32, WHOLE),
+    "subspace_epochs": (1, 1 << 32, WHOLE),
+    "keep": (0, 1, False),
+    "origins": (0, 1, WHOLE),
+    "gamma": (0, 1, False),
+    "outer_rate": (0, 1 << 32, False),
+    "momentum": (0, 1, False),
+    "weight_decay": (0, 1 << 32, False),
+    "threshold": (0, 1 << 32, False),
+    "candidates": (1, 1 << 24, WHOLE),
 }
-"""Ranges of all options. 2^32 is more than anybody means; 2^24 candidates take 128 MiB."""
+"""Least and largest values of all options, and whether they are whole numbers. 2^32 is more than
+anybody means; 2^24 candidates take 128 MiB."""
 
 OPTIONS = RANGES.keys() - {option for one in registry.METHODS.values() for option in one.options}
 """Names of SeedFlood's options (`Cell.options`); docs/experiments.md explains them."""
@@ -85,16 +76,12 @@ def check(cell: Cell) -> None:
     if cell.method not in names():
         known = ", ".join(names())
         raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
-    if cell.network.hostile and cell.method != SEEDFLOOD:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"clients of {cell.method} cannot be hostile",
-            f"Only those of {SEEDFLOOD} can: leave out --hostile.",
-        )
-    if cell.group and cell.method != SEEDFLOOD:
-        raise UserError(
-            Code.BAD_OPTION, f"{cell.method} has no groups", "Leave out --group, or take seedflood."
-        )
+    alone = (("hostile", cell.network.hostile, "hostile clients"), ("group", cell.group, "groups"))
+    for flag, given, what in alone:
+        if given and cell.method != SEEDFLOOD:
+            raise UserError(
+                Code.BAD_OPTION, f"{cell.method} has no {what}", f"Leave out --{flag}, or take {SEEDFLOOD}."
+            )
     if cell.method == SEEDFLOOD:
         seedflood.check(cell)
     has = OPTIONS if cell.method == SEEDFLOOD else registry.METHODS[cell.method].options
@@ -137,8 +124,6 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
     )
     return registry.make(cell.method, setup)
 
-
-__all__ = ["Advance", "Place", "finished", "run_cell"]
 
 SAVE_EVERY = 60.0
 """Seconds between two states: as much work is lost by a kill at most. One of a method with full copies of the
@@ -361,10 +346,8 @@ def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
             if not {"base_score", "base_loss"} <= kept.keys():
                 raise _unusable(path, "it has no scores of an untrained model")
             return kept
-        values = _measured(loaded)
-        partial = path.with_suffix(f".{os.getpid()}.partial")  # other processes may run cells of it, too
-        partial.write_text(json.dumps(values) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        values = _measured(loaded)  # other processes may run cells of it, too
+        results.replace(path, json.dumps(values) + "\n")
     return values
 
 

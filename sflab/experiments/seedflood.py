@@ -17,23 +17,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from sflab.baselines.clients import EdgeTraffic
-from sflab.experiments import attacks
 from sflab.experiments.cell import Cell
-from sflab.experiments.conditions import Conditions
-from sflab.experiments.problem import LoadedProblem, organiser_key
-from sflab.experiments.shared_engine import Measured, SharedEngine
+from sflab.experiments.problem import Conditions, LoadedProblem, organiser_key
+from sflab.experiments.shared_engine import ClientEngine, Measured, SharedEngine
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.engine import IntegerEngine
-from sflab.simulator.world.hardware import ORDINARY, Hardware
 from sflab.simulator.world.world import World
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
+from sfnode.manifest.task import Task
 from sfnode.models import bases
-from sfnode.node.training.engine_thread import Order
 from sfnode.node.training.step_scheduler import StepScheduler
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.peers.selection import TARGET_LINKS
@@ -41,37 +37,30 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults
+from sfnode.tasks.dataset import Row
 from sfnode.tasks.mini_batches import Shard
-from sfnode.transport import conditions
-from sfnode.transport.conditions import Latency
+from sfnode.transport import memory
+from sfnode.transport.memory import Latency
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Admit, Budget
 from sfprotocol.host import Effect, Send
 from sfprotocol.messages import Control, ControlWant, Feed, Have, Prune, Segment, Want
+from sfprotocol.seeds import derive_key
 from sfprotocol.weighing import NOTHING, differences
 
 COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
 """Messages that bring updates and decisions, announce them or ask for them. Those of anti-entropy go with
 time, of which a cell has none."""
 
-INSTANT = Hardware(commit=(1e-5, 2e-5))
-"""Hardware that takes no time beside that of a link, where hops are counted. Else it is an ordinary one: what
-comes during a commit is taken in together, which is less work."""
-
-LINK_DELAY = 0.5
-"""Seconds that a link takes where the hops of a round are counted: much more than what nodes do between two
-links, and not so much that what a quiet node does every second takes longer than the forwards."""
+ROUND = 3.0
+"""Seconds of a round in which links are slow, clients are away or somebody organises: much more than what
+nodes do between two links, and an organiser looks twice."""
 
 QUICK_LINK = 0.01
-"""The same where updates reach all in any case."""
+"""Seconds that a link takes where the hops of a round are not counted."""
 
 STEP, LOOK = 0.001, 0.05
 """Seconds between two looks whether a step is done, and whether all have everything."""
-
-QUIET, LOSSY_QUIET = 3.0, 60.0
-"""Seconds in which nothing new has come anywhere, and no decision was made, so that nothing will: the first,
-as anti-entropy has had its turn on the links of a client, and an organiser has looked twice; the second where
-frames are lost, too, and nodes tell each other everything again after half a minute."""
 
 PATIENCE = 600.0
 """Seconds for what has to happen once: that nodes meet, are admitted, and see the last seal."""
@@ -98,22 +87,10 @@ def check(cell: Cell) -> None:
 class ClientComputer(Computer):
     """The computer of one client."""
 
-    world: ClientWorld
-    neighbours = 0
-    """Number of nodes that it is linked with."""
-
-    def meet(self, other: ClientComputer) -> None:
-        """Link it with another; one of two dials, or one link would take the place of the other later."""
-        self.contacts.append(f"{other.address}/p2p/{other.name}")
-        assert self.world.network.pairs is not None
-        self.world.network.pairs.add(frozenset((self.name, other.name)))
-        self.neighbours += 1
-        other.neighbours += 1
-
-    @property
-    def display_name(self) -> str:
-        """Nothing: that each shows everybody its name is as much work as some rounds."""
-        return ""
+    trains: ClientEngine
+    """The engine of its node."""
+    sent: EdgeTraffic
+    """Bytes of what all nodes have sent each other (`COUNTED`)."""
 
     @property
     def number(self) -> int:
@@ -135,8 +112,9 @@ class ClientComputer(Computer):
     @property
     def ready(self) -> bool:
         """Whether it trains, and knows what all neighbours have that it is to have."""
+        pairs = self.world.network.pairs or ()
         synced = [link.synced for link in self.machine.links.values()] if self.up else []
-        meets = len(synced) == self.neighbours and all(synced)
+        meets = all(synced) and len(synced) == sum(self.name in pair for pair in pairs)
         return self.up and meets and self.quiet and self.scheduler.ready
 
     def start(self) -> None:
@@ -156,20 +134,13 @@ class ClientComputer(Computer):
             link.out.stall(stalled)
             link.into.stall(stalled)
 
-    def make_engine(self, manifest: Manifest) -> IntegerEngine:
-        return self.world.engine.clients[self.number]
+    def make_engine(self, manifest: Manifest) -> ClientEngine:
+        return self.trains
 
     def _load(self, settings: Settings, manifest: Manifest) -> IntegerEngine:
-        lacks = self.scheduler.hindered
-        engine = super()._load(settings, manifest)
-        spent, order = self.scheduler.hindered, self.scheduler._order
-
-        def expected(asked: Order) -> None:
-            self.world.engine.expect(self.number, asked.seeds, asked.epoch)
-            order(asked)
-
+        lacks, engine = self.scheduler.hindered, super()._load(settings, manifest)
+        spent = self.scheduler.hindered
         self.scheduler.hindered = lambda: lacks() or spent()
-        self.scheduler._order = expected
         self.scheduler.flush = lambda: None  # type: ignore[method-assign]  # until `publish`
         return engine
 
@@ -178,37 +149,7 @@ class ClientComputer(Computer):
         if isinstance(effect, Send) and isinstance(effect.message, COUNTED):
             pump = self.running.driver.pumps.get(effect.link)
             if pump:
-                self.world.sent.add((self.number, int(pump.link.peer)), len(effect.frame))
-
-
-class ClientWorld(World):
-    """All clients of a cell."""
-
-    computer = ClientComputer
-    engine: SharedEngine
-
-    def __init__(self, *settings: Any, **more: Any) -> None:
-        super().__init__(*settings, **more)
-        self.sent = EdgeTraffic()
-        self.error: BaseException | None = None
-
-    def failed(self, error: BaseException, who: str) -> None:
-        self.error = self.error or error
-        self._end()
-
-    def run_until(self, end: float) -> None:
-        super().run_until(end)
-        if self.error:
-            raise self.error
-
-    def carried(self, *_: Any) -> None:
-        pass
-
-    def became_durable(self, *_: Any) -> None:
-        pass
-
-    def decided(self, *_: Any) -> None:
-        pass
+                self.sent.add((self.number, int(pump.link.peer)), len(effect.frame))
 
 
 class SeedFlood:
@@ -218,22 +159,21 @@ class SeedFlood:
         """`log`: the empty folder in which the node at client 0 is to leave its data in the end."""
         self._cell, self._problem, self._log = cell, problem, log
         self._done = 0
-        self._hostile = attacks.hostile_clients(cell)
+        self._hostile = hostile_clients(cell)
         self._conditions = Conditions(cell.network, cell.seed)
         manifest = node_manifest(problem.manifest)
         if log:
             _take(log, manifest)
-        delay = QUIET if self.is_organised else LINK_DELAY  # an organiser decides before the next round
-        self._delay = delay if cell.network.hops else QUICK_LINK
-        self.world = ClientWorld(
+        delay = ROUND / cell.network.hops if cell.network.hops else QUICK_LINK
+        self.world = World(
             cell.seed,
-            conditions=conditions.Conditions(Latency(typical=self._delay), loss=cell.network.loss),
-            hardware=INSTANT if cell.network.hops else ORDINARY,
+            conditions=memory.Conditions(Latency(typical=delay), loss=cell.network.loss),
             manifest=manifest,
             policy=self._policy() if self.is_organised else None,
+            computer=ClientComputer,
+            watched=False,
         )
-        self.traffic = self.world.sent
-        """Bytes of what nodes have sent each other (`COUNTED`)."""
+        self.traffic = EdgeTraffic()
         try:
             with disk_faults(self.world.folder):
                 self._join(manifest)
@@ -250,11 +190,6 @@ class SeedFlood:
     def example_forwards(self) -> int:
         """Forwards of one example so far."""
         return self.engine.example_forwards
-
-    @property
-    def engine(self) -> SharedEngine:
-        """The engine of all clients."""
-        return self.world.engine
 
     @property
     def is_organised(self) -> bool:
@@ -292,21 +227,23 @@ class SeedFlood:
         """Start all nodes, linked as the network says, and have them admitted."""
         world, problem = self.world, self._problem
         for number in range(self._cell.network.clients):
-            layout = world.add(str(number)).layout
+            client = world.add(str(number))
+            client.display_name = ""  # that each shows everybody its name is as much work as some rounds
             if problem.bases:
                 targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
-                layout.bases.mkdir(exist_ok=True)
-                bases.keep(Path(self._cell.problem.bases), layout.bases, targets, columns)
+                client.layout.bases.mkdir(exist_ok=True)
+                bases.keep(Path(self._cell.problem.bases), client.layout.bases, targets, columns)
         first = self.clients[0]
-        world.engine = SharedEngine(problem, first.layout.bases if problem.bases else None)
+        self.engine = SharedEngine(problem, first.layout.bases if problem.bases else None)
         dealt, size = list(problem.shards), manifest.training.batch_size
         for number in self._hostile:
-            dealt[number] = attacks.shard_of(self._cell.network.attack, problem.task, dealt[number])
-        for number, rows in enumerate(dealt):
+            dealt[number] = shard_of(self._cell.network.attack, problem.task, dealt[number])
+        for client, rows in zip(self.clients, dealt, strict=True):
             shard = Shard(problem.task, problem.loaded.tokenizer, rows, size, lambda: problem.public)
-            world.engine.add(shard, partial(self._disclosed, number))
+            client.trains = self.engine.add(shard, partial(self._disclosed, client.number))
+            client.sent = self.traffic
         for one, other in self._conditions.links(0):
-            self.clients[one].meet(self.clients[other])
+            world.want(self.clients[one], self.clients[other], both=False)
         if self.is_organised:
             first.give_key(organiser_key(self._cell))
         for client in self.clients:
@@ -325,7 +262,7 @@ class SeedFlood:
         if client not in self._hostile:
             return measured
         limit = self._problem.manifest.training.scalar_limit
-        return attacks.scalar_of(self._cell, limit, sent, seed, measured)
+        return scalar_of(self._cell, limit, sent, seed, measured)
 
     def _wait(self, until: Callable[[], bool], look: float = LOOK) -> None:
         """Let time pass until something is so, which it is in the end."""
@@ -369,53 +306,40 @@ class SeedFlood:
 
     def communicate(self, number: int) -> None:
         """Have everybody sign, and let updates and decisions travel."""
-        last = number == self._cell.steps - 1
-        present = [*np.flatnonzero(self._conditions.present(self._round(number)))]
-        away = [client for client in self.clients if client.number not in present]
-        for client in away if not last else ():
+        last, network = number == self._cell.steps - 1, self._cell.network
+        there = self._conditions.present(self._round(number)) | last
+        away = [client for client in self.clients if not there[client.number]]
+        for client in away:
             self.world.do(client.stall, True)
         least = 0 if last else int(self._cell.options.get("segment_updates", 0))
-        for client in self.clients if last else [self.clients[number] for number in present]:
-            self.world.do(client.publish, least)
-        if self._cell.network.hops and not (last and self.is_organised):
-            self._pass(self._cell.network.hops * self._delay + STEP)  # a node takes a little, too
-        else:
-            self._flood(away)
+        for client in self.clients:
+            if client not in away:
+                self.world.do(client.publish, least)
+        if network.hops or away or self.is_organised:
+            self._pass(ROUND + LOOK)  # a node takes a little, too
+        if not (network.hops or away) or (last and self.is_organised):
+            self._wait(self._equal)
         self._wait(lambda: all(client.quiet for client in self.clients), STEP)
         for client in away:
             self.world.do(client.stall, False)
         if last and self.is_organised:
             self._finish()
 
-    def _flood(self, away: Sequence[ClientComputer]) -> None:
-        """Let time pass until all that are there have everything, and nothing is left to decide."""
-        there = [client for client in self.clients if client not in away]
-        quiet = 2 * self._delay + (LOSSY_QUIET if self._cell.network.loss else QUIET)
-        known, since = self._known(), self.world.now
-        while self.world.now - since < quiet and (self.is_organised or not self._equal(there)):
-            self._pass(LOOK)
-            if (now := self._known()) != known:
-                known, since = now, self.world.now
-
-    def _known(self) -> list[object]:
-        return [self._state_of(client) for client in self.clients]
-
     def _state_of(self, client: ClientComputer) -> object:
         decided = client.organised.control.feed.stop if self.is_organised else 0
         return client.machine.frontier.digest(), decided
 
-    def _equal(self, there: Sequence[ClientComputer] | None = None) -> bool:
-        """Whether these clients have the same updates and decisions, and bases that go with them."""
-        chosen = self.clients if there is None else there
-        lacking = any(client.running.bases and client.running.bases.lacking() for client in chosen)
-        return len({self._state_of(client) for client in chosen}) <= 1 and not lacking
+    def _equal(self) -> bool:
+        """Whether clients have the same updates and decisions, and bases that go with them."""
+        lacking = any(client.running.bases and client.running.bases.lacking() for client in self.clients)
+        return len({self._state_of(client) for client in self.clients}) <= 1 and not lacking
 
     def _finish(self) -> None:
         """Have the organiser close and seal all that is left: the run is over."""
         before = -1
         while not self.complete and (budget := self._left()) != before:
             self.world.do(self.clients[0].decide, Budget(budget))
-            self._flood([])
+            self._pass(4 * ROUND)
             before = budget
         self._wait(self._equal)
 
@@ -470,21 +394,11 @@ class SeedFlood:
 
     def state(self) -> Mapping[str, Any]:
         """Return what was measured, and how far the run has come."""
-        seeds = np.array([*self.engine.known], np.uint64).view(np.int64)
-        scalars, losses, examples = zip(*self.engine.known.values(), strict=True)
-        return {
-            "done": self._done,
-            "seeds": torch.from_numpy(seeds),
-            "scalars": torch.tensor(scalars, dtype=torch.int64),
-            "losses": torch.tensor(losses, dtype=torch.float64),
-            "examples": torch.tensor(examples, dtype=torch.int64),
-        }
+        return {"done": self._done, "known": {seed: (*one,) for seed, one in self.engine.known.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has returned; nothing has been done yet."""
-        seeds = state["seeds"].numpy().view(np.uint64).tolist()
-        told = (state[name].tolist() for name in ("scalars", "losses", "examples"))
-        self.engine.known |= zip(seeds, map(Measured, *told), strict=True)
+        self.engine.known |= {seed: Measured(*told) for seed, told in state["known"].items()}
         for number in range(state["done"]):
             self.step(number)
             if (number + 1) % self._cell.local_steps == 0 or number + 1 == self._cell.steps:
@@ -497,7 +411,7 @@ class SeedFlood:
         if self._log and self._done == self._cell.steps:
             with disk_faults(self._log):
                 shutil.copytree(first.layout.path, self._log, dirs_exist_ok=True)
-        self.engine.close()
+        self.engine.trainer.close()
         self.world.close()
 
 
@@ -521,3 +435,52 @@ def _take(folder: Path, manifest: Manifest) -> None:
                 f"{folder} is not empty, and the log of a simulated run takes a folder of its own",
                 "Name a new folder with --write-log.",
             )
+
+
+# -- clients that are admitted and harm ---------------------------------------------------------
+
+
+LAZY = 4
+"""Updates that a lazy client makes of one measurement."""
+
+
+def hostile_clients(cell: Cell) -> range:
+    """Return the numbers of the hostile clients: the last ones."""
+    clients = cell.network.clients
+    return range(clients - int(cell.network.hostile * clients), clients)
+
+
+def shard_of(attack: str, task: Task, rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows that a hostile client measures on. Raises UserError BAD_OPTION for `target` where rows
+    have no classes."""
+    if attack != "target":
+        return rows
+    if not task.labelled:
+        raise UserError(
+            Code.BAD_OPTION,
+            "rows of this task have no classes, and `target` teaches a wrong one",
+            "Choose another --attack.",
+        )
+    label: dict[str, Any] = {task.label_field: next(iter(task.verbalizer))}
+    return [{**row, **label} for row in rows]
+
+
+def scalar_of(cell: Cell, limit: int, sent: Sequence[int], seed: int, measured: int) -> int:
+    """Return what a hostile client sends that has `sent` these scalars before; `limit` is the largest."""
+    coin = 1 - 2 * (derive_key(b"sfnode simulated attack", seed.to_bytes(8, "big")) & 1)
+    match cell.network.attack:
+        case "random":
+            return coin * abs(measured)
+        case "flip":
+            return -measured
+        case "turncoat":
+            return -measured if 2 * len(sent) >= cell.steps else measured
+        case "scale":
+            return limit if measured < 0 else -limit
+        case "noise":
+            return coin * limit
+        case "constant":
+            return sent[0] if sent else measured
+        case "lazy":
+            return sent[len(sent) // LAZY * LAZY] if len(sent) % LAZY else measured
+    return measured

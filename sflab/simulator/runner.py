@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import random
+import secrets
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from random import Random
 from types import FrameType
 from typing import Any, TextIO
 
-from sflab.simulator.adversaries.actors import KINDS, Attack
-from sflab.simulator.adversaries.stand_ins import FalseStandIn
-from sflab.simulator.adversaries.turncoats import TURNCOATS, Turncoat
-from sflab.simulator.checks import invariants, organised_runs
-from sflab.simulator.faults.injection import FaultInjection, heal
-from sflab.simulator.guard import guarded
-from sflab.simulator.scenario import Scenario
+import psutil
+
+from sflab.simulator import invariants, organised_runs
+from sflab.simulator.actors import KINDS, Attack
+from sflab.simulator.faults import FaultTime, heal
+from sflab.simulator.scenarios import Scenario
+from sflab.simulator.turncoats import TURNCOATS, FalseStandIn
 from sflab.simulator.world import runs
-from sflab.simulator.world.computer import Computer
-from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
-from sflab.simulator.world.topology import MANAGED, TOPOLOGIES
-from sflab.simulator.world.traffic import quantiles
+from sflab.simulator.world.runs import MANAGED, TOPOLOGIES, signing_key
+from sflab.simulator.world.trace import quantiles
 from sflab.simulator.world.world import World
 from sfnode.manifest import Manifest
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.printable import command
+from sfnode.virtual_time import NotInVirtualTimeError
 from sfprotocol.decisions import Budget, StandIn, StandIns
 
 STAGGER = 1.0
@@ -122,27 +130,6 @@ class Outcome:
         return {**asdict(self), "command": self.command}
 
 
-class Appointing:
-    """How members come to stand in: they offer it once they are admitted, and the organiser names them."""
-
-    def __init__(self, organiser: Computer, others: list[Computer]) -> None:
-        self._organiser, self._others = organiser, others
-        self._offered: set[str] = set()
-
-    def go_on(self) -> None:
-        """Do what can be done by now."""
-        counting = self._organiser.organised.counting
-        for node in self._others:
-            if node.up and node.name not in self._offered and counting.member(node.origin):
-                node.stand_in()
-                self._offered.add(node.name)
-        organising = self._organiser.running.organising
-        offers = organising.offers() if organising else {}
-        if len(offers) > len(self._others):
-            keys = tuple(StandIn(number, key) for number, key in sorted(offers.items()))
-            self._organiser.decide(StandIns(keys))
-
-
 class Run:
     """One scenario with one seed; to be closed by `with`."""
 
@@ -196,7 +183,7 @@ class Run:
         except Exception as error:  # whatever the machine may raise is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
-            failure = self._failure("exception", said, ())
+            failure = self._failure("exception", said, self.world.who)
         return self._outcome(failure, time.perf_counter() - start)
 
     def __enter__(self) -> Run:
@@ -213,7 +200,7 @@ class Run:
         names = [f"n{index:0{width}}" for index in range(self.nodes)]
         for name in names:
             world.add(name)
-            world.agenda.at(self._random.uniform(0, STAGGER), world[name].start)
+            world.loop.call_at(self._random.uniform(0, STAGGER), world[name].start)
         if self.scenario.organised:
             world[names[0]].give_key(signing_key(world.seed, runs.ORGANISER))
         for one, other in _pairs(self.topology, names, self._random):
@@ -225,15 +212,26 @@ class Run:
             self._appoint(names)
 
     def _appoint(self, names: list[str]) -> None:
-        """Have members stand in for the organiser, until they are named."""
-        world = self.world
+        """Have members stand in for the organiser: admitted ones offer it, and it names them."""
+        world, offered = self.world, set[str]()
         organiser, *others = (world[name] for name in names[: self.scenario.stand_ins])
         others += self._false()
-        appointing = Appointing(organiser, others)
+
+        def go_on() -> None:
+            for node in others:
+                admitted = organiser.organised.counting.member(node.origin)
+                if node.up and node.name not in offered and admitted:
+                    node.stand_in()
+                    offered.add(node.name)
+            organising = organiser.running.organising
+            offers = organising.offers() if organising else {}
+            if len(offers) > len(others):
+                organiser.decide(StandIns(tuple(StandIn(*offer) for offer in sorted(offers.items()))))
+
         while not organiser.organised.control.feed.stand_ins:
             if world.now > APPOINTED:
                 raise Violation("elections", "nobody stands in", (organiser.name,))
-            world.do(appointing.go_on)
+            world.do(go_on)
             self._run(WARM)
         self._run(APPOINTED / 4)
 
@@ -244,14 +242,13 @@ class Run:
         attack = self.scenario.attack
         if attack is None:
             return
-        turncoats: dict[str, type[Turncoat]] = {**TURNCOATS, "stand-in": FalseStandIn}
-        kind = KINDS.get(attack.kind) or turncoats[attack.kind]
+        kind = KINDS.get(attack.kind) or TURNCOATS[attack.kind]
         targets = self._targets(attack)
         for number in range(attack.actors):
             actor = kind(self.world, number, attack, targets)
             begin = 0.0 if attack.start < 0 else WARM + attack.start
             at = begin + self._random.uniform(0, STAGGER)
-            self.world.agenda.at(at, actor.start)
+            self.world.loop.call_at(at, actor.start)
 
     def _targets(self, attack: Attack) -> list[str]:
         names = list(self.world.nodes)
@@ -269,7 +266,9 @@ class Run:
         """Let updates be made while faults happen."""
         stop = self.world.now + self.seconds
         self.world.faults_middle, self.world.faults_end = self.world.now + self.seconds / 2, stop
-        FaultInjection(self.world, stop, self.seconds / self.scenario.seconds).install(self.scenario.faults)
+        on = FaultTime(self.world, stop, self.seconds / self.scenario.seconds)
+        for fault in self.scenario.faults:
+            fault(on)
         self._load(stop)
         self._run(self.seconds)
         self._delivered = invariants.delivered(self.world)
@@ -352,7 +351,7 @@ class Run:
             candidates = [n for n in self._authors(authors) if n.up]
             if candidates:
                 random.choice(candidates).compute(random.randint(1, load.most))
-            self.world.agenda.later(random.expovariate(load.rate), compute)
+            self.world.later(random.expovariate(load.rate), compute)
 
         compute()
 
@@ -450,3 +449,135 @@ def simulate(scenario: Scenario, seed: int, **options: Any) -> Outcome:
     """Run `scenario` once; `options` as of `Run`."""
     with Run(scenario, seed, **options) as run:
         return run.outcome()
+
+
+# -- what would be otherwise the next time is not asked for -------------------------------------
+
+
+ASKING: tuple[tuple[Any, str], ...] = (
+    *((time, name) for name in ("time", "monotonic", "perf_counter", "process_time", "sleep")),
+    *((secrets, name) for name in ("token_bytes", "token_hex", "randbits", "randbelow")),
+    *((os, name) for name in ("urandom", "getpid")),
+    *((uuid, name) for name in ("uuid1", "uuid4")),
+    *((psutil, name) for name in ("Process", "cpu_times", "virtual_memory", "process_iter")),
+    *((tempfile, name) for name in ("mkstemp", "mkdtemp", "gettempdir", "TemporaryDirectory")),
+    *((socket, name) for name in ("getaddrinfo", "create_connection")),
+    (random, "SystemRandom"),
+    (subprocess, "Popen"),
+    (threading.Thread, "start"),
+)
+"""What asks the system for the time, for chance, for what else runs here, or takes real time."""
+
+HARMLESS = {
+    "sfnode.store.data_folder": "the lock of a folder has the process in it, and waits for who only asks",
+    "sfnode.store.identity": "a key is written under a name that nobody sees, and renamed",
+    "sfnode.node.training.engine_thread": "how long steps take counts where the owner limits it",
+    "sfnode.node.training.limiter": "the same of this process",
+    "sfnode.peers.contacts": "a file for people says when it was written",
+    "sfnode.node.state": "the status tells the process",
+}
+"""Modules that may ask, as nothing that a node does follows from it."""
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Have `sfnode` ask the system for nothing meanwhile. What it calls, such as SQLite, may."""
+    before = [(module, name, getattr(module, name)) for module, name in ASKING]
+    try:
+        for module, name, function in before:
+            setattr(module, name, _refusing(f"{module.__name__}.{name}", function))
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
+def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*arguments: Any, **settings: Any) -> Any:
+        asking = sys._getframe(1).f_globals["__name__"]
+        if asking.startswith("sfnode.") and asking not in HARMLESS:
+            raise NotInVirtualTimeError(f"{asking} calls {name}: it is given that by its surroundings")
+        return function(*arguments, **settings)
+
+    return refuse
+
+
+# -- the outcome as text ------------------------------------------------------------------------
+
+
+def lines(outcome: Outcome) -> list[str]:
+    """Return the outcome in lines: what happened, what it cost, and if it failed why and how to repeat it."""
+    head = f"{outcome.scenario}: {outcome.nodes} nodes, {outcome.topology}, seed {outcome.seed}"
+    said = [f"{head}: {'FAILED' if outcome.failure else 'ok'}"]
+    said += _result(outcome)
+    said += _elections(outcome)
+    said += _costs(outcome)
+    if outcome.failure:
+        said += _why(outcome)
+    return said
+
+
+def line(outcome: Outcome) -> str:
+    """Return the outcome in one line."""
+    settled = "-" if outcome.settled is None else f"{outcome.settled:.1f}"
+    failed = f"  FAILED [{outcome.failure.checker}]" if outcome.failure else ""
+    return (
+        f"{outcome.scenario:<20} {outcome.updates:>8,} {100 * outcome.delivered:>8.2f} {settled:>8} "
+        f"{outcome.latency_p50:>7.3f} "
+        f"{outcome.latency_p99:>7.3f} {outcome.latency_max:>7.3f} {outcome.copies:>7.2f} "
+        f"{outcome.peak_entries:>8,} {outcome.bytes_in:>9,.0f} {outcome.bytes_out:>9,.0f}{failed}"
+    )
+
+
+HEADING = (
+    f"{'scenario':<20} {'updates':>8} {'there %':>8} {'equal s':>8} {'p50 s':>7} {'p99 s':>7} {'max s':>7} "
+    f"{'copies':>7} {'entries':>8} {'in B/s':>9} {'out B/s':>9}"
+)
+
+
+def _result(outcome: Outcome) -> list[str]:
+    settled = "not equal" if outcome.settled is None else f"all equal {outcome.settled:.1f} s after the end"
+    forks = f", {outcome.forks} forked feeds" if outcome.forks else ""
+    return [
+        f"  {outcome.updates:,} updates{forks}, {outcome.deliveries:,} deliveries; "
+        f"{100 * outcome.delivered:.2f} % was everywhere when the faults ended; {settled}",
+        f"  delivery  median {outcome.latency_p50:.3f} s, 99 % {outcome.latency_p99:.3f} s, "
+        f"slowest {outcome.latency_max:.3f} s",
+    ]
+
+
+def _elections(outcome: Outcome) -> list[str]:
+    if not outcome.elections:
+        return []
+    led, counted = (
+        ", ".join(f"{seconds:.0f}" for seconds in found) for found in (outcome.elections, outcome.counting)
+    )
+    return [
+        f"  elections {led} s from the death of whoever organised; more updates counted after {counted} s"
+    ]
+
+
+def _costs(outcome: Outcome) -> list[str]:
+    kinds = ", ".join(
+        f"{kind} {count:,} ({outcome.bytes[kind]:,} B)" for kind, count in outcome.messages.items()
+    )
+    drops = ", ".join(f"{count} x {fault}" for fault, count in outcome.drops.items())
+    return [
+        f"  copies    {outcome.copies:.2f} per delivery",
+        f"  sent      {kinds}",
+        f"  a node    {outcome.bytes_in:,.0f} B/s in, {outcome.bytes_out:,.0f} B/s out; "
+        f"at most {outcome.peak_entries:,} entries in its tables",
+        *([f"  dropped   {drops}"] if drops else []),
+        f"  simulated {outcome.steps:,} steps in {outcome.wall:.1f} s; trace {outcome.trace_hash}",
+    ]
+
+
+def _why(outcome: Outcome) -> list[str]:
+    failure = outcome.failure
+    assert failure
+    return [
+        f"  [{failure.checker}] {failure.what}",
+        f"  at {failure.when:.3f} s; the last entries of the nodes concerned:",
+        *(f"    {entry}" for entry in failure.trace),
+        f"  again with: {outcome.command}",
+    ]

@@ -1,13 +1,192 @@
-"""The table of scenarios: network conditions and faults of every kind, one at a time and all together."""
+"""The table of scenarios: a scenario is everything that a run needs besides its seed, as data.
+
+Network conditions and faults of every kind, one at a time and all together; then attacks after those of
+gossipsub-hardening, and the limits that honest nodes keep meanwhile. These run with nodes that find their
+neighbours themselves, and the adversaries stay to the end: honest nodes must become equal all the same.
+"""
 
 from __future__ import annotations
 
-from sflab.simulator.adversaries.actors import Attack
-from sflab.simulator.attacks import ATTACKS
-from sflab.simulator.faults import kinds
-from sflab.simulator.scenario import Limits, Load, Scenario
-from sflab.simulator.world.topology import MANAGED
-from sfnode.transport.conditions import Conditions, Latency
+from dataclasses import dataclass, field
+
+from sflab.simulator import faults
+from sflab.simulator.actors import Attack
+from sflab.simulator.faults import Fault
+from sflab.simulator.world.computer import Hardware
+from sflab.simulator.world.runs import MANAGED
+from sfnode.transport.memory import CALM, Conditions, Latency
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The updates that are made while the faults last."""
+
+    rate: float = 4.0
+    """Times a second that some node finishes updates, in the whole network."""
+    most: int = 8
+    """Most updates that are finished at once."""
+    origins: int = 0
+    """Number of nodes that compute; 0 means all, up to the number that `runner` allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that a run must keep besides convergence; None where there is no limit."""
+
+    p99: float | None = None
+    """Seconds from the signing of an update to its admission, 99th percentile over honest nodes."""
+    worst: float | None = None
+    copies: float | None = None
+    """Payload copies sent per delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One row of the table."""
+
+    name: str
+    says: str
+    """One sentence."""
+    topology: str = "random"
+    nodes: int = 16
+    seconds: float = 20.0
+    """Seconds that the faults last."""
+    settle: float = 30.0
+    """Seconds of virtual time within which all must be equal once the faults are over."""
+    conditions: Conditions = CALM
+    hardware: Hardware = field(default_factory=Hardware)
+    load: Load = field(default_factory=Load)
+    faults: tuple[Fault, ...] = ()
+    attack: Attack | None = None
+    organised: bool = False
+    """Whether an organiser, on the first node, says what counts."""
+    stand_ins: int = 0
+    """Honest nodes that stand in for the organiser, itself among them; adversaries that do come on top."""
+    judged: bool = False
+    """Whether its seals have factors of all kinds, rates of coming epochs, and skip and recount feeds."""
+    first_order: bool = False
+    """Whether an update has a scalar for every cell, whatever the seed: so it is in organised runs with every
+    fourth one."""
+    limits: Limits = field(default_factory=Limits)
+
+
+WORK = Hardware(work=0.0001)
+"""Hardware with a cost per frame: about what the machine takes in CPython."""
+
+CONDITIONS = Conditions(Latency("uniform", 0.05, 0.1))
+"""Conditions with round trips of 100 ms."""
+
+PROMPT = Limits(p99=1.0, worst=3.0)
+
+HONEST = 12
+SYBILS = 480
+"""Adversaries that make forty connections for every honest one."""
+
+
+def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **more: object) -> Scenario:
+    settings: dict[str, object] = {
+        "topology": MANAGED,
+        "nodes": HONEST,
+        "seconds": 20.0,
+        "settle": 20.0,
+        "conditions": CONDITIONS,
+        "hardware": WORK,
+        "load": Load(rate=4, most=4),
+        **more,
+    }
+    return Scenario(name, says, attack=attack, limits=limits, **settings)  # type: ignore[arg-type]
+
+
+ATTACKS: tuple[Scenario, ...] = (
+    _attack(
+        "sybil",
+        "Forty mute peers for every honest link try to be neighbours of everybody.",
+        Attack("mute", actors=SYBILS),
+    ),
+    _attack(
+        "eclipse-node",
+        "Two hundred mute peers surround one node.",
+        Attack("mute", target="one", actors=200, links=1),
+    ),
+    _attack(
+        "eclipse-newcomer",
+        "Two hundred mute peers wait for whoever joins last.",
+        Attack("mute", target="newcomer", actors=200, links=1),
+        faults=(faults.late_join(6),),
+    ),
+    _attack(
+        "eclipse-publisher",
+        "Two hundred mute peers surround the one node that computes.",
+        Attack("mute", target="publisher", actors=200, links=1),
+        load=Load(rate=4, most=4, origins=1),
+    ),
+    _attack(
+        "censor-one",
+        "Three of four nodes pass on everything but the updates of one origin.",
+        Attack("censor", target="publisher", actors=36, links=6, renames=False),
+    ),
+    _attack(
+        "degrade",
+        "Three of four nodes pass on a tenth of what they hear, and that late.",
+        Attack("degrade", actors=36, links=6, renames=False),
+    ),
+    _attack(
+        "cold-boot",
+        "Ten mute peers for every honest one come at the same moment.",
+        Attack("mute", actors=10 * HONEST, start=-1),
+        limits=Limits(),  # at first honest nodes cannot reach each other
+        settle=180.0,
+    ),
+    _attack(
+        "covert-flash",
+        "Three of four nodes behave well and then, all at one moment, pass on nothing any more.",
+        Attack("sleep", actors=36, links=6, renames=False),
+    ),
+    _attack(
+        "control-spam",
+        "Peers send invented names, requests, announcements and prunes without end.",
+        Attack("spam", actors=60, every=1.0),
+    ),
+    _attack(
+        "replay",
+        "Peers send what they have heard again and again.",
+        Attack("replay", actors=60, every=0.25),
+    ),
+    _attack(
+        "malformed",
+        "Peers send frames that are too long, cut short or no messages at all.",
+        Attack("malform", actors=60, every=0.25),
+    ),
+    _attack(
+        "equivocation",
+        "Origins send every second neighbour another history.",
+        Attack("equivocate", actors=6, links=6, renames=False),
+    ),
+    _attack(
+        "broken-promises",
+        "Peers claim to have what everybody lacks, and deliver nothing.",
+        Attack("promise", actors=60),
+    ),
+    _attack(
+        "false-claims",
+        "Peers claim to have more of everybody's feeds than there is, while nodes are killed and come back.",
+        Attack("promise", actors=8, renames=False),
+        faults=(faults.crashes(2.0),),
+        limits=Limits(),  # who is killed hears nothing
+        settle=60.0,
+    ),
+    _attack(
+        "garbage",
+        "Peers answer with segments that nobody has signed.",
+        Attack("forge", actors=60),
+    ),
+    _attack(
+        "silence",
+        "Peers take all links and never send anything.",
+        Attack("silent", actors=SYBILS),
+    ),
+)
+
 
 ORDINARY = Latency("lognormal", typical=0.05, spread=0.4, most=2.0)
 WILD = Latency("lognormal", typical=0.08, spread=1.0, most=5.0)
@@ -35,34 +214,34 @@ FAIR: tuple[Scenario, ...] = (
     Scenario(
         "partition",
         "Two halves hear nothing of each other for a while: first silently, then with broken links.",
-        faults=(kinds.Partition(2, 8), kinds.Partition(11, 99, hang_up=True)),
+        faults=(faults.partition(2, 8), faults.partition(11, 99, hang_up=True)),
         settle=30,
     ),
     Scenario(
         "asymmetric",
         "One half hears the other but is not heard.",
-        faults=(kinds.Partition(2, 99, one_way=True),),
+        faults=(faults.partition(2, 99, one_way=True),),
         conditions=Conditions(ORDINARY),
         settle=30,
     ),
     Scenario(
         "flaps",
         "Links break twice a second and are opened again.",
-        faults=(kinds.Flaps(0.5),),
+        faults=(faults.flaps(0.5),),
         conditions=Conditions(ORDINARY),
         settle=15,
     ),
     Scenario(
         "crashes",
         "Nodes are killed in the middle of their work and come back.",
-        faults=(kinds.Crashes(0.7),),
+        faults=(faults.crashes(0.7),),
         conditions=Conditions(ORDINARY),
         settle=40,
     ),
     Scenario(
         "power-cut",
         "Nodes lose their power, and with it what was not yet on disk.",
-        faults=(kinds.Crashes(0.7, power_cut=True),),
+        faults=(faults.crashes(0.7, power_cut=True),),
         conditions=Conditions(ORDINARY),
         settle=75,
     ),
@@ -70,10 +249,10 @@ FAIR: tuple[Scenario, ...] = (
         "old-backup",
         "Nodes come back with the disk of some time ago.",
         faults=(
-            kinds.OldBackup(3, 9),
-            kinds.OldBackup(5, 12),
-            kinds.OldBackup(8, 10),
-            kinds.OldBackup(9, 17),
+            faults.old_backup(3, 9),
+            faults.old_backup(5, 12),
+            faults.old_backup(8, 10),
+            faults.old_backup(9, 17),
         ),
         conditions=Conditions(ORDINARY),
         settle=40,
@@ -81,19 +260,19 @@ FAIR: tuple[Scenario, ...] = (
     Scenario(
         "twins",
         "Copies of a node's disk and key run beside it, at first out of each other's hearing.",
-        faults=(kinds.Twins(4, apart=6), kinds.Twins(12, apart=0), kinds.Twins(14, told=True, apart=0)),
+        faults=(faults.twins(4, apart=6), faults.twins(12, apart=0), faults.twins(14, told=True, apart=0)),
         settle=40,
     ),
     Scenario(
         "clock-jumps",
         "Clocks leap ahead by minutes or stand still for as long.",
-        faults=(kinds.ClockJumps(1.0, most=120),),
+        faults=(faults.clock_jumps(1.0, most=120),),
         settle=200,
     ),
     Scenario(
         "churn",
         "Half of all nodes leave and as many join, every minute.",
-        faults=(kinds.Churn(0.5),),
+        faults=(faults.churn(0.5),),
         conditions=Conditions(ORDINARY),
         seconds=40,
         settle=75,
@@ -101,21 +280,21 @@ FAIR: tuple[Scenario, ...] = (
     Scenario(
         "slow-peers",
         "A third of all nodes has a slow disk and processor, and links that take nothing for seconds.",
-        faults=(kinds.SlowPeers(0.34),),
+        faults=(faults.slow_peers(0.34),),
         settle=30,
     ),
     Scenario(
         "thin-lines",
         "Every link takes 100 kbit/s, and nodes join that lack everything.",
         conditions=Conditions(ORDINARY, bandwidth=12_500),
-        faults=(kinds.LateJoin(12, count=2),),
+        faults=(faults.late_join(12, count=2),),
         load=Load(rate=6, most=30),
         settle=20,
     ),
     Scenario(
         "late-join",
         "Nodes join when much has been said already.",
-        faults=(kinds.LateJoin(10), kinds.LateJoin(15, count=3)),
+        faults=(faults.late_join(10), faults.late_join(15, count=3)),
         load=Load(rate=10),
         settle=10,
     ),
@@ -130,7 +309,7 @@ FAIR: tuple[Scenario, ...] = (
         "bridge",
         "Two clusters with one link between them, which breaks now and then.",
         topology="bridge",
-        faults=(kinds.Flaps(1.0),),
+        faults=(faults.flaps(1.0),),
         settle=20,
     ),
     Scenario(
@@ -138,17 +317,17 @@ FAIR: tuple[Scenario, ...] = (
         "Everything at once.",
         conditions=Conditions(WILD, loss=0.05, duplication=0.1, replay=0.05, reorder=True),
         faults=(
-            kinds.Partition(3, 8),
-            kinds.Partition(12, 20, one_way=True),
-            kinds.Flaps(1.5),
-            kinds.Crashes(3.0),
-            kinds.Crashes(3.0, power_cut=True),
-            kinds.OldBackup(5, 12),
-            kinds.Twins(14, apart=0),
-            kinds.ClockJumps(4.0, most=60),
-            kinds.Churn(0.3),
-            kinds.SlowPeers(0.2),
-            kinds.LateJoin(15),
+            faults.partition(3, 8),
+            faults.partition(12, 20, one_way=True),
+            faults.flaps(1.5),
+            faults.crashes(3.0),
+            faults.crashes(3.0, power_cut=True),
+            faults.old_backup(5, 12),
+            faults.twins(14, apart=0),
+            faults.clock_jumps(4.0, most=60),
+            faults.churn(0.3),
+            faults.slow_peers(0.2),
+            faults.late_join(15),
         ),
         seconds=30,
         settle=120,
@@ -156,7 +335,7 @@ FAIR: tuple[Scenario, ...] = (
 )
 
 
-def _organised(name: str, says: str, *faults: kinds.Fault, **more: object) -> Scenario:
+def _organised(name: str, says: str, *strikes: Fault, **more: object) -> Scenario:
     settings: dict[str, object] = {
         "nodes": 20,
         "seconds": 24.0,
@@ -165,90 +344,90 @@ def _organised(name: str, says: str, *faults: kinds.Fault, **more: object) -> Sc
         "load": Load(rate=6, most=6),
         **more,
     }
-    return Scenario(name, says, faults=faults, organised=True, **settings)  # type: ignore[arg-type]
+    return Scenario(name, says, faults=strikes, organised=True, **settings)  # type: ignore[arg-type]
 
 
 ORGANISED: tuple[Scenario, ...] = (
     _organised(
         "organised",
         "Newcomers are admitted, epochs closed and sealed, while nodes come, go and fail.",
-        kinds.Churn(0.5),
-        kinds.Crashes(2.0, power_cut=True),
-        kinds.Flaps(1.0),
-        kinds.LateJoin(8, count=2),
+        faults.churn(0.5),
+        faults.crashes(2.0, power_cut=True),
+        faults.flaps(1.0),
+        faults.late_join(8, count=2),
     ),
     _organised(
         "organiser-away",
         "The organiser dies and comes back, and dies again and comes back with an old disk.",
-        kinds.OrganiserAway(3, 7),
-        kinds.OrganiserAway(16, 20, taken=12),
+        faults.organiser_away(3, 7),
+        faults.organiser_away(16, 20, taken=12),
     ),
     _organised(
         "organiser-late",
         "The organiser is gone almost from the beginning until everything else is over.",
-        kinds.OrganiserAway(2, 99),
+        faults.organiser_away(2, 99),
     ),
     _organised(
         "organiser-apart",
         "The organiser is cut off from half of the nodes for a while.",
-        kinds.Partition(4, 18, hang_up=True),
+        faults.partition(4, 18, hang_up=True),
     ),
     _organised(
         "two-organisers",
         "Two nodes sign decisions with one key, until the deputies name another.",
-        kinds.OrganiserTwice(6, 14),
+        faults.organiser_twice(6, 14),
     ),
     _organised(
         "organiser-lost",
         "The organiser and its key are gone for good, and deputies name another, while nodes come and go.",
-        kinds.Churn(0.2),
-        kinds.Flaps(5.0),
-        kinds.Crashes(10.0),
-        kinds.OrganiserLost(8, 12),
+        faults.churn(0.2),
+        faults.flaps(5.0),
+        faults.crashes(10.0),
+        faults.organiser_lost(8, 12),
     ),
     _organised(
         "organised-twins",
         "Copies of nodes fork feeds that are named and sealed meanwhile.",
-        kinds.Twins(3, apart=9),
-        kinds.Twins(14, apart=2),
-        kinds.Twins(18, apart=0),
-        kinds.OldBackup(5, 16),
+        faults.twins(3, apart=9),
+        faults.twins(14, apart=2),
+        faults.twins(18, apart=0),
+        faults.old_backup(5, 16),
     ),
     _organised(
         "undone",
         "The owner revokes a member, voids what another has made, and ends feeds.",
-        kinds.Undo(8, "void"),
-        kinds.Undo(10, "revoke"),
-        kinds.Undo(12, "amend"),
-        kinds.Undo(16, "amend"),
-        kinds.Undo(18, "revoke"),
-        kinds.Flaps(1.0),
+        faults.undo(8, "void"),
+        faults.undo(10, "revoke"),
+        faults.undo(12, "amend"),
+        faults.undo(16, "amend"),
+        faults.undo(18, "revoke"),
+        faults.flaps(1.0),
     ),
     _organised(
         "organised-news",
         "Decisions overtake the updates that they name; nodes join and come back with the disk of long ago.",
-        kinds.LateJoin(8),
-        kinds.LateJoin(16, count=3),
-        kinds.OldBackup(4, 14),
-        kinds.OldBackup(6, 20),
+        faults.late_join(8),
+        faults.late_join(16, count=3),
+        faults.old_backup(4, 14),
+        faults.old_backup(6, 20),
         conditions=Conditions(WILD, loss=0.1, reorder=True),
     ),
     _organised(
         "judged",
         "Seals have factors from 0 to 1.7, skip feeds and recount them; much of the work comes late.",
-        kinds.Partition(4, 12, hang_up=True),
-        kinds.OrganiserAway(14, 17),
-        kinds.LateJoin(18),
-        kinds.Undo(19, "void"),
+        faults.partition(4, 12, hang_up=True),
+        faults.organiser_away(14, 17),
+        faults.late_join(18),
+        faults.undo(19, "void"),
         judged=True,
     ),
     _organised(
         "vectors",
         "Updates have a scalar for every cell, units and limits change, and peers send other forms.",
-        kinds.Twins(3, apart=9),
-        kinds.LateJoin(12, count=2),
-        kinds.Undo(14, "void"),
-        kinds.Undo(16, "amend"),
+        faults.twins(3, apart=9),
+        faults.late_join(12, count=2),
+        faults.undo(14, "void"),
+        faults.undo(16, "amend"),
         judged=True,
         first_order=True,
         topology=MANAGED,
@@ -258,25 +437,25 @@ ORGANISED: tuple[Scenario, ...] = (
     _organised(
         "lost",
         "Named steps of two feeds are lost with every disk that had them, and the organiser gives them up.",
-        kinds.Loss(8),
-        kinds.Loss(16),
+        faults.loss(8),
+        faults.loss(16),
     ),
     _organised(
         "checkpoints",
         "Most nodes let go of what comes before a checkpoint, and others join from one, while nodes fail.",
-        kinds.Pruning(0.7),
-        kinds.LateJoin(18, checkpoint=True),
-        kinds.LateJoin(26, count=2, checkpoint=True),
-        kinds.ArchiveLeaves(20),
-        kinds.ArchiveLeaves(28),
-        kinds.Crashes(6.0, power_cut=True),
-        kinds.Flaps(1.0),
+        faults.pruning(0.7),
+        faults.late_join(18, checkpoint=True),
+        faults.late_join(26, count=2, checkpoint=True),
+        faults.archive_leaves(20),
+        faults.archive_leaves(28),
+        faults.crashes(6.0, power_cut=True),
+        faults.flaps(1.0),
         seconds=36.0,
     ),
 )
 
 
-def _standing(name: str, says: str, *faults: kinds.Fault, **more: object) -> Scenario:
+def _standing(name: str, says: str, *strikes: Fault, **more: object) -> Scenario:
     settings: dict[str, object] = {
         "nodes": 6,
         "stand_ins": 5,
@@ -286,42 +465,45 @@ def _standing(name: str, says: str, *faults: kinds.Fault, **more: object) -> Sce
         "topology": MANAGED,
         **more,
     }
-    return _organised(name, says, *faults, **settings)
+    return _organised(name, says, *strikes, **settings)
 
 
 STAND_INS: tuple[Scenario, ...] = (
     _standing(
         "stand-ins",
         "The organiser dies for good in the middle of a decision, then another; stand-ins die and come back.",
-        kinds.LeaderFalls(10, during=True),
-        kinds.HandOver(110),
-        kinds.LeaderFalls(125, back=160, during=True),
-        kinds.Crashes(40.0, down=(0.5, 30.0)),
-        kinds.Crashes(60.0, power_cut=True),
+        faults.leader_falls(10, during=True),
+        faults.hand_over(110),
+        faults.leader_falls(125, back=160, during=True),
+        faults.crashes(40.0, down=(0.5, 30.0)),
+        faults.crashes(60.0, power_cut=True),
     ),
     _standing(
         "stand-ins-apart",
         "Stand-ins hear nothing of each other, in groups of two and three, of one and two, and one by one.",
-        kinds.Split(5, 85, (2, 3)),
-        kinds.Split(100, 150, (2, 2, 1)),
-        kinds.Split(160, 235, (1, 4)),
-        kinds.SlowPeers(0.3),
+        faults.split(5, 85, (2, 3)),
+        faults.split(100, 150, (2, 2, 1)),
+        faults.split(160, 235, (1, 4)),
+        faults.slow_peers(0.3),
     ),
     _standing(
         "stand-ins-late",
         "Whoever organises is stopped for an hour of its clock, and another has a clock a day ahead.",
-        kinds.Stopped(5, 90, shown=3600),
-        kinds.ClockAhead(150, 86_400),
-        kinds.Stopped(160, 50, shown=50),
-        kinds.ClockJumps(20.0, most=120),
-        kinds.SlowPeers(0.3),
+        faults.stopped(5, 90, shown=3600),
+        faults.clock_ahead(150, 86_400),
+        faults.stopped(160, 50, shown=50),
+        faults.clock_jumps(20.0, most=120),
+        faults.slow_peers(0.3),
     ),
     _standing(
         "stand-ins-false",
-        "Two of seven stand-ins flood, elect everybody, claim late terms, more than they hold, or silence.",
-        kinds.LeaderFalls(20),
-        kinds.HandOver(150),
-        kinds.Flaps(5.0),
+        "Two of seven stand-ins flood, elect everybody, claim late terms, more than they hold, or silence, "
+        "while the others are parted.",
+        faults.leader_falls(20),
+        faults.split(80, 140, (3, 2)),
+        faults.hand_over(170),
+        faults.split(180, 230, (1, 4)),
+        faults.flaps(5.0),
         attack=Attack("stand-in", actors=2, start=-1, renames=False),
     ),
 )

@@ -77,15 +77,6 @@ class Group(NamedTuple):
         return steps, [statistics.fmean(one[step] for one in series) for step in steps]
 
 
-class Missing(NamedTuple):
-    """A cell without results."""
-
-    part: str
-    cell: Cell
-    reason: str
-    """`not run yet`, or why it failed."""
-
-
 class Tuning(NamedTuple):
     """The trials of one method on one task."""
 
@@ -174,23 +165,18 @@ class StudyFindings:
         """Return the number of finished cells of the study."""
         return len(self._wanted()) - len(self.missing())
 
-    def missing(self) -> list[Missing]:
-        """Return the cells without results, each once."""
+    def missing(self) -> list[tuple[str, Cell, str]]:
+        """Return the cells without results, each once, with their parts and the reasons."""
         return [
-            Missing(part, cell, self._failed.get(name, "not run yet"))
+            (part, cell, self._failed.get(name, "not run yet"))
             for name, (part, cell) in self._wanted().items()
             if self._finished(cell) is None
         ]
 
-    def _trials(self) -> list[Cell]:
-        return study.trials(self.study, self._found, self._failed)
-
     def _wanted(self) -> dict[str, tuple[str, Cell]]:
-        trials = ((cell.name, ("tuning", cell)) for cell in self._trials())
-        entries = (
-            ((cell or entry.cell).name, (entry.part, cell or entry.cell)) for entry, cell in self._entries
-        )
-        wanted = dict(trials)
-        for name, value in entries:
-            wanted.setdefault(name, value)
+        trials = study.trials(self.study, self._found, self._failed)
+        entries = ((entry.part, cell or entry.cell) for entry, cell in self._entries)
+        wanted: dict[str, tuple[str, Cell]] = {}
+        for part, cell in (*(("tuning", trial) for trial in trials), *entries):
+            wanted.setdefault(cell.name, (part, cell))
         return wanted

@@ -145,29 +145,20 @@ FULL_MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "facebook/opt-2.7b")
 FULL_TASKS = ("sst2", "rte", "boolq", "wic", "multirc", "record")
 
 
-class Choice(NamedTuple):
-    """Subject of a study, and number of seeds."""
-
-    problems: Sequence[Problem]
-    """Models and tasks; the preset sets their numbers of rows."""
-    seeds: int = 3
-    rate: float = 0.0
-    """Learning rate per update around which SeedFlood's are tried; 0: the preset's."""
-
-
-def study(name: str, choice: Choice, command: str) -> Study:
-    """Describe the study of a preset."""
+def study(name: str, problems: Sequence[Problem], seeds: int, rate: float, command: str) -> Study:
+    """Describe the study of a preset, of these models and tasks, whose numbers of rows it sets; `rate`:
+    around which SeedFlood's are tried, 0 for the preset's."""
     preset = PRESETS[name]
-    if choice.rate:
-        preset = preset._replace(rate=choice.rate)
+    if rate:
+        preset = preset._replace(rate=rate)
     rows = {field: getattr(preset, field) for field in ("rows", "validation_rows", "test_rows", "min_words")}
-    problems = [problem.model_copy(update=rows) for problem in choice.problems]
-    plan = _Plan(preset, problems, choice.seeds)
+    problems = [problem.model_copy(update=rows) for problem in problems]
+    plan = _Plan(preset, problems, seeds)
     return Study(
         title="SeedFlood beside its baselines",
         command=command,
         preset=name,
-        notes=(*TOO_SMALL.get(name, ()), *_notes(preset, choice.seeds)),
+        notes=(*TOO_SMALL.get(name, ()), *_notes(preset, seeds)),
         tunings=tuple(plan.tunings),
         beyond=preset.beyond,
         entries=tuple(plan.entries()),

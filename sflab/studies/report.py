@@ -178,7 +178,7 @@ def _tuning(findings: StudyFindings) -> str:
 def _missing(findings: StudyFindings) -> Iterator[str]:
     missing = findings.missing()
     if missing:
-        lines = [f"- {one.part}: {describe(one.cell)}: {short(one.reason)}" for one in missing]
+        lines = [f"- {part}: {describe(cell)}: {short(reason)}" for part, cell, reason in missing]
         more = [f"- and {len(lines) - SHOWN_MISSING} more"] if len(lines) > SHOWN_MISSING else []
         yield "## What is missing"
         yield "\n".join(lines[:SHOWN_MISSING] + more)
@@ -263,7 +263,8 @@ def _not_below(words: str, ours: Group | None, theirs: Group | None) -> PaperCla
     difference = paired(ours, theirs) if ours and theirs else None
     if ours is None or theirs is None or difference is None:
         return PaperClaim(words, None)
-    return PaperClaim(words, difference.mean >= 0, f"{_both(ours, theirs)}: {noise(difference)}")
+    both = f"{_shown(ours.of('score'))} against {_shown(theirs.of('score'))}"
+    return PaperClaim(words, difference.mean >= 0, f"{both}: {noise(difference)}")
 
 
 def _gap(task: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
@@ -274,10 +275,6 @@ def _gap(task: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
         return PaperClaim(words, None)
     gap = one.mean / other.mean - 1
     return PaperClaim(words, gap >= PAPER_GAP, f"{100 * gap:+.1f} %: {noise(difference)}")
-
-
-def _both(ours: Group, theirs: Group) -> str:
-    return f"{_shown(ours.of('score'))} against {_shown(theirs.of('score'))}"
 
 
 def noise(difference: Interval) -> str:

@@ -218,7 +218,7 @@ class _Counter:
     def __init__(self, study: Study, advance: Callable[[StudyProgress], None]) -> None:
         self._advance = advance
         self._sure = {cell.name for cell in distinct(study)}
-        self._total = total_work(study)
+        self._total = total(distinct(study))
         self._before = self._fresh = 0
 
     def expect(self, trials: Iterable[Cell]) -> None:
@@ -232,14 +232,6 @@ class _Counter:
         self._fresh += work(cell)
         done = self._before + self._fresh
         self._advance(StudyProgress(done, max(self._total, done), self._fresh, cell, failure))
-
-
-def total_work(study: Study) -> int:
-    """Return the example-forwards of all cells, each counted once.
-
-    An entry whose rate is yet to be found counts unless it is one of the trials but for its rate.
-    """
-    return total(distinct(study))
 
 
 def distinct(study: Study) -> list[Cell]:
@@ -287,8 +279,8 @@ TWO_POINT = 2
 GRADIENT = 3
 
 SEEDFLOOD_SPEED, ZEROTH_SPEED, FIRST_SPEED = 400, 100, 140
-"""Example-forwards a second of one core with opt-mini-sst on sentences of SST-2, measured: of virtual
-clients, whose perturbations share a pass, and of baselines, each of whose clients has weights of its own."""
+"""Example-forwards a second of one core with opt-mini-sst on sentences of SST-2, measured: of virtual clients
+whose models are equal, and of baselines, each of whose clients has weights of its own."""
 
 EVALUATION_SPEED = 500
 

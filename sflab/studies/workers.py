@@ -43,13 +43,9 @@ class CellJob(NamedTuple):
     threads: int = 1
 
 
-class CellOutcome(NamedTuple):
-    """Outcome of a cell."""
-
-    text: str
-    """Its results, if the worker could not write them to the folder."""
-    failure: str
-    """Reason of its failure; empty if it did not fail."""
+CellOutcome = tuple[str, str]
+"""Results of a cell, if the worker could not write them to the folder, and the reason of its failure; empty
+if it did not fail."""
 
 
 def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, str, str], None]) -> None:
@@ -62,13 +58,13 @@ def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, str, str
         finished, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in [one for one in running if one in finished]:
             cell = running.pop(future)
-            outcome = _outcome(future)
-            ended(cell, outcome.text, outcome.failure)
+            ended(cell, *_outcome(future))
 
 
 def run_here(cell: Cell, folder: Path, device: str, threads: int) -> object:
     """Run a cell with the runner; imports torch and transformers."""
-    from sflab.experiments.runner import Place, run_cell
+    from sflab.experiments.cell import Place
+    from sflab.experiments.runner import run_cell
 
     return run_cell(cell, folder, Place(device=device, threads=threads))
 
@@ -211,8 +207,8 @@ def _outcome(future: Future[CellOutcome]) -> CellOutcome:
     if error is None:
         return future.result()
     if isinstance(error, BrokenExecutor):
-        return CellOutcome("", "its worker process has died (killed, or out of memory)")
-    return CellOutcome("", f"its worker was lost: {str(error).strip() or type(error).__name__}")
+        return "", "its worker process has died (killed, or out of memory)"
+    return "", f"its worker was lost: {str(error).strip() or type(error).__name__}"
 
 
 def _attempt(job: CellJob, cell: Cell) -> CellOutcome:
@@ -220,10 +216,10 @@ def _attempt(job: CellJob, cell: Cell) -> CellOutcome:
     try:
         job.run(cell, job.folder, job.device, job.threads)
     except UserError as error:
-        return CellOutcome("", str(error))
+        return "", str(error)
     except Exception:
-        return CellOutcome("", traceback.format_exc().strip())
-    return CellOutcome("", "")
+        return "", traceback.format_exc().strip()
+    return "", ""
 
 
 def _attempt_elsewhere(job: CellJob, cell: Cell, current: str) -> CellOutcome:
@@ -232,10 +228,8 @@ def _attempt_elsewhere(job: CellJob, cell: Cell, current: str) -> CellOutcome:
         os.chdir(current)
     with tempfile.TemporaryDirectory(prefix="sfnode-cell-") as scratch:
         folder = Path(scratch)
-        outcome = _attempt(job._replace(folder=folder), cell)
-        if outcome.failure:
-            return outcome
-        return CellOutcome(results.path_of(cell, folder).read_text(encoding="utf-8"), "")
+        _, failure = _attempt(job._replace(folder=folder), cell)
+        return ("", failure) if failure else (results.path_of(cell, folder).read_text(encoding="utf-8"), "")
 
 
 def _begin(parent: int) -> None:

@@ -19,7 +19,6 @@ from sfnode.tasks.presets import PRESETS
 
 if TYPE_CHECKING:
     from sfnode.engine.making_bases import Made
-    from sfnode.engine.trainer import Trainer
     from sfnode.manifest import Manifest
     from sfnode.schema.results import TriedAnswer, TryRewardResult
 
@@ -42,24 +41,16 @@ def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device:
     now). `sfnode organise bases FILE` publishes them.
     """
     from sfnode.cli.trained_model import load
+    from sfnode.engine import making_bases
+    from sfnode.models.bases import path_in
+    from sfnode.preparing.scalars import write_bases
 
     trained = load(data_dir, model, device, dtype, as_of_now=False)
-    with trained.trainer as trainer:
-        file, words = made(trainer, kind, out)
-    echo(f"made at {trained.moment}: {words}")
+    with trained.trainer as trainer, waiting(f"making bases from {kind}") as advance:
+        found = making_bases.make(trainer, kind, advance)
+        file = path_in(out, write_bases(out, found.pairs))
+    echo(f"made at {trained.moment}: {words(kind, found)}")
     echo(f"wrote {file}; publish it with `{command('sfnode', 'organise', 'bases', file)}`")
-
-
-def made(trainer: Trainer, kind: str, folder: Path) -> tuple[Path, str]:
-    """Make bases at the model as it is, write them to a folder, and return the file and what they are.
-
-    Raises UserError as `preparing.make_bases`.
-    """
-    from sfnode import preparing
-
-    with waiting(f"making bases from {kind}") as advance:
-        file, found = preparing.make_bases(trainer, kind, folder, advance)
-    return file, words(kind, found)
 
 
 def words(kind: str, found: Made) -> str:
@@ -124,9 +115,9 @@ def try_reward(
     from sfnode.tasks import verifying
 
     verifying.permit(manifest.task, verifier)
-    from sfnode import reward_rehearsal as rewards
     from sfnode.models.files import named_folder
-    from sfnode.preparing import Means
+    from sfnode.preparing.rewards import try_out
+    from sfnode.preparing.scalars import Means
     from sfnode.store.named_files import NamedFiles
     from sfnode.tasks.public_files import beside, typed
 
@@ -134,7 +125,7 @@ def try_reward(
     home = named_folder(model or "") or found.model
     places = beside(manifest.data, run.parent) if run else typed(manifest.data)
     means = Means(device, dtype, run.parent if run else None, home, places)
-    result, problem = rewards.try_out(manifest, means, prompts, waiting)
+    result, problem = try_out(manifest, means, prompts, waiting)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(_lines(result)))
     if problem:
         raise problem
@@ -154,7 +145,7 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
 
     if run:
         return Manifest.from_toml(run)
-    from sfnode.models.manifest_builder import build
+    from sfnode.preparing.manifest import build
 
     return build(chosen)
 

@@ -13,7 +13,7 @@ from sfnode.cli.data_folder import awaited_folder, watched_node
 from sfnode.cli.options import F, data_dir_option, option, parse_listen_address
 from sfnode.cli.output import echo
 
-# `sfnode top`: watch a running node in the terminal.
+# -- top -----------------------------------------------------------------------------------------------
 
 
 @click.command

@@ -141,7 +141,7 @@ def fork_command(seal: int | None, folder: Path) -> str:
     return command("sfnode", "history", "fork", seal, "--out", "FOLDER", *place(folder))
 
 
-# The card of a node that `sfnode join` runs.
+# -- the end of a node that `join` runs ----------------------------------------------------------------
 
 
 class Ending:

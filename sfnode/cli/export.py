@@ -123,7 +123,7 @@ def export(
         echo(f"uploaded it: {hub.push(out, hub_name, public=public)}")
 
 
-# `sfnode history archive` and `import`: a run in one file, and a file into a run.
+# -- archives ------------------------------------------------------------------------------------------
 
 
 @click.command

@@ -41,7 +41,7 @@ MODEL, RUN = "model", "run.toml"
 CHOICES = {
     *("target_modules", "train_embeddings", "train_biases", "train_norms"),
     *("rank", "bases", "made_of", "loss", "group", "batch_size", "decay"),
-    *("epsilon", "learning_rate", "scalar_delta", "scalar_limit", "measure", "calibrate", "dtype"),
+    *("epsilon", "learning_rate", "scalar_delta", "scalar_limit", "measure", "dtype"),
     *("epoch_updates", "update_budget", "subspace_epochs", "quota", "description"),
 }
 """Options of `sfnode init` by which a new run may differ from the old one, by parameter name."""
@@ -81,7 +81,6 @@ def fork(
     bases: Path | None,
     made_of: str | None,
     measure: bool,
-    calibrate: bool | None,
     **given: Any,
 ) -> None:
     """Write a new run to a new folder that starts from the seal of EPOCH of this folder's run.
@@ -91,10 +90,12 @@ def fork(
     which you then name), rank, bases, loss or groups it gets bases and numbers of its own, as `sfnode init`
     finds them. You organise it with keys of its own, and nobody is a member of it yet.
     """
-    from sfnode import preparing
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
-    from sfnode.models.manifest_builder import REMEASURED, forked, unsuited
+    from sfnode.preparing.files import keep_bases
+    from sfnode.preparing.manifest import REMEASURED, forked, unsuited
+    from sfnode.preparing.measuring import prepare, with_prior
+    from sfnode.preparing.scalars import Means
     from sfnode.store.run_keys import RunKeys
     from sfnode.tasks.public_files import beside
 
@@ -119,12 +120,10 @@ def fork(
     given |= published(bases) if bases else {}
     manifest, said = forked(old, parent, (out / MODEL).absolute(), own | given), []
     if bases:
-        said.append(init_output.bases_words(*preparing.keep_bases(bases, out, manifest), out / RUN))
-    means = preparing.Means(device, dtype, out, out / MODEL, beside(manifest.data, out))
-    asked = preparing.wanted(manifest, given, made_of, calibrate if anew else False, measure and anew)
-    prepared = preparing.prepare(manifest, given, means, asked, waiting)
-    said += init_output.made_words(prepared, asked)
-    manifest = prepared.manifest if asked.limit else preparing.with_prior(prepared.manifest, means, waiting)
+        said.append(init_output.bases_words(*keep_bases(bases, out, manifest), out / RUN))
+    means = Means(device, dtype, out, out / MODEL, beside(manifest.data, out))
+    prepared = prepare(manifest, given, means, waiting, made_of, measure and anew)
+    manifest = prepared.manifest if prepared.sample else with_prior(prepared.manifest, means, waiting)
     said += init_output.numbers_words(prepared, given) if anew else []
     said += init_output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
     write_manifest(out / RUN, manifest.to_toml())
@@ -240,7 +239,7 @@ def _differs(what: str) -> UserError:
     )
 
 
-# The runs from which a run has come: each began with a state of the one before (`sfnode history fork`).
+# -- the runs from which a run has come ----------------------------------------------------------------
 
 
 class Ancestor(NamedTuple):

@@ -13,15 +13,21 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from sfnode.errors import Code, UserError
 
-# A click group that imports a command when it is run: help and completion need only names.
-
-
 LAB = "sflab"
 """Package with the simulator and the benches, which is beside the product."""
 
 
 MEANT = {"train": "join", "start": "join", "stop": "leave", "finish": "leave --finish", "ask": "use"}
 """Commands that people look for by words that are none."""
+
+SHELLS = ("bash", "zsh", "fish")
+
+PROGRAM = "sfnode"
+VARIABLE = "_SFNODE_COMPLETE"
+"""The variable with which the script asks for completions; click derives it from the program's name."""
+
+
+# -- a group that imports a command when it is run -----------------------------------------------------
 
 
 class Lazy(NamedTuple):
@@ -143,14 +149,7 @@ def inner_commands(group: click.Group) -> Mapping[str, click.Command]:
     return group.load_all() if isinstance(group, LazyGroup) else group.commands
 
 
-# `sfnode completion`: a script with which a shell completes commands, options and their values.
-
-
-SHELLS = ("bash", "zsh", "fish")
-
-PROGRAM = "sfnode"
-VARIABLE = "_SFNODE_COMPLETE"
-"""The variable with which the script asks for completions; click derives it from the program's name."""
+# -- completion ----------------------------------------------------------------------------------------
 
 
 @click.command

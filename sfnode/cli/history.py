@@ -18,14 +18,12 @@ from sfnode.dashboard.formatting import beside, count
 from sfnode.errors import Code, UserError
 from sfnode.printable import called, command, part_of
 from sfnode.schema.metrics import measured
+from sfnode.schema.node_state import UNCOUNTED_WORDS
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
-    from sfnode.schema.history import DiffResult, EpochEntry, HistoryEntry, HistoryResult
+    from sfnode.schema.history import DiffResult, EpochEntry, HistoryEntry, HistoryResult, WhyResult
     from sfnode.store.log import UpdateLog
-
-
-# `sfnode log`: the history of a run by a node's log, or its updates, for programs that recompute it.
 
 
 SHOWN = 4
@@ -38,15 +36,25 @@ WHEN = 16
 """Columns of a time of arrival."""
 
 
+# -- log -----------------------------------------------------------------------------------------------
+
+
 @click.command("log")
 @options.option(
     "--updates", is_flag=True, help="Print the updates that count instead, as JSON lines (docs/json.md)."
+)
+@options.option(
+    "--why",
+    metavar="MEMBER",
+    help="Show what became of a member's work, and why: by number, name or key.",
 )
 @options.data_dir_option
 @options.as_of_now_option
 @options.details_option
 @options.json_option
-def log(updates: bool, data_dir: Path, as_of_now: bool, details: bool, as_json: bool) -> None:
+def log(
+    updates: bool, why: str | None, data_dir: Path, as_of_now: bool, details: bool, as_json: bool
+) -> None:
     """Show what was decided in the run of a node's folder, and what became of each round, oldest first.
 
     With the time at which each came to this node. Of an open run, in which nobody decides, its rounds.
@@ -61,9 +69,13 @@ def log(updates: bool, data_dir: Path, as_of_now: bool, details: bool, as_json: 
         if updates:
             _print_updates(manifest, update_log, as_of_now)
             return
-        from sfnode.history.time_travel import history
+        from sfnode.history import time_travel
 
-        found = history(manifest, update_log)
+        if why:
+            told = time_travel.why(manifest, update_log, why)
+            echo(told.model_dump_json(indent=2) if as_json else "\n".join(_why_lines(told)))
+            return
+        found = time_travel.history(manifest, update_log)
     if as_json:
         echo(found.model_dump_json(indent=2))
         return
@@ -79,6 +91,16 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
         feed = {"origin": update.feed.origin.hex(), "incarnation": update.feed.incarnation}
         same = {name: getattr(update, name) for name in ("step", "epoch", "scalar", "weight")}
         echo(UpdateLine.model_validate(feed | same | {"seed": str(update.seed)}).model_dump_json())
+
+
+def _why_lines(found: WhyResult) -> Iterator[str]:
+    """Say what became of a member's work, round by round."""
+    for one in found.verdicts:
+        because = f": {UNCOUNTED_WORDS[one.reason]}" if one.reason else ""
+        yield f"round {one.epoch}: {one.counted:,} of {one.named:,} updates count{because}"
+    revoked = "" if found.revoked is None else f", revoked from round {found.revoked} on"
+    counts = f"{sum(one.counted for one in found.verdicts):,} updates count"
+    yield f"member {found.member}, {called(found.origin[: 2 * DIGITS], found.name)}: {counts}{revoked}"
 
 
 def _begins(manifest: Manifest) -> Iterator[str]:
@@ -134,7 +156,7 @@ def _who(epoch: EpochEntry) -> str:
     return ", ".join(shown)
 
 
-# `sfnode history checkout`: the state of a run as one of its seals has it.
+# -- checkout ------------------------------------------------------------------------------------------
 
 
 @click.command
@@ -183,7 +205,7 @@ def checkout(
         echo(f"fingerprint  {state.core_digest}\nnamed digest {state.named_digest}")
 
 
-# `sfnode history diff`: what has changed between two seals of a run.
+# -- diff ----------------------------------------------------------------------------------------------
 
 
 @click.command

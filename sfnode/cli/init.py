@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sfnode.cli.exit import warn
-from sfnode.cli.init_options import key_options, run_name
+from sfnode.cli.init_options import key_options
 from sfnode.cli.keys import Command, Option, require_key
 from sfnode.cli.options import option
 from sfnode.cli.output import echo
@@ -21,19 +20,11 @@ from sfnode.cli.passphrases import chosen
 from sfnode.cli.progress import waiting
 from sfnode.defaults import KEYS_DIR, OPEN_WORK_BITS, located
 from sfnode.errors import Code, UserError
-from sfnode.manifest import Manifest
-from sfnode.manifest.sections import BUILTIN, HUB
-from sfnode.printable import command
 from sfnode.tasks.presets import DEFAULT_MODEL, PRESETS
 
 if TYPE_CHECKING:
-    from sfnode.cli.init_screen import Answers, Plan
-    from sfnode.store.run_keys import RunKeys
-    from sfnode.tasks.columns import DataTable
-    from sfnode.tasks.fitting import RowExamination
-
-OWN_KINDS = (".txt", ".json")
-"""Ends of the names of files of which `sfnode init FILE` writes the rows anew."""
+    from sfnode.preparing.plan import Answers, Plan
+    from sfnode.preparing.table import DataTable
 
 DESCRIBED = ("preset", "kind", "verifier")
 """Options that say what is to be learnt; without them the data are asked what they suggest."""
@@ -110,11 +101,12 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
     """Write the manifest of a run that the data suggest, once the user agrees."""
     with waiting("loading libraries"):
         from sfnode.cli import init_screen as screen
-        from sfnode.tasks import columns
+        from sfnode.preparing.plan import Answers, last_model, name_of, plan, require_plain
+        from sfnode.preparing.table import read_table
 
     def read(source: str) -> DataTable:
         with waiting(f"reading {source}"):
-            return columns.read(source)
+            return read_table(source)
 
     asking = sys.stdin.isatty() and not yes
     if "train" not in said and not asking:
@@ -124,52 +116,48 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
             "Name a file with your data (`sfnode init tickets.csv`), or a ready-made task (--task reviews).",
         )
     table = read(said["train"]) if "train" in said else screen.ask_source(read)
-    answers = screen.Answers(
+    answers = Answers(
         out,
         right=said.pop("label_field", ""),
         test=said.pop("test", ""),
         skip=said.pop("skip_bad_rows") or asking,  # whoever confirms sees them
-        model=said.pop("model", screen.last_model()),
+        model=said.pop("model", last_model()),
         organised=organised,
         share=said.pop("share_data", not said.get("private", False)),
-        name=said.pop("name", _name(table.source)),
+        name=said.pop("name", name_of(table.source)),
         estimator=said.pop("estimator", ""),
     )
     screen.show_table(table)
-    if not asking:
-        found = screen.plan(table, answers, said)
-        screen.show_plan(table, answers, found)
-        if not yes:
-            raise UserError(
-                Code.BAD_OPTION,
-                "nobody is here to confirm what is proposed",
-                "Add --yes to take it, or say otherwise: --label COLUMN, --set KEY=VALUE.",
-            )
-        screen.require_plain(table, found, answers)
-        _write_planned(answers, table, found, said)
-        return
-    while True:
-        answers = screen.confirm(table, answers, lambda: said, lambda pair: _set(pair, said))
+    while asking:
+        answers = screen.confirm(table, answers, said, _set)
         try:
-            _write_planned(answers, table, screen.plan(table, answers, said), dict(said))
-            return
+            return _write_planned(answers, table, plan(table, answers, said), dict(said))
         except UserError as error:
             warn(error)
+    found = plan(table, answers, said)
+    screen.show_plan(table, answers, found)
+    if not yes:
+        raise UserError(
+            Code.BAD_OPTION,
+            "nobody is here to confirm what is proposed",
+            "Add --yes to take it, or say otherwise: --label COLUMN, --set KEY=VALUE.",
+        )
+    require_plain(table, found, answers)
+    return _write_planned(answers, table, found, said)
 
 
 def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[str, Any]) -> None:
     """Write the manifest of what was planned, and remember its base model."""
-    from sfnode.cli import init_screen as screen
-    from sfnode.models.manifest_builder import TASK_FIELDS
+    from sfnode.preparing.manifest import TASK_FIELDS
+    from sfnode.preparing.plan import remember_model, require_plain
 
-    screen.require_plain(table, found, replace(answers, right=found.proposal.right))
+    require_plain(table, found, replace(answers, right=found.proposal.right))
     task = found.task.model_dump(include=set(TASK_FIELDS), exclude_defaults=True)
     own: dict[str, Any] = {"train": table.source, "model": answers.model, "name": answers.name}
     own |= {"test": answers.test} if answers.test else {}
     own |= {"share_data": answers.share, "skip_bad_rows": answers.skip, "estimator": found.estimator}
-    given = task | own | said
-    _write(answers.out, answers.organised, given, found)
-    screen.remember_model(answers.model)
+    _write(answers.out, answers.organised, task | own | said, found)
+    remember_model(answers.model)
 
 
 def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
@@ -177,177 +165,78 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
 
     Raises UserError or click.UsageError for one that cannot be.
     """
-    context = click.get_current_context()
     keys = {one.key: one for one in init.params if isinstance(one, Option) and one.key}
     key, value = require_key(pair, keys)
     one = keys[key]
-    found = one.process_value(context, [value] if one.multiple else value)
+    found = one.process_value(click.get_current_context(), [value] if one.multiple else value)
     answer = {"name": "name", "share_data": "share", "estimator": "estimator"}.get(str(one.name))
-    if not answer:
-        said[str(one.name)] = found
-    return {answer: found} if answer else {}
-
-
-def _name(source: str) -> str:
-    """Return a name for a run with these data."""
-    return run_name(Path(source.rpartition(":")[2]).stem, "run")
+    if answer:
+        return {answer: found}
+    said[str(one.name)] = found
+    return {}
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
     """Write the manifest, its keys and its files, all or none of them, and say what comes next."""
-    given = dict(given)
-    bases, made_of = given.pop("bases", None), given.get("made_of")
+    bases, basis = given.pop("bases", None), given.get("made_of")
     keys_dir: Path = given.pop("keys_dir")
-    _check(given, organised, bases)
+    check_bases(bases, basis)
+    if not organised:
+        _price(given)
     with waiting("loading libraries"):
-        from sfnode import preparing
         from sfnode.cli import init_output as output
+        from sfnode.models.bases import path_in
         from sfnode.models.files import named_folder
-        from sfnode.models.manifest_builder import row_examination, usual_estimator
-        from sfnode.store.run_keys import RunKeys
-        from sfnode.tasks.public_files import inside, typed
-        from sfnode.verifiers.plugins import is_plugin
+        from sfnode.preparing import files
+        from sfnode.preparing.manifest import build, row_examination, usual_estimator
+        from sfnode.preparing.measuring import prepare
+        from sfnode.preparing.scalars import Means
+        from sfnode.store.run_keys import RunKeys, organiser_key, recovery_key
+        from sfnode.tasks.public_files import typed
 
     keys = RunKeys.generate() if organised else None
     keys_dir = keys_folder(keys_dir, out) if keys else keys_dir
     passphrase = chosen(given.get("passphrase_file")) if given.get("encrypt") else None
     home = named_folder(given.get("model", ""))
-    with preparing.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
+    with files.all_or_nothing() as note, TemporaryDirectory(prefix="sfnode-") as scratch:
         if not plan:
-            _check_kinds(given)
+            files.require_shareable(given)
         with waiting("reading the model and the data") as advance:
             given.setdefault("estimator", usual_estimator(given, organised))
             examine = row_examination(given, advance)
-            said = _take_rows(given, out.parent, note, plan, examine)
-            manifest = _built(given, bases, keys.options() if keys else {}, Path(scratch), examine)
-        said += output.unread_words(examine.unread) + output.rows_words(manifest, counted=plan is not None)
-        said += output.learning_words(manifest)
-        means = preparing.Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
-        asked = preparing.wanted(manifest, given, made_of, given.get("calibrate"), given["measure"])
-        prepared = preparing.prepare(manifest, given, means, asked, waiting)
-        said += output.made_words(prepared, asked) if given.get("details") else []
+            said = files.take_rows(given, plan, out.parent, note, examine)
+            given |= published(bases) if bases else {}
+            manifest = build(given | (keys.options() if keys else {}), examine)
+            if bases:
+                files.keep_bases(bases, Path(scratch), manifest)
+        said += output.rows_words(manifest, examine.unread, counted=plan is not None)
+        means = Means(given["device"], given["dtype"], Path(scratch), home, typed(manifest.data))
+        prepared = prepare(manifest, given, means, waiting, basis, given["measure"])
+        manifest = prepared.manifest
+        if manifest.training.bases:
+            made = path_in(Path(scratch), manifest.training.bases)
+            said.append(output.bases_words(*files.keep_bases(made, out.parent, manifest, note), out))
         share = given.get("share_data", not manifest.organised.private)
-        manifest = _write_beside(out, prepared.manifest, Path(scratch), share, note, said)
-        said += _write_keys(keys, manifest.run_id, keys_dir, passphrase, note) if keys else []
+        manifest, beside = files.settle_data(manifest, out.parent, share, note)
+        said += output.data_words(beside, out, share)
+        if keys:
+            for key in (organiser_key, recovery_key):
+                note(key(manifest.run_id, keys_dir))
+            said += output.keys_words(*keys.write(manifest.run_id, keys_dir, passphrase))
         note(out)
         write_manifest(out, manifest.to_toml())
-    echo(f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}")
-    said += output.numbers_words(prepared, given, bool(given.get("details")))
-    for line in [*said, *output.notes(manifest, home, "epsilon" in given)]:
-        echo(line)
-    echo("What happens next:")
-    trusted: tuple[str, ...] = (
-        ("--verifier", given["verifier"]) if is_plugin(given.get("verifier", "")) else ()
-    )
-    trusted += ("--model", str(home)) if home and home != inside(out.parent, manifest.model.source) else ()
-    start = command("sfnode", "join", "--run", out, *trusted, *(organising_options(keys_dir) if keys else ()))
-    if manifest.data.train:
-        alone = command("sfnode", "swarm", "--run", out, *trusted)
-        echo(f"  {alone}    trains it here alone{output.time_words(prepared)}, to see how well it goes")
-    echo(f"  {start}    starts the run on this machine")
-    echo("  sfnode invite    prints the link with which others join, once it runs")
+    said += output.numbers_words(prepared, given)
+    said += output.notes(manifest, home, "epsilon" in given)
+    organising = organising_options(keys_dir) if keys else []
+    following = output.following_words(prepared, out, home, given.get("verifier", ""), organising)
+    echo("\n".join([f"wrote {out}: run {manifest.name}, id {manifest.run_id.hex()}", *said, *following]))
 
 
-def _check(given: dict[str, Any], organised: bool, bases: Path | None) -> None:
-    """Raise UserError BAD_OPTION for options that contradict each other; price an open run."""
-    check_bases(bases, given.get("made_of"))
-    if given.get("encrypt") and not organised:
+def _price(given: dict[str, Any]) -> None:
+    """Price an open run. Raises UserError BAD_OPTION if its keys are to be encrypted: it has none."""
+    if given.get("encrypt"):
         raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
-    if not organised:
-        given.setdefault("work_bits", OPEN_WORK_BITS)
-
-
-def _check_kinds(given: dict[str, Any]) -> None:
-    """Raise UserError DATA_NOT_FOUND for a file that is read here, and that nodes do not share."""
-    from sfnode.tasks.public_files import ROLES
-    from sfnode.tasks.row_files import FORMS
-
-    for source in (str(given.get(role, "")) for role in ROLES):
-        if source.lower().endswith(OWN_KINDS) and not source.startswith((HUB, BUILTIN)):
-            raise UserError(Code.DATA_NOT_FOUND, f"{source} is not a kind of data that nodes share", FORMS)
-
-
-def _take_rows(
-    given: dict[str, Any],
-    folder: Path,
-    note: Callable[[Path], None],
-    plan: Plan | None,
-    examine: RowExamination,
-) -> list[str]:
-    """Write rows that are taken out of their file to files in a folder, which `given` then names: those that
-    fit, where others are left out, and those that are held out. Return what there is to say."""
-    from sfnode import preparing
-    from sfnode.tasks import dataset
-
-    said = []
-    if plan:
-        rows, bad = dataset.sift(plan.bad.source, plan.placed, plan.task, examine)
-        if bad.count > plan.bad.count and not given["skip_bad_rows"]:
-            bad.refuse()
-        name, (kept, held) = _name(bad.source), dataset.hold_out(plan.task, rows, plan.held_out)
-        new = bool(bad or plan.held_out or plan.anew)
-        for role, rows in (("train", kept if new else []), ("test", held or plan.test)):
-            if rows:
-                given[role] = str(preparing.write_rows(rows, plan.task, folder, f"{name}-{role}", note))
-        said += [f"Left out: {bad}."] if bad else []
-    return said + (_skip_bad_rows(given, folder, note, examine) if given["skip_bad_rows"] else [])
-
-
-def _skip_bad_rows(
-    given: dict[str, Any], folder: Path, note: Callable[[Path], None], examine: RowExamination
-) -> list[str]:
-    """Write the rows that fit to files in a folder, which `given` then names; return what there is to say."""
-    from sfnode import preparing
-    from sfnode.cli import init_output as output
-    from sfnode.models.manifest_builder import beginning
-
-    begun = beginning(given)
-    left_out = preparing.without_bad_rows(begun.task, begun.data, folder, note, examine)
-    given |= {role: str(one.file) for role, one in left_out.items()}
-    given |= {"preset": begun.name} if begun.preset else {}  # which a file without a task would not name
-    return output.left_out_words(left_out)
-
-
-def _built(
-    given: dict[str, Any], bases: Path | None, keys: dict[str, Any], made: Path, examine: RowExamination
-) -> Manifest:
-    """Return the manifest of these options; published `bases` are kept in the folder `made`."""
-    from sfnode import preparing
-    from sfnode.models.manifest_builder import build
-
-    given |= published(bases) if bases else {}
-    manifest = build(given | keys, examine)
-    if bases:
-        preparing.keep_bases(bases, made, manifest)
-    return manifest
-
-
-def _write_keys(
-    keys: RunKeys, run_id: bytes, keys_dir: Path, passphrase: bytes | None, note: Callable[[Path], None]
-) -> list[str]:
-    from sfnode.cli import init_output as output
-    from sfnode.store.run_keys import organiser_key, recovery_key
-
-    for key in (organiser_key, recovery_key):
-        note(key(run_id, keys_dir))
-    return output.keys_words(*keys.write(run_id, keys_dir, passphrase))
-
-
-def _write_beside(
-    out: Path, manifest: Manifest, made: Path, share: bool, note: Callable[[Path], None], said: list[str]
-) -> Manifest:
-    """Write the bases of a run, which are in the folder `made`, and its data beside its manifest; return that
-    with their digests, and add what there is to say."""
-    from sfnode import preparing
-    from sfnode.cli import init_output as output
-    from sfnode.models.bases import path_in
-
-    if manifest.training.bases:
-        file = path_in(made, manifest.training.bases)
-        said.append(output.bases_words(*preparing.keep_bases(file, out.parent, manifest, note), out))
-    manifest, beside = preparing.settle_data(manifest, out.parent, share, note)
-    said += output.data_words(beside, out, share)
-    return manifest
+    given.setdefault("work_bits", OPEN_WORK_BITS)
 
 
 def check_bases(file: Path | None, kind: str | None) -> None:

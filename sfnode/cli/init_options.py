@@ -1,31 +1,25 @@
 """The options of `sfnode init` that few need: keys of --set, called as in the manifest where they are in it.
 
-Their defaults are in `sfnode.models.manifest_builder`, which takes what is given by parameter name.
+Their defaults are in `sfnode.preparing.manifest`, which takes what is given by parameter name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import click
 
 from sfnode.cli.options import F, device_option, dtype_option, option
 from sfnode.cli.passphrases import passphrase_file_option
 from sfnode.defaults import ANSWER_TOKENS, DEFAULT_LOSS, KEYS_DIR, OPEN_WORK_BITS, TEMPERATURE, located
-from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import MAX_WORK_BITS
+from sfnode.manifest.sections import MAX_WORK_BITS, run_name
 from sfnode.manifest.training import Training
 from sfnode.verifiers.specs import PRESETS as VERIFIERS
 
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
-
-LONGEST_NAME = 60
-"""Characters of a name that is made; the manifest has up to 64."""
 
 NO_MODULES = "none"
 """Value in place of patterns: train no linear layer, only other parameters."""
@@ -55,19 +49,6 @@ def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tupl
     r"""Return the texts that end an answer, in which `\n` and `\t` stand for a line feed and a tab; None for
     none."""
     return tuple(value.replace("\\n", "\n").replace("\\t", "\t") for value in values) or None
-
-
-def run_name(said: str, usual: str = "") -> str:
-    """Return a name for a run as near to what somebody calls it as names can be: `Support Tickets` is
-    `Support-Tickets`. Raises UserError BAD_OPTION if nothing is left, and there is no usual one."""
-    plain = normalize("NFKD", said.replace("ß", "ss")).encode("ascii", "ignore").decode()
-    if name := re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:LONGEST_NAME] or usual:
-        return name
-    raise UserError(
-        Code.BAD_OPTION,
-        f"{said!r} is no name of a run",
-        "Give it one of the letters a to z and digits; its description may have any others.",
-    )
 
 
 def _key(key: str, metavar: str, text: str, *names: str, **extra: Any) -> Callable[[Any], Any]:
@@ -137,11 +118,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         f"reward: what scores an answer: {', '.join(VERIFIERS)}, a .toml or .json file that describes "
         "it, or a plug-in MODULE:FUNCTION, whose file others then need (docs/verifiers.md).",
     ),
-    _key(
-        "task.answer_tokens",
-        "COUNT",
-        f"reward: most tokens of an answer.  [default: {ANSWER_TOKENS}]",
-    ),
+    _key("task.answer_tokens", "COUNT", f"reward: most tokens of an answer.  [default: {ANSWER_TOKENS}]"),
     _key(
         "task.temperature",
         "NUMBER",
@@ -231,19 +208,12 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _key(
         "init.measure",
         "",
-        "Measure some scalars before the run starts, and refuse numbers with which one update could wreck "
-        "the model. That loads the model.  [default: yes]",
+        "Load the model and measure it before the run starts: epsilon, scalar_delta, scalar_limit and a "
+        "first learning rate are chosen for it, but those you give (the built-in run keeps its "
+        "own), and numbers with which one update could wreck it are refused. That takes 1,000 "
+        "example-forwards at most; a reward run writes some answers (docs/rewards.md).  [default: yes]",
         default=True,
     ),
-    _key(
-        "init.calibrate",
-        "",
-        "Try the model out before the run starts: epsilon, scalar_delta, scalar_limit and a first learning "
-        "rate are chosen for it, but for those that you give; it takes 1,000 example-forwards at most. In a "
-        "reward run it writes some answers (docs/rewards.md).  [default: as "
-        "init.measure, unless you give all of them or take the built-in run]",
-    ),
-    _key("init.details", "", "Say which numbers were chosen, and why.  [default: what is wrong with them]"),
     _key(
         "organised.quota",
         "COUNT",

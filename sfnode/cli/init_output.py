@@ -7,31 +7,30 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sfnode import preparing
-from sfnode.cli.bases import words
+import numpy as np
+
 from sfnode.dashboard.formatting import baselines_in_words
-from sfnode.engine import scalar_limit, trial
-from sfnode.engine.reward_trial import RewardTrial
-from sfnode.engine.scalar_limit import SlopeSample
-from sfnode.engine.trial import Trial
 from sfnode.manifest import Manifest, public_name
-from sfnode.manifest.sections import DataRole, is_file
+from sfnode.manifest.sections import is_file
 from sfnode.manifest.training import Training
 from sfnode.models import files
-from sfnode.models.manifest_builder import routes_tokens
-from sfnode.preparing import LeftOut, Prepared, Shared, Wanted
-from sfnode.printable import size_text
+from sfnode.preparing import scalars
+from sfnode.preparing.files import Shared
+from sfnode.preparing.manifest import routes_tokens
+from sfnode.preparing.scalars import Prepared, SlopeSample
+from sfnode.printable import command, size_text
 from sfnode.tasks import baselines, dataset, fitting
 from sfnode.tasks.dataset import HeldOut, Row
-from sfnode.tasks.public_files import typed
+from sfnode.tasks.public_files import inside, typed
+from sfnode.verifiers.plugins import is_plugin
 
 MOST = 0.5
 """Share of scalars; a larger one that is 0 or clipped is worth a warning."""
 
-WRONG = ("Warning: ", "Numbers were not tried out", "No scalars were measured", "Whether ")
-"""Beginnings of lines about numbers that everybody has to read."""
-
 RARE_SHOWN = 8
+
+FAR_OFF = 10.0
+"""A number that was given by hand and is as many times too large or too small draws a warning."""
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
@@ -44,39 +43,19 @@ def bases_words(file: Path, size: int, out: Path) -> str:
     )
 
 
-def made_words(prepared: Prepared, asked: Wanted) -> list[str]:
-    """Return what bases were made, or why none were; nothing if none were asked for."""
-    made = prepared.bases
-    if isinstance(made, str):
-        return [f"Bases are random ones, as none were made from {asked.basis}: {made}."]
-    return [f"Made bases: {words(asked.basis, made)}."] if made else []
-
-
-def left_out_words(found: Mapping[DataRole, LeftOut]) -> list[str]:
-    """Return which rows are in none of the files that have been made of the data."""
-    every = dict.fromkeys(found.values())  # one file may have several roles
-    return [f"Left out: {one.bad}. The other rows are in {one.file}." for one in every]
-
-
-def unread_words(unread: int) -> list[str]:
-    """Return that some rows were not encoded, if so."""
-    if not unread:
-        return []
-    return [
+def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
+    """Return what is wrong with the rows by which a run is measured, and how many were not encoded; with
+    `counted` also how many there are, and on how many everybody trains. Of files alone: what is elsewhere is
+    left to the nodes. And what updates of a first-order run are."""
+    data, task, numbers = manifest.data, manifest.task, manifest.training
+    said = [
         f"Warning: {unread:,} rows have not been read as the model reads them, as {fitting.SECONDS:g} s were "
         "over. A node that meets one which cannot be read leaves it out."
-    ]
-
-
-def rows_words(manifest: Manifest, *, counted: bool) -> list[str]:
-    """Return what is wrong with the rows by which a run is measured; with `counted` also how many there are,
-    and on how many everybody trains. Of files alone: what is elsewhere is left to the nodes."""
-    data, task = manifest.data, manifest.task
+    ] * bool(unread)
     train = dataset.training_rows(data, task, typed(data)) if is_file(data.train) else []
-    judging = f"; {data.withheld:,} others there say how each round fares" if data.withheld else ""
-    said = (
-        [f"Trains on {len(train):,} rows of {public_name(data.train)}{judging}."] if counted and train else []
-    )
+    if counted and train:
+        judging = f"; {data.withheld:,} others there say how each round fares" if data.withheld else ""
+        said.append(f"Trains on {len(train):,} rows of {public_name(data.train)}{judging}.")
     roles: dict[HeldOut, str] = {"test": data.test, "validation": data.validation or data.train}
     for role, source in roles.items():
         if not is_file(source) or (role == "validation" and not (data.validation or data.withheld)):
@@ -84,10 +63,13 @@ def rows_words(manifest: Manifest, *, counted: bool) -> list[str]:
         rows = dataset.held_out_rows(data, task, role, places=typed(data))
         if counted and role == "test":
             said.append(f"Is measured on {len(rows):,} more, {public_name(source)}.")
-            said += [
-                f"Beside it: {line}." for line in baselines_in_words(baselines.measured(task, train, rows))
-            ]
+            beside = baselines_in_words(baselines.measured(task, train, rows))
+            said += [f"Beside it: {line}." for line in beside]
         said += _doubts(role, manifest, train, rows)
+    if numbers.is_first_order:
+        size = size_text(manifest.parameters().form.width)
+        budget, each = f"{numbers.update_budget:,} updates of {size}", f"{numbers.epoch_updates:,}"
+        said.append(f"Learns by gradients: {budget}, in rounds of {each}.")
     return said
 
 
@@ -134,144 +116,59 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
     ]
 
 
-def numbers_words(prepared: Prepared, given: Mapping[str, Any], details: bool = True) -> list[str]:
-    """Return which numbers the manifest has, and why; without `details` what is wrong with them alone."""
-    manifest, found = prepared.manifest, prepared.sample
-    if manifest.training.is_first_order:
-        return _of_gradients(prepared) if details else []
-    if found is None:
-        measured = [_unmeasured(manifest.training, "init.measure=no"), UNCHECKED]
-    else:
-        measured = _measured(manifest.training, found, "scalar_limit" in given)
-    said = [*_tried(prepared, given), *measured]
-    return said if details else [line.strip() for line in said if line.strip().startswith(WRONG)]
-
-
-def _of_gradients(prepared: Prepared) -> list[str]:
-    """Return the numbers of a first-order run."""
-    numbers = prepared.manifest.training
-    return [
-        f"Took gradients of {prepared.example_forwards} example-forwards: an update has "
-        f"{prepared.manifest.dimensions:,} numbers of {numbers.scalar_bits} bits.",
-        f"  learning_rate is {numbers.learning_rate:g}, scalar_delta {numbers.scalar_delta:g}, norm_limit "
-        f"{numbers.norm_limit}.",
-    ]
-
-
-def learning_words(manifest: Manifest) -> list[str]:
-    """Return what updates of a first-order run are, and how many there will be; nothing of another run."""
-    numbers = manifest.training
-    if not numbers.is_first_order:
+def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the numbers of a manifest, and what could not be measured or made."""
+    numbers, found = prepared.manifest.training, prepared.sample
+    if numbers.is_first_order:
         return []
-    size = size_text(manifest.parameters().form.width)
-    return [
-        f"Learns by gradients: {numbers.update_budget:,} updates of {size}, in rounds of "
-        f"{numbers.epoch_updates:,}."
-    ]
-
-
-def time_words(prepared: Prepared) -> str:
-    """Return about how long a run takes here, where that is known."""
-    if not prepared.seconds:
-        return ""
-    minutes = round(prepared.seconds / 60)
-    return f" in about {minutes} minutes" if minutes > 1 else " in a minute or two"
-
-
-def _tried(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
-    """Return the numbers that a trial has chosen, and those that it finds far off."""
-    manifest, found = prepared.manifest, prepared.trial
+    said = [f"Bases are random ones, as {prepared.no_bases}."] * bool(prepared.no_bases)
     if found is None:
-        return []
-    if isinstance(found, str):
-        return [f"Numbers were not tried out ({found}): they are the defaults, or as given."]
-    said = [f"Tried the model out for {found.seconds:.0f} s ({prepared.example_forwards} example-forwards):"]
-    if isinstance(found, RewardTrial):
-        said = [_answered(found)]
-        reasons = _of_answers(found)
-    else:
-        reasons = _reasons(found, organised=bool(manifest.organised.organiser))
-    for name, value in preparing.suitable(found).items():
-        if name not in given:
-            said.append(f"  {name} is {value:g}: {reasons[name]}.")
-        elif (off := max(given[name] / value, value / given[name])) > trial.FAR_OFF:
+        return [*said, _unmeasured(numbers, "init.measure=no"), UNCHECKED]
+    if reason := prepared.untried:
+        said.append(f"Numbers were not tried out ({reason}): they are the defaults, or as given.")
+    for name, value in prepared.suited.items():
+        if name in given and (off := max(given[name] / value, value / given[name])) > FAR_OFF:
             said.append(
-                f"  Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
+                f"Warning: {name} {given[name]:g} is as asked, but {value:g} suits the model: it is "
                 f"{off:.0f} times too {'large' if given[name] > value else 'small'}."
             )
-    return said
+    return said + (_warnings(numbers, found) if found.spread else [_unmeasured(numbers, found.reason)])
 
 
-def _answered(found: RewardTrial) -> str:
-    """Return how the answers of a reward run came out."""
-    return (
-        f"The model wrote {found.answers} answers in {found.seconds:.0f} s: mean reward "
-        f"{found.reward:.3f}; {found.apart:.0%} of the prompts got answers of which one is better than "
-        "another. (`sfnode organise try-reward` shows "
-        "answers, and how many a second.)"
-    )
-
-
-def _of_answers(found: RewardTrial) -> dict[str, str]:
-    """Return why a reward run has the numbers that it has."""
-    size = found.sample.spread / found.delta
-    return {
-        "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
-        "learning_rate": "one update then moves what the model writes as far as it bears (docs/rewards.md)",
-    }
-
-
-def _reasons(found: Trial, *, organised: bool) -> dict[str, str]:
-    way = "a line search corrects it" if organised else "a quarter of what suits the start"
-    size = found.sample.spread / found.delta
-    halves = ", ".join(
-        f"in {name} it is {value:g} ({found.costs[name] - 1:.0%})" for name, value in found.epsilons.items()
-    )
-    return {
-        "epsilon": f"its slopes cost {found.costs['float32'] - 1:.0%} more updates than exact ones; {halves}",
-        "scalar_delta": f"scalars then have a root mean square of {size:.0f}",
-        "learning_rate": f"a share of what one update can bear, by {found.updates} slopes and bends; {way}",
-    }
-
-
-def _measured(training: Training, found: SlopeSample, asked: bool) -> list[str]:
-    """Return the size of the scalars, and why the limit is what it is; `asked` says that the user gave it."""
-    if not found.spread:
-        return [_unmeasured(training, found.reason)]
-    limit, size = training.scalar_limit, found.spread / training.scalar_delta
-    why = "as asked" if asked else f"{scalar_limit.HEADROOM} times that"
-    if limit != (suitable := scalar_limit.suitable_limit(training, found)) and not asked:
-        why = f"which is near {suitable}, {scalar_limit.HEADROOM} times that"
-    elif not asked and limit < scalar_limit.HEADROOM * size:
-        why = "the most that the model bears at this learning rate"
-    if limit == training.largest_scalar:
-        why = f"the most that {training.scalar_bits} bits hold"
-    said = (
-        f"Measured {len(found.slopes)} scalars: root mean square {size:.3g}. scalar_limit is {limit}, {why}."
-    )
-    return [said, *_warnings(training, found)]
+def following_words(
+    prepared: Prepared, out: Path, home: Path | None, verifier: str, organising: Sequence[str]
+) -> list[str]:
+    """Return what comes next: the commands that train the run here, start it and invite others."""
+    data, source = prepared.manifest.data, prepared.manifest.model.source
+    trusted = ["--verifier", verifier] if is_plugin(verifier) else []
+    trusted += ["--model", str(home)] if home and home != inside(out.parent, source) else []
+    said = ["What happens next:"]
+    if data.train:
+        minutes = round(prepared.seconds / 60)
+        time = f" in about {minutes} minutes" if minutes > 1 else " in a minute or two"
+        time *= bool(prepared.seconds)
+        alone = command("sfnode", "swarm", "--run", out, *trusted)
+        said.append(f"  {alone}    trains it here alone{time}, to see how well it goes")
+    start = command("sfnode", "join", "--run", out, *trusted, *organising)
+    said.append(f"  {start}    starts the run on this machine")
+    return [*said, "  sfnode invite    prints the link with which others join, once it runs"]
 
 
 def _warnings(training: Training, found: SlopeSample) -> list[str]:
     """Return what is wrong with numbers with which most scalars are 0 or clipped."""
-    zeros, clipped = scalar_limit.shares(training, found)
-    limit, delta = scalar_limit.suitable_limit(training, found), scalar_limit.suitable_delta(training, found)
+    zeros, clipped = scalars.shares(training, found)
+    limit, delta = scalars.suitable_limit(training, found), scalars.unit_for(training, found.spread)
+    coarse, better = f"scalar_delta {training.scalar_delta:g} is too coarse", f"scalar_delta={delta:.2g}"
     warnings = []
-    if (still := scalar_limit.still(found)) > MOST:
-        warnings.append(
-            f"Warning: {still:.0%} of them are 0, as the loss is the same at both points: give a larger "
-            "training.epsilon or training.batch_size."
-        )
+    if (still := float(np.mean(found.slopes == 0))) > MOST:
+        why = "the loss is the same at both points: give a larger training.epsilon or training.batch_size"
+        warnings.append(f"Warning: {still:.0%} of the scalars are 0, as {why}.")
     elif zeros > MOST:
-        warnings.append(
-            f"Warning: {zeros:.0%} of them are 0, as scalar_delta {training.scalar_delta:g} is too coarse: "
-            f"give training.scalar_delta={delta:.2g}."
-        )
+        warnings.append(f"Warning: {zeros:.0%} of the scalars are 0, as {coarse}: give training.{better}.")
     if clipped > MOST:
-        better = f"limit={limit}" if limit > training.scalar_limit else f"delta={delta:.2g}"
-        warnings.append(
-            f"Warning: {clipped:.0%} of them are larger than scalar_limit: give training.scalar_{better}."
-        )
+        better = f"scalar_limit={limit}" if limit > training.scalar_limit else better
+        larger = f"{clipped:.0%} of the scalars are larger than scalar_limit"
+        warnings.append(f"Warning: {larger}: give training.{better}.")
     return warnings
 
 

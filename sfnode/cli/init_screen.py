@@ -6,47 +6,28 @@ Whatever is typed stays: an answer that cannot be is asked for again, and an err
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.cells import cell_len
 from rich.text import Text
 
 from sfnode.cli.exit import DONE, warn
-from sfnode.cli.init_options import run_name
 from sfnode.cli.output import ask, echo
 from sfnode.errors import Code, UserError
-from sfnode.manifest.sections import BUILTIN, HUB, is_file
-from sfnode.manifest.task import Task
-from sfnode.models import files
+from sfnode.manifest.sections import BUILTIN, HUB, run_name
+from sfnode.preparing.plan import RECOMMENDED, Answers, Plan, few_lack, last_model, plan
+from sfnode.preparing.proposals import NOTHING
+from sfnode.preparing.table import DataTable, read_table
 from sfnode.printable import printable
-from sfnode.tasks import columns, dataset, prompts
-from sfnode.tasks.columns import DataTable
-from sfnode.tasks.dataset import Bad, Row
-from sfnode.tasks.proposals import NOTHING, Proposal, estimator, propose
-from sfnode.tasks.row_files import Placed, malformed
-
-RECOMMENDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""Base model for whoever has not used another: small enough for a laptop, and what is measured with it stands
-in docs/benchmarks.md."""
-
-LAST_MODEL = "last-model"
-"""File in the cache with the base model that was used last."""
-
-LEAST_ROWS = 10
-"""Rows that a table has at least: of fewer nothing is learnt, and nothing can be measured."""
-
-MOST_EMPTY = 1 / 5
-"""Share of the rows that are left out unasked because they have no label, or no text."""
-
-HELD_OUT, MOST_HELD_OUT = 1 / 5, 1000
-"""Share of the rows that is held out to measure what was learnt, and the most of them: MeZO tests on as
-many."""
+from sfnode.tasks import dataset, prompts
+from sfnode.tasks.dataset import Bad
+from sfnode.tasks.row_files import malformed
 
 SHOWN, WIDEST, NARROWEST = 5, 100, 6
 """Rows that are shown; characters of a line, and of a column of theirs at least."""
@@ -70,142 +51,6 @@ ESTIMATORS = {
 """Words for what updates are."""
 
 _ESTIMATED = {"gradients": "first-order", "forward": "zeroth-order"}
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Answers of the user; what is empty is proposed."""
-
-    out: Path
-    right: str = ""
-    texts: tuple[str, ...] = ()
-    way: str = ""
-    estimator: str = ""
-    held_out: int | None = None
-    test: str = ""
-    skip: bool = False
-    """Leave out rows that do not fit."""
-    model: str = ""
-    organised: bool = True
-    share: bool = True
-    """Whether everybody who joins gets the rows."""
-    join: bool = True
-    """Whether labels that look like another one are that one."""
-    name: str = ""
-    also: tuple[str, ...] = ()
-    """Pairs KEY=VALUE that have been set besides."""
-
-
-class Plan(NamedTuple):
-    """The run that follows from a table and answers."""
-
-    proposal: Proposal
-    task: Task
-    estimator: str
-    placed: Sequence[Placed]
-    """The rows as the task reads them."""
-    rows: list[Row]
-    """Those that fit."""
-    bad: Bad
-    held_out: int
-    test: list[Row]
-    """Rows of another file that measure the model, where nodes would not read that file so."""
-    anew: bool
-    """Whether nodes would not read the rows so, and they are written anew."""
-
-
-def plan(table: DataTable, answers: Answers, said: Mapping[str, Any]) -> Plan:
-    """Return what follows; options that are `said`, by parameter name, are as their owner wants them. Raises
-    UserError DATA_MALFORMED."""
-    _require_rows(table, len(table.placed))
-    fields = {key: value for key, value in said.items() if key in Task.model_fields}
-    proposal = propose(table, answers.right, answers.texts, answers.way)
-    task = proposal.task.model_copy(update=fields)
-    joined = proposal.joined if answers.join and "verbalizer" not in fields else {}
-    if proposal.joined and not joined and "verbalizer" not in fields:
-        every = {label: label for label in table.columns[task.label_field].values}
-        task = task.model_copy(update={"verbalizer": every})
-    placed = _joined(table, task, joined)
-    rows, bad = dataset.sift(table.source, placed, task)
-    _require_rows(table, len(rows), f": {bad}" if bad else "")
-    local = not table.source.startswith((HUB, BUILTIN))
-    usual = min(int(HELD_OUT * len(rows)), MOST_HELD_OUT) if local and not answers.test else 0
-    held_out = usual if answers.held_out is None else answers.held_out
-    anew = bool(table.dress or joined) or (local and not is_file(table.source))
-    by = answers.estimator or estimator(task, table.source, answers.organised, said)
-    return Plan(proposal, task, by, placed, rows, bad, held_out, _tests(answers, task, joined), anew)
-
-
-def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence[Placed]:
-    """Return the rows of a table with labels that are joined written as the one that they are."""
-    if not joined:
-        return table.placed
-    name, found = task.label_field, []
-    for one in table.placed:
-        label = joined.get(prompts.label(one.row.get(name)))
-        found.append(one._replace(row={**one.row, name: label}) if label and not one.wrong else one)
-    return found
-
-
-def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]:
-    """Return the rows of the file that measures the model where they are to be written anew; else none."""
-    if not answers.test or answers.test.startswith((HUB, BUILTIN)) or not Path(answers.test).is_file():
-        return []
-    table = columns.read(answers.test)
-    placed = _joined(table, task, joined)
-    if is_file(answers.test) and not table.dress and placed == table.placed:
-        return []
-    rows, bad = dataset.sift(answers.test, placed, task)
-    if bad and not answers.skip:
-        raise malformed(str(bad), "Correct these rows, or leave them out: --skip-bad-rows.")
-    return rows
-
-
-def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
-    """Raise UserError for what nobody would take without a look at it, where nobody looks: a doubtful task,
-    and bad rows, unless they are few that only lack something."""
-    if found.proposal.doubt and not answers.right:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"what is to be learnt from {table.source} is not plain: {found.proposal.doubt}",
-            f"Say which column is right: --label COLUMN; or --label {NOTHING} to learn the texts themselves.",
-        )
-    if found.bad and not answers.skip and not _few_lack(found.bad):
-        raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
-
-
-def _few_lack(bad: Bad) -> bool:
-    """Return whether rows that do not fit are few that only lack something."""
-    return bad.count == bad.empty <= MOST_EMPTY * bad.rows
-
-
-def _require_rows(table: DataTable, count: int, why: str = "") -> None:
-    if count < LEAST_ROWS:
-        raise malformed(
-            f"{table.source} has {count} rows to learn from, and {LEAST_ROWS} are the least{why}",
-            "Add rows. A few hundred for each class are a good beginning.",
-        )
-
-
-def last_model() -> str:
-    """Return the base model that was used last, or the recommended one."""
-    try:
-        found = (files.cache() / LAST_MODEL).read_text("utf-8").strip()
-    except (OSError, ValueError):
-        found = ""
-    if found and (not Path(found).is_absolute() or Path(found).is_dir()):
-        return found
-    here = files.cache() / Path(RECOMMENDED).name
-    return str(here) if (here / files.SINGLE).is_file() else RECOMMENDED
-
-
-def remember_model(source: str) -> None:
-    """Propose this base model the next time."""
-    try:
-        files.cache().mkdir(parents=True, exist_ok=True)
-        (files.cache() / LAST_MODEL).write_text(f"{source}\n", "utf-8")
-    except OSError:  # nothing but a proposal
-        return
 
 
 # -- what is shown -------------------------------------------------------------------------------------
@@ -234,9 +79,9 @@ def show_table(table: DataTable) -> None:
 def show_plan(table: DataTable, answers: Answers, found: Plan) -> None:
     """Print the lines of the screen."""
     echo("")
-    for number, line in enumerate(_lines(table, answers, found), start=1):
-        parts = wrap(line.value, max(_width() - 38, 30)) or [""]
-        echo(f"{number:2} {line.title:<34} {parts[0]}")
+    for number, (title, value, *_) in enumerate(_lines(table, answers, found), start=1):
+        parts = wrap(value, max(_width() - 38, 30)) or [""]
+        echo(f"{number:2} {title:<34} {parts[0]}")
         for part in parts[1:]:
             echo(f"{'':37} {part}")
     for pair in answers.also:
@@ -259,102 +104,84 @@ def _fitted(cell: str, width: int) -> str:
     return text.plain
 
 
-class ScreenLine(NamedTuple):
-    """A line of the screen, and what changes it."""
-
-    title: str
-    value: str
-    question: str
-    take: Callable[[str], Answers]
-    """Return the answers with another one in this line. Raises UserError for one that cannot be."""
+ScreenLine = tuple[str, str, str, Callable[[str], Answers]]
+"""The title and the value of a line of the screen, what is asked to change it, and what takes the reply: it
+returns the answers with another one in this line, and raises UserError for one that cannot be."""
 
 
 def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
-    task, names = found.task, ", ".join(table.columns)
+    def either(name: str, yes: str, no: str) -> Callable[[str], Answers]:
+        def take(said: str) -> Answers:
+            change: dict[str, Any] = {name: _one_of(said, yes, no) == yes}
+            return replace(answers, **change)
+
+        return take
+
+    yield from _lines_of_task(table, answers, found)
+    measuring = f"{found.held_out:,} of the {len(found.rows):,} rows, on which nobody trains"
+    question = "How many rows are held out to measure the model? (or a file with other rows)"
+    yield (
+        *("Which rows measure it?", answers.test or measuring, question),
+        lambda said: replace(answers, **_measuring(said, found, answers.skip)),
+    )
+    if bad := found.bad:
+        many = f"{bad.count:,} rows do not fit" if bad.count > 1 else "1 row does not fit"
+        out = "left out" if answers.skip or few_lack(bad) else "refused"
+        skip = either("skip", "yes", "no")
+        yield many, f"{out}: {_bad(table, bad)}", "Leave these rows out? (yes, no)", skip
+    model = f"{answers.model}{' (used last)' if answers.model == last_model() != RECOMMENDED else ''}"
+    question = "Which base model? (a folder, or a name on the Hugging Face hub)"
+    yield "Which base model?", model, question, lambda said: replace(answers, model=_model(said))
+    yours, open_run = "your node, by a key that is made now", "nobody: an open run, among friends"
+    who = "Who says what counts?"
+    organised = either("organised", "you", "nobody")
+    yield who, yours if answers.organised else open_run, f"{who} (you, nobody)", organised
+    name = "Name of the run"
+    yield name, answers.name, name, lambda said: replace(answers, name=run_name(said))
+    file = "Which file is written?"
+    yield file, str(answers.out), file, lambda said: replace(answers, out=free(Path(said)))
+    if found.anew or not table.source.startswith((HUB, BUILTIN)):
+        everybody = "everybody who joins: they go with the run"
+        nobody = "nobody else: others train on rows of their own"
+        who = "Who can read all rows?"
+        share = either("share", "everybody", "nobody")
+        yield who, everybody if answers.share else nobody, f"{who} (everybody, nobody)", share
+    if joined := found.proposal.joined:
+        many = f"{len(joined)} labels look like others" if len(joined) > 1 else "A label looks like another"
+        same = f"{'joined' if answers.join else 'classes of their own'}: {_joined_words(joined)}"
+        yield many, same, "Are they the same? (yes, no)", either("join", "yes", "no")
+
+
+def _lines_of_task(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
+    task, right, names = found.task, found.proposal.right, ", ".join(table.columns)
 
     def taken(**change: Any) -> Answers:
         changed = replace(answers, **change)
         plan(table, changed, {})
         return changed
 
-    yield ScreenLine(
-        "Which column says what is right?",
-        _right(found),
-        f"Which column says what is right? ({names}; {NOTHING})",
-        lambda said: taken(right=said, texts=(), way=""),
-    )
+    which = "Which column says what is right?"
+    question = f"{which} ({names}; {NOTHING})"
+    yield which, _right(found), question, lambda said: taken(right=said, texts=(), way="")
     fields = prompts.questions(task)
-    read = ", ".join(fields)
+    own = task.template != found.proposal.task.template
+    read = f"as the template says: {task.template}" if own else ", ".join(fields)
+    which = "Which columns are read?"
+    question = f"{which} ({names}; several with commas)"
+    yield which, read, question, lambda said: taken(right=right, texts=_listed(said))
     options = [name for name in fields if name not in found.proposal.texts]
-    chosen = options and task.kind == "classification"
-    yield ScreenLine(
-        "Which columns are read?",
-        read if task.template == found.proposal.task.template else f"as the template says: {task.template}",
-        f"Which columns are read? ({names}; several with commas)",
-        lambda said: taken(right=found.proposal.right, texts=_listed(said)),
+    lettered = options and task.kind == "classification"
+    learnt = f"which of {', '.join(options)} is right, by its letter" if lettered else WAYS[task.kind]
+    question = "Learn classes by a head, or in words?"
+    yield (
+        *("What is learnt?", learnt, question),
+        lambda said: taken(right=right, way=_one_of(said, "head", "words")),
     )
-    yield ScreenLine(
-        "What is learnt?",
-        f"which of {', '.join(options)} is right, by its letter" if chosen else WAYS[task.kind],
-        "Learn classes by a head, or in words?",
-        lambda said: taken(right=found.proposal.right, way=_one_of(said, "head", "words")),
-    )
-    yield ScreenLine(
-        "How is it learnt?",
-        ESTIMATORS[found.estimator],
-        "Learn by gradients, or by forward passes alone? (gradients, forward)",
+    question = "Learn by gradients, or by forward passes alone? (gradients, forward)"
+    yield (
+        *("How is it learnt?", ESTIMATORS[found.estimator], question),
         lambda said: replace(answers, estimator=_ESTIMATED[_one_of(said, *_ESTIMATED)]),
     )
-    yield ScreenLine(
-        "Which rows measure it?",
-        answers.test or f"{found.held_out:,} of the {len(found.rows):,} rows, on which nobody trains",
-        "How many rows are held out to measure the model? (or a file with other rows)",
-        lambda said: replace(answers, **_measuring(said, found, answers.skip)),
-    )
-    if found.bad:
-        yield ScreenLine(
-            f"{found.bad.count:,} rows do not fit" if found.bad.count > 1 else "1 row does not fit",
-            f"{'left out' if answers.skip or _few_lack(found.bad) else 'refused'}: {_bad(table, found.bad)}",
-            "Leave these rows out? (yes, no)",
-            lambda said: replace(answers, skip=_one_of(said, "yes", "no") == "yes"),
-        )
-    yield ScreenLine(
-        "Which base model?",
-        f"{answers.model}{' (used last)' if answers.model == last_model() != RECOMMENDED else ''}",
-        "Which base model? (a folder, or a name on the Hugging Face hub)",
-        lambda said: replace(answers, model=_model(said)),
-    )
-    yield ScreenLine(
-        "Who says what counts?",
-        "your node, by a key that is made now" if answers.organised else "nobody: an open run, among friends",
-        "Who says what counts? (you, nobody)",
-        lambda said: replace(answers, organised=_one_of(said, "you", "nobody") == "you"),
-    )
-    yield ScreenLine(
-        *("Name of the run", answers.name, "Name of the run"),
-        lambda said: replace(answers, name=run_name(said)),
-    )
-    yield ScreenLine(
-        "Which file is written?",
-        str(answers.out),
-        "Which file is written?",
-        lambda said: replace(answers, out=free(Path(said))),
-    )
-    if found.anew or not table.source.startswith((HUB, BUILTIN)):
-        everybody = "everybody who joins: they go with the run"
-        yield ScreenLine(
-            "Who can read all rows?",
-            everybody if answers.share else "nobody else: others train on rows of their own",
-            "Who can read all rows? (everybody, nobody)",
-            lambda said: replace(answers, share=_one_of(said, "everybody", "nobody") == "everybody"),
-        )
-    if joined := found.proposal.joined:
-        yield ScreenLine(
-            f"{len(joined)} labels look like others" if len(joined) > 1 else "A label looks like another",
-            f"{'joined' if answers.join else 'classes of their own'}: {_joined_words(joined)}",
-            "Are they the same? (yes, no)",
-            lambda said: replace(answers, join=_one_of(said, "yes", "no") == "yes"),
-        )
 
 
 def _right(found: Plan) -> str:
@@ -401,16 +228,16 @@ def ask_source(read: Callable[[str], DataTable]) -> DataTable:
 def confirm(
     table: DataTable,
     answers: Answers,
-    told: Callable[[], Mapping[str, Any]],
-    set_key: Callable[[str], dict[str, Any]],
+    told: dict[str, Any],
+    set_key: Callable[[str, dict[str, Any]], dict[str, Any]],
 ) -> Answers:
     """Show the proposals until the user takes them; return the answers.
 
-    `told` gives the options that have been set by their keys, and `set_key` sets one by KEY=VALUE; it returns
-    which answer that is, if it is one.
+    `told` are the options that have been set by their keys; `set_key` sets one there by KEY=VALUE, and
+    returns which answer that is, if it is one.
     """
     while True:
-        found = plan(table, answers, told())
+        found = plan(table, answers, told)
         show_plan(table, answers, found)
         lines = list(_lines(table, answers, found))
         said = ask(
@@ -433,8 +260,8 @@ def confirm(
                     f"{said!r} is neither the number of a line nor KEY=VALUE",
                     f"Type 1 to {len(lines)} to change that line, Enter to go on, or q to leave.",
                 )
-            changed = replace(answers, **set_key(said))
-            plan(table, changed, told())
+            changed = replace(answers, **set_key(said, told))
+            plan(table, changed, told)
             answers = replace(changed, also=(*answers.also, said))
         except UserError as error:
             warn(error)
@@ -444,9 +271,10 @@ def confirm(
 
 def _changed(line: ScreenLine, answers: Answers) -> Answers:
     """Ask for one answer until it can be; Enter keeps the one that is there."""
-    while said := ask(line.question, default="", show_default=False).strip():
+    *_, question, take = line
+    while said := ask(question, default="", show_default=False).strip():
         try:
-            return line.take(said)
+            return take(said)
         except UserError as error:
             warn(error)
     return answers
@@ -477,7 +305,7 @@ def _model(said: str) -> str:
 def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
     """Return how many rows are held out, or the file with other ones."""
     if not said.isdecimal():
-        rows, bad = dataset.sift(said, columns.read(said).placed, found.task)
+        rows, bad = dataset.sift(said, read_table(said).placed, found.task)
         if (bad and not skip) or not rows:
             raise malformed(str(bad) if bad else f"{said} has no rows")
         return {"test": said, "held_out": None}

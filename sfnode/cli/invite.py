@@ -134,7 +134,7 @@ def _drawn(link: str) -> str:
     return drawing.getvalue()
 
 
-# `sfnode peer-id`: a node's name in the network, before it runs.
+# -- peer-id -------------------------------------------------------------------------------------------
 
 
 @click.command("peer-id")

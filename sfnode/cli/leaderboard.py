@@ -83,7 +83,8 @@ def leaderboard(
             with waiting("verifying the log"):
                 verify_log(manifest, update_log, None)
         unit = "reward" if manifest.task.is_rewarded else "nats"
-        history = RunHistory(run, settled(run, update_log).cards.names()).follow(update_log.control())
+        names = settled(run, update_log).cards.names()
+        history = RunHistory(run, names, manifest.training).follow(update_log.control())
         found = _result(manifest, history, verified=recompute)
         if remeasure:
             found = _remeasured(found, manifest, update_log, data_dir, remeasure, model, device, dtype)
@@ -160,8 +161,8 @@ def _row(one: Ranked, whole: int, details: bool) -> list[str]:
     gain = [percent(one.worth / whole) if one.worth >= 0 else "worse"] if whole else []
     worths = [count(one.measured), nats(one.worth)] if details else []
     key = one.origin[: DIGITS if details else SHORT_KEY]
-    revoked = "revoked" if one.revoked else ""
-    return [str(one.rank), one.name or "", key, count(one.counted), *gain, *worths, revoked]
+    now = "revoked" if one.revoked else f"left out: {one.left_out}" if one.left_out else ""
+    return [str(one.rank), one.name or "", key, count(one.counted), *gain, *worths, now]
 
 
 @click.command

@@ -41,7 +41,6 @@ KEY_DIGITS = 8
 SECRET_BYTES = 16
 """Bytes of a new invitation's secret: nobody guesses them, and the link stays short."""
 
-MAX_U16 = (1 << 16) - 1
 MAX_U32 = (1 << 32) - 1
 
 
@@ -244,7 +243,7 @@ def void(node: SyncClient, epochs: str, names: tuple[str, ...]) -> Decision:
     """Take back what the seals of these epochs have counted. It cannot be counted again."""
     from sfprotocol.decisions import Void
 
-    form = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", epochs, re.ASCII)
+    form = re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", epochs, re.ASCII)
     if form is None:
         raise click.BadParameter("say which, for example 7 or 7-12", param_hint="EPOCH")
     return Void(int(form[1]), int(form[2] or form[1]), _chosen(node, names))
@@ -264,7 +263,7 @@ def budget(_: SyncClient, updates: int) -> Decision:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @option(
     "--subspace",
-    type=click.IntRange(1, MAX_U16),
+    type=click.IntRange(1, MAX_U32),
     metavar="NUMBER",
     help="The first subspace that they serve.  [default: the next one, which begins after the open epoch]",
 )

@@ -22,8 +22,24 @@ from sfnode.store.data_folder import holder
 if TYPE_CHECKING:
     from sfnode.limits import Limits
 
+EXAMPLES = (
+    "cpu=50 gpu=50 threads=2 watts=200 celsius=80 memory=2G hours=22:00-07:00 idle=10 mains=yes "
+    "not_while=steam,blender mb_per_day=500 upload_rate=500k download_rate=2M"
+)
+NAMES = dict(one.split("=") for one in EXAMPLES.split())
+"""Values, as they may be, of the fields of `Limits`, which takes long to import."""
 
-# `sfnode pause` and `sfnode resume`.
+NO_LIMIT = ("none", "off", "")
+"""Values that remove a limit."""
+
+LEAVE_DEADLINE = 10.0
+"""Seconds for a node to end; it takes less than two."""
+
+_POLL = 0.05
+"""Seconds between two looks at whether it has ended."""
+
+
+# -- pause and resume ----------------------------------------------------------------------------------
 
 
 def parse_duration(_context: Any, _parameter: Any, value: str | None) -> float | None:
@@ -59,18 +75,7 @@ def resume(data_dir: Path) -> None:
     echo(f"still paused: {'; '.join(answer.pauses)}" if answer.pauses else "resumed")
 
 
-# `sfnode limit`: the limits of a running node.
-
-
-EXAMPLES = (
-    "cpu=50 gpu=50 threads=2 watts=200 celsius=80 memory=2G hours=22:00-07:00 idle=10 mains=yes "
-    "not_while=steam,blender mb_per_day=500 upload_rate=500k download_rate=2M"
-)
-NAMES = dict(one.split("=") for one in EXAMPLES.split())
-"""Values, as they may be, of the fields of `Limits`, which takes long to import."""
-
-NO_LIMIT = ("none", "off", "")
-"""Values that remove a limit."""
+# -- limit ---------------------------------------------------------------------------------------------
 
 
 @click.command
@@ -128,14 +133,7 @@ def _form(names: Iterable[str]) -> str:
     return f"Give it as {' '.join(f'{name}={NAMES[name]}' for name in names)}; {NO_LIMIT[0]} removes a limit."
 
 
-# `sfnode leave`: ends a running node.
-
-
-LEAVE_DEADLINE = 10.0
-"""Seconds for a node to end; it takes less than two."""
-
-_POLL = 0.05
-"""Seconds between two looks at whether it has ended."""
+# -- leave ---------------------------------------------------------------------------------------------
 
 
 @click.command
@@ -169,7 +167,7 @@ def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:
         time.sleep(_POLL)
 
 
-# `join --limit`: the limits with which a node starts.
+# -- join --limit --------------------------------------------------------------------------------------
 
 
 def parse_limits(_context: Any, _parameter: Any, words: tuple[str, ...]) -> Limits:

@@ -44,6 +44,8 @@ MINUTES = 100.0
 Advance = Callable[[int, int], None]
 """A function that is told how much is done, and of how much."""
 
+T = TypeVar("T")
+
 
 @contextmanager
 def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
@@ -274,10 +276,7 @@ def doing(now: Status) -> tuple[str, str]:
     return "", ""
 
 
-# Runs coroutines of commands so that signals end them as Ctrl-C does.
-
-
-T = TypeVar("T")
+# -- signals that end a coroutine as Ctrl-C does -------------------------------------------------------
 
 
 def run(work: Coroutine[Any, Any, T], runner: Callable[..., T] = asyncio.run) -> T:

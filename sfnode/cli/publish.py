@@ -158,7 +158,7 @@ def page(
 def _check_title(title: str) -> None:
     """Raise UserError BAD_OPTION for what is no line of text."""
     from sfnode.publish.run_file import MAX_TITLE
-    from sfprotocol.names import readable
+    from sfprotocol.fields import readable
 
     if len(title) > MAX_TITLE or not readable(title):
         raise UserError(

@@ -33,6 +33,15 @@ from sfnode.schema.views import Samples
 from sfnode.swarm import MOST_NODES, LocalSwarm
 from sfnode.tasks.verifying import permit
 
+MOST = 0.75
+"""Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
+ends does not, and what a defence skips."""
+
+MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
+
+PLAIN_INTERVAL = 10.0
+"""Seconds between lines of progress where there is no terminal."""
+
 
 @click.command
 @options.option("--nodes", type=click.IntRange(1, MOST_NODES), default=4, help="How many node processes.")
@@ -125,9 +134,10 @@ def _made(
     """Return the manifest of a ready-made task; with another model its numbers are measured, and bases are
     put in the folder."""
     with waiting("loading libraries"):
-        from sfnode import preparing
         from sfnode.models.files import named_folder
-        from sfnode.models.manifest_builder import build, usual_estimator
+        from sfnode.preparing.manifest import build, usual_estimator
+        from sfnode.preparing.measuring import prepare
+        from sfnode.preparing.scalars import Means
         from sfnode.store.run_keys import RunKeys
 
     given: dict[str, Any] = {name: one for name, one in (("preset", preset), ("model", model)) if one}
@@ -135,19 +145,11 @@ def _made(
     manifest = build(given | (RunKeys.generate().options() if organised else {}))
     if not model:
         return manifest
-    asked = preparing.wanted(manifest, given, None, None, measure=True)
-    means = preparing.Means(device, dtype, folder, named_folder(model))
-    return preparing.prepare(manifest, given, means, asked, waiting).manifest
+    means = Means(device, dtype, folder, named_folder(model))
+    return prepare(manifest, given, means, waiting).manifest
 
 
-# Formats a local swarm for 80 columns: live progress, and what is said at its end.
-
-
-MOST = 0.75
-"""Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
-ends does not, and what a defence skips."""
-
-MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
+# -- words, for 80 columns -----------------------------------------------------------------------------
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
@@ -235,13 +237,7 @@ def closing(
     return card(complete(result.run_name), change, samples, work, next_)
 
 
-# Prints a local swarm on a console: start, progress, comparison.
-#
-# Knows neither how nodes are started nor how tables are drawn.
-
-
-PLAIN_INTERVAL = 10.0
-"""Seconds between lines of progress where there is no terminal."""
+# -- what is printed on a console ----------------------------------------------------------------------
 
 
 async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmResult:

@@ -65,7 +65,7 @@ def load(
     """
     layout, sensors = Layout(data_dir), Sensors(device)
     with opened_run(data_dir) as (manifest, update_log):
-        from sfnode.engine.devices import usable_device
+        from sfnode.engine.loading import usable_device
         from sfnode.node import provenance
         from sfnode.node.startup import settled
         from sfnode.store.replay import state_digest

@@ -114,7 +114,7 @@ def in_words(found: Preference) -> str:
     return "\n".join(f"{100 * share:5.1f} %  {name}" for share, name in ordered)
 
 
-# The model.
+# -- the model -----------------------------------------------------------------------------------------
 
 
 def _folder_of(run: Path) -> Path:
@@ -170,7 +170,7 @@ def _untrained(folder: Path) -> UserError:
     )
 
 
-# What is asked.
+# -- what is asked -------------------------------------------------------------------------------------
 
 
 def _row(task: Task, texts: Sequence[str]) -> Row:
@@ -269,12 +269,12 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
     return rows
 
 
-# What is answered.
+# -- what is answered ----------------------------------------------------------------------------------
 
 
 def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:
     """Write the rows of a file with their answers, when all have one."""
-    from sfnode.engine.using import chooses
+    from sfnode.engine.samples import chooses
     from sfnode.store.disk_errors import disk_faults
     from sfnode.tasks.row_files import dialect
 

@@ -369,10 +369,11 @@ def _refused(answer: bytes) -> UserError:
     return UserError(Code.BAD_OPTION, f"the node refuses: {reason}", "Ask it for something it can do.")
 
 
+# -- answers as plain records --------------------------------------------------------------------------
+
 # Answers as plain records, for commands that print them and end. A record has the fields of the model that
 # the node filled in, so it may be used, and type-checked, as its stand-in, but no methods come with it:
 # validation needs pydantic, whose import alone takes as long as everything else that `sfnode status` does.
-
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
 """Fields of type float that JSON has no word for at times; then they travel as strings."""
 

@@ -258,8 +258,8 @@ def _organising_routes(node: RunningNode) -> list[web.RouteDef]:
         return {"taken": True}
 
     async def status() -> BaseModel:
-        arrivals = await asyncio.to_thread(node.log.arrivals)
-        return reports().status(node.organising, node.clock(), arrivals)
+        since = await asyncio.to_thread(node.log.arrival, reports().begun)
+        return reports().status(node.organising, node.clock(), since)
 
     def stand_in() -> dict[str, str]:
         reports()

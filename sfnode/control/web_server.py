@@ -87,12 +87,13 @@ async def _accept(listener: socket.socket, server: web.Server) -> None:
             inside.pop(0)[1].abort()
 
 
+# -- access --------------------------------------------------------------------------------------------
+
 # Access. The control API has no tokens: whoever can open its socket, which is this user alone, may ask and
 # direct the node. A TCP server, of metrics or of the dashboard, is also reached by pages (DNS rebinding): a
 # page may give its own host name the address of this machine, and its browser then takes our answers for
 # those of the page. Such a request carries the page's name: so a server answers to IP addresses, which
 # cannot be rebound, and to names that it knows.
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

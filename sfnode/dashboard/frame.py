@@ -2,6 +2,8 @@
 
 Pure: knows no terminal, no keyboard and no client. Everything that comes from others is Text, never markup,
 and control characters in it are replaced.
+
+Anybody may choose any name, so beside each stands the beginning of the key, which nobody can choose.
 """
 
 from __future__ import annotations
@@ -57,6 +59,17 @@ LIMIT_LINES = 2
 """Lines for the limits in force, some of which have long names."""
 
 STYLES = {Mood.GOOD: "green", Mood.NEUTRAL: "", Mood.WARN: "yellow", Mood.BAD: "red"}
+
+T = TypeVar("T")
+
+CHOSEN = frozenset(("peer", "who", "team"))
+"""Columns with names that people have chosen: where there is little room these are cut, and nothing else."""
+
+ORIGIN_ROWS = 50
+"""Origins asked for at a time: as many as a tall terminal has lines for."""
+
+ROOMY = 100
+"""Columns from which on bytes stand beside names; below, names need the room."""
 
 
 class Shown(NamedTuple):
@@ -290,21 +303,7 @@ def _foot(shown: Shown) -> Text:
     return Text(f"{'  '.join(keys)}   {words}", "dim")
 
 
-# Draws the tables of `sfnode top`: neighbours, or contributions of origins. Pure, like `frame`.
-#
-# Anybody may choose any name, so beside each stands the beginning of the key, which nobody can choose.
-
-
-T = TypeVar("T")
-
-CHOSEN = frozenset(("peer", "who", "team"))
-"""Columns with names that people have chosen: where there is little room these are cut, and nothing else."""
-
-ORIGIN_ROWS = 50
-"""Origins asked for at a time: as many as a tall terminal has lines for."""
-
-ROOMY = 100
-"""Columns from which on bytes stand beside names; below, names need the room."""
+# -- tables --------------------------------------------------------------------------------------------
 
 
 def peers(now: Now, width: int, room: int) -> Group:

@@ -2,6 +2,11 @@
 
 It may run in the node's process or in one of its own; either way it knows the node only through the client.
 Access is checked by `sfnode.dashboard.server`.
+
+The dashboard shows what the control socket answers, which only the node's user can open, and a port is open
+to every user of the machine. So there is always a token, without which it answers nothing. It answers to no
+host name that another page could have made up (DNS rebinding), gives nothing to pages of other sites, and
+lets its own page load nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -36,14 +41,6 @@ from sfnode.schema.node_state import NodeState
 from sfnode.schema.results import InviteResult
 from sfnode.schema.views import Count, KeyStart, Page, Prompt, Tokens
 
-# Access to the web dashboard: checks of every request, and the headers of every answer.
-#
-# The dashboard shows what the control socket answers, which only the node's user can open, and a port is open
-# to every user of the machine. So there is always a token, without which it answers nothing. It answers to no
-# host name that another page could have made up (DNS rebinding), gives nothing to pages of other sites, and
-# lets its own page load nothing from elsewhere.
-
-
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -64,6 +61,9 @@ NO_TOKEN = (
 WRONG_HOST = (
     "This dashboard is not known under that name. Use its IP address, or the name it was started with.\n"
 )
+
+
+# -- access: the checks of every request, the headers of every answer ----------------------------------
 
 
 def guard(host: str, port: int, token: str) -> Middleware:

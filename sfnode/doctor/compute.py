@@ -11,13 +11,12 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Subject, note, ok, problem, refused
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import BUILTIN
-from sfnode.node.equipment import named_files, require_devices, require_rows
+from sfnode.node.equipment import checks, named_files
 from sfnode.printable import command, size_text
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.public_files import Places
@@ -39,12 +38,8 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 """A file that exists if a driver of Nvidia is loaded, whether torch can use it or not."""
 
 
-class Size(NamedTuple):
-    """The number of parameters of a model."""
-
-    parameters: int
-    exact: bool
-    """Whether all are counted, and not only those that the run trains."""
+Size = tuple[int, bool]
+"""The number of parameters of a model, and whether all are counted, and not only those that are trained."""
 
 
 def look_at_memory() -> CheckFinding:
@@ -83,7 +78,7 @@ def look_at_device(name: str) -> CheckFinding:
     """Examine a device; if it is a CPU, also whether there is an unused GPU."""
     import torch
 
-    from sfnode.engine.devices import usable_device
+    from sfnode.engine.loading import usable_device
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -161,19 +156,18 @@ def _fit_on(case: CheckedCase, size: Size, name: str) -> CheckFinding | None:
 def _fit(size: Size, dtype: str, free: int, device: str, replicas: int = 1) -> CheckFinding:
     from sfnode.resources import memory
 
-    weights = memory.weights(size.parameters, dtype) * replicas
-    least = "" if size.exact else "at least "
+    parameters, exact = size
+    weights = memory.weights(parameters, dtype) * replicas
+    least = "" if exact else "at least "
     often = f", {replicas} times," if replicas > 1 else ""
     what = (
-        f"the model has {least}{_count(size.parameters)} parameters and{often} takes "
+        f"the model has {least}{_count(parameters)} parameters and{often} takes "
         f"{least}{size_text(weights)} in {dtype}, and a node {size_text(PROCESS)} besides; {size_text(free)} "
         f"are free on {device}"
     )
     if weights <= free - PROCESS:
         return ok(Subject.MODEL_FIT, what)
-    fitting = [
-        fit.dtype for fit in memory.largest(free, PROCESS) if size.parameters * replicas <= fit.parameters
-    ]
+    fitting = [fit.dtype for fit in memory.largest(free, PROCESS) if parameters * replicas <= fit.parameters]
     narrower = f"It would fit with --dtype {' or '.join(fitting)}. Otherwise close" if fitting else "Close"
     return problem(
         Subject.MODEL_FIT,
@@ -192,14 +186,14 @@ def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
 
     named = case.source or (manifest.model.source if manifest else "")
     if named and shapes.is_shape(named):
-        return Size(shapes.parameters(shapes.describe(named)), True)
+        return shapes.parameters(shapes.describe(named)), True
     folder = _folder(case, manifest)
     if folder is not None:
-        return Size(_stored(folder), True)
+        return _stored(folder), True
     if manifest is None:
         return None
     targets = manifest.model.parsed_targets()
-    return Size(sum(target.out_features * target.in_features for target in targets), False)
+    return sum(target.out_features * target.in_features for target in targets), False
 
 
 def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
@@ -240,12 +234,13 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
         if error.code is Code.DATA_NOT_FOUND and "train" in manifest.data.digests:
             fix = "Join the run; or give rows of your own with --data."
             return note(Subject.SPEED, "no steps were measured: the run's data come from its nodes", fix)
-        return problem(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
+        say = note if error.code is Code.VERIFIER_NOT_ALLOWED else problem  # its node would be a relay
+        return say(Subject.SPEED, f"a trainer would not start: {error.what}", error.fix)
 
 
 def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     """Measure steps, after what shows in any model that is here, and in the rows. Raises UserError MODEL_*,
-    DATA_*, DEVICE."""
+    DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
     from sfnode.models import files, loader, shapes
 
     if shapes.is_shape(case.source):
@@ -256,18 +251,17 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
     if place := _folder(case, manifest):
         loader.require_match(place, loader.classes(manifest.task))
     layout = Layout(case.data_dir)
-    places = named_files(case, manifest, layout).places(layout)
-    require_devices(case.devices, case.dtype)
-    require_rows(case, manifest, places, layout.log.exists())
+    for check in checks(case, manifest, layout):
+        check()
     if not (case.measure or (place and files.weight_bytes(place) <= AT_HAND)):
         return None
-    per_hour = _updates_per_hour(case, manifest, places)
+    per_hour = _updates_per_hour(case, manifest, named_files(case, manifest, layout).places(layout))
     return ok(Subject.SPEED, f"about {per_hour:,.0f} updates an hour on {case.device}, if nothing else runs")
 
 
 def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> float:
     """Load model and rows as a node would, and time steps."""
-    from sfnode.engine.replicas import ReplicatedTrainer
+    from sfnode.engine.trainer import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
 
     devices, together = case.devices, manifest.training.batch_updates

@@ -62,7 +62,8 @@ DEADLINE = 12.0
 step takes up to twelve."""
 
 MEASURE_DEADLINE = 300.0
-"""Seconds for loading and measuring a model when that was asked for."""
+"""Seconds for reading a model that was named as a whole, and for loading and measuring it when that was asked
+for."""
 
 RELAY_DEADLINE = 6.0
 """Seconds for a connection through a relay, which takes one or two."""
@@ -162,8 +163,7 @@ class Examiner:
 
     async def _finished(self, name: str, check: Check) -> list[CheckFinding]:
         await self._libraries()
-        long = name == "speed" and self._case.measure
-        deadline = MEASURE_DEADLINE if long else DEADLINE
+        deadline = MEASURE_DEADLINE if name == "speed" else DEADLINE
         try:
             async with asyncio.timeout(deadline):
                 return await check()

@@ -1,6 +1,9 @@
 """Uses the network as a node would, under temporary identities; nothing is kept.
 
 Starts two libp2p daemons at most: a caller that only dials, and a host that is dialled through a relay.
+
+Training itself needs no clock. The roster in the DHT does: entries carry the time at which they expire, and a
+node whose clock is minutes off writes entries that are expired already, or are refused.
 """
 
 from __future__ import annotations
@@ -39,6 +42,26 @@ ENTRY_LIFE = 30.0
 
 RELAY_POLL = 0.25
 """Seconds between two attempts to connect through a relay; the first ones usually come too early."""
+
+_PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
+
+_SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses for documentation: the route to them is the default route, and nothing is sent there."""
+
+INEXACT = 3.0
+"""Seconds from which a clock is worth a note: other programs on hivemind's DHT refuse such a peer."""
+
+NTP_PORT = 123
+NTP_DEADLINE = 2.5
+"""Seconds for one packet there and back; where UDP is blocked no answer comes."""
+
+_NTP_EPOCH = 2_208_988_800
+"""Seconds from 1900, where NTP counts from, to 1970."""
+
+_CLIENT = b"\x23" + bytes(47)
+"""An otherwise empty NTP packet of version 4, mode client (RFC 4330)."""
+
+_SERVER_MODE = 4
 
 
 async def start_caller(stack: AsyncExitStack) -> HivemindTransport:
@@ -89,15 +112,7 @@ async def through_relay(caller: HivemindTransport, host: HivemindTransport, rela
         await asyncio.sleep(RELAY_POLL)
 
 
-# Examines whether the node can listen on its addresses, and which public addresses this machine has.
-#
-# Asks only the operating system; nothing is sent.
-
-
-_PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
-
-_SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses for documentation: the route to them is the default route, and nothing is sent there."""
+# -- where the node can listen -------------------------------------------------------------------------
 
 
 def look_at_ports(host_maddrs: Sequence[str], data_dir: Path) -> list[CheckFinding]:
@@ -176,26 +191,7 @@ def public_ipv4() -> str | None:
     return address if address and ip_address(address).is_global else None
 
 
-# Examines this machine's clock: compares it with time servers and with peers' clocks.
-#
-# Training itself needs no clock. The roster in the DHT does: entries carry the time at which they expire,
-# and a node whose clock is minutes off writes entries that are expired already, or are refused.
-
-
-INEXACT = 3.0
-"""Seconds from which a clock is worth a note: other programs on hivemind's DHT refuse such a peer."""
-
-NTP_PORT = 123
-NTP_DEADLINE = 2.5
-"""Seconds for one packet there and back; where UDP is blocked no answer comes."""
-
-_NTP_EPOCH = 2_208_988_800
-"""Seconds from 1900, where NTP counts from, to 1970."""
-
-_CLIENT = b"\x23" + bytes(47)
-"""An otherwise empty NTP packet of version 4, mode client (RFC 4330)."""
-
-_SERVER_MODE = 4
+# -- the clock -----------------------------------------------------------------------------------------
 
 
 async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:

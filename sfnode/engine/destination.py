@@ -36,9 +36,7 @@ def require_new(out: Path) -> None:
 def no_adapter(target: str) -> UserError:
     """Return the error for an adapter of a run that trains this vector or embedding."""
     return UserError(
-        Code.BAD_OPTION,
-        f"the run trains {target}, which a LoRA adapter cannot hold",
-        "Use --format hf.",
+        Code.BAD_OPTION, f"the run trains {target}, which a LoRA adapter cannot hold", "Use --format hf."
     )
 
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfnode.engine import forward
-from sfnode.engine.basis import PublishedBasis
 from sfnode.engine.forward import Pass
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, generate, prompt_ids
-from sfnode.engine.subspace import Subspace
+from sfnode.engine.subspace import PublishedBasis, Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.models.loader import LoadedModel
 from sfnode.models.quantized import row_blocks

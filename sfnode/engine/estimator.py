@@ -81,21 +81,14 @@ direction (R,), and the pass."""
 
 
 def estimates(
-    loaded: LoadedModel,
-    directions: Directions,
-    batches: Sequence[Encoded],
-    epsilon: float,
-    group: int = 0,
-    perturb: Perturb | None = None,
+    loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float, group: int = 0
 ) -> list[Estimate]:
     """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
 
-    By pairs, or with `group` in groups of so many, whose mini-batches are the same. `perturb` takes the place
-    of moving all matrices along `directions`; it says how each query's own replica of the model differs from
-    `loaded`, besides. Vectors are moved along `directions` in any case.
+    By pairs, or with `group` in groups of so many, whose mini-batches are the same.
     """
     exact = representable(epsilon, directions)
-    losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES, perturb)
+    losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES)
     return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
 
 
@@ -105,12 +98,11 @@ def losses_along(
     batches: Sequence[Encoded],
     epsilon: float,
     sides: Sequence[int] = BOTH_SIDES,
-    perturb: Perturb | None = None,
 ) -> list[Tensor]:
     """Return the losses of all rows, (B,) float64 for each mini-batch, at epsilon along the direction of the
-    same number: of all at the first side, and then of all at the next. `perturb` as in `estimates`."""
+    same number: of all at the first side, and then of all at the next."""
     with torch.inference_mode():
-        measured, along = points(batches, sides), perturb or along_queries(directions)
+        measured, along = points(batches, sides), along_queries(directions)
         log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
     everywhere = [*batches] * len(sides)
     parts = torch.split(log_probs.cpu(), [len(batch.targets) for batch in everywhere])  # the one sync
@@ -206,26 +198,19 @@ def _log_probs(
     return together[order.to(together.device, non_blocking=True)]
 
 
-class _Family(NamedTuple):
-    """Sequences, and what they begin with, read at every point; None if that is not worth it."""
-
-    members: NDArray[np.int64]
-    begun: forward.Begun | None
-
-
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
-) -> Iterator[_Family]:
+) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
     """Yield all sequences: with `in_turns` those of each point, else by what they begin with, such as one
-    prompt of several answers."""
+    prompt of several answers, which is read at every point; None if that is not worth it."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):
-            yield _Family(np.flatnonzero(measured.points == one), None)
+            yield np.flatnonzero(measured.points == one), None
         return
     begun = _begun(loaded, measured, every, epsilon, perturb)
     for members in forward.families(loaded, measured.batch, begun.tokens if begun else 0):
-        yield _Family(members, _begun(loaded, measured, members, epsilon, perturb, begun) or begun)
+        yield members, _begun(loaded, measured, members, epsilon, perturb, begun) or begun
 
 
 def _begun(

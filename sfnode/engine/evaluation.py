@@ -6,12 +6,12 @@ here, too, or the manifest's. What is found of the base model is kept: it does n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from sfnode.engine import line, samples
 from sfnode.engine.generation import complete
-from sfnode.engine.losses import line_rows
-from sfnode.engine.objective import BASE, OWN, KeepGoing, always
+from sfnode.engine.losses import BASE, OWN, KeepGoing, always, line_rows
 from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest.task import PRIOR_ONE
@@ -19,6 +19,18 @@ from sfnode.schema.evaluation import Evaluation, PassAt
 from sfnode.tasks import calibration, dataset, verifying
 from sfnode.tasks.encoding import Prior
 from sfprotocol.seeds import I64
+
+
+@contextmanager
+def _weights(model: TrainableModel, *, base: bool) -> Iterator[bytes]:
+    """Have the base weights within the block, or those as of now, and yield the digest that they go by."""
+    if base:
+        model.restore()
+        with model.weights.at_base():
+            yield BASE
+    else:
+        model.rebuild()
+        yield model.core.digest()
 
 
 def evaluate(
@@ -47,8 +59,7 @@ def evaluate_base(
     key = "evaluation", rows, limit, calibrated
     if key not in model.of_base:
         held = model.run_rows.held_out(rows, limit)
-        model.restore()
-        with model.weights.at_base():
+        with _weights(model, base=True):
             model.of_base[key] = model.objective.evaluate_base(held, keep_going, calibrated=calibrated)
     found: Evaluation = model.of_base[key]
     return found
@@ -76,12 +87,8 @@ def pass_at(model: TrainableModel, limit: int, k: int, count: int, *, base: bool
     verifying.require_rewards(model.manifest.task)
     assert isinstance(model.objective, Rewards)
     held = model.run_rows.held_out("test", limit)
-    model.restore()
-    if base:
-        with model.weights.at_base():
-            return model.objective.pass_at(held, k, count)
-    model.weights.rebuild()
-    return model.objective.pass_at(held, k, count)
+    with _weights(model, base=base):
+        return model.objective.pass_at(held, k, count)
 
 
 def prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
@@ -99,9 +106,8 @@ def named_prior(model: TrainableModel) -> dict[str, float]:
 
 def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
     """Return the same of the base model. Raises as `prior` does."""
-    model.restore()
-    with model.weights.at_base():
-        return model.priors.of(BASE, keep_going)
+    with _weights(model, base=True) as of:
+        return model.priors.of(of, keep_going)
 
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
@@ -111,12 +117,8 @@ def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answ
     Raises UserError DATA_*, and as `prior` does.
     """
     chosen = line_rows(model.manifest.task, model.run_rows.held_out("test").rows)[:rows]
-    model.restore()
-    if base:
-        with model.weights.at_base():
-            return model.objective.answer(chosen, BASE)
-    model.weights.rebuild()
-    return model.objective.answer(chosen, model.core.digest())
+    with _weights(model, base=base) as of:
+        return model.objective.answer(chosen, of)
 
 
 def generate(model: TrainableModel, prompt: str, tokens: int) -> tuple[str, str]:
@@ -125,8 +127,7 @@ def generate(model: TrainableModel, prompt: str, tokens: int) -> tuple[str, str]
 
     Raises UserError BAD_OPTION for a model that classifies.
     """
-    model.restore()
-    with model.weights.at_base():
+    with _weights(model, base=True):
         (base,) = complete(model.loaded, [prompt], tokens)
     (now,) = complete(model.loaded, [prompt], tokens)
     return base, now

@@ -5,6 +5,11 @@ Neither is ever read back into a run.
 An adapter has low-rank factors of what training changed: exact at the rank that the sum has, or truncated to
 another. The sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix
 has rows or columns. They are computed in float64.
+
+The files beside the weights are the base model's own, changed in what has to change. transformers would write
+a configuration as its own version does, and another version may read another model from it (rope_theta of
+version 5 in version 4). The base model's own is what both have always read. One that version 5 has written
+gets the names of version 4, too.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,9 +33,11 @@ from sfnode.engine.destination import new_folder, no_adapter
 from sfnode.engine.model_card import model_card
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest import public_name
-from sfnode.models import exported
-from sfnode.models.targets import Form
+from sfnode.models import files, vetting
+from sfnode.models.targets import Form, PretrainedModel
 from sfnode.schema.history import Provenance
+
+CARD = "README.md"
 
 
 class AdapterFit(NamedTuple):
@@ -133,10 +141,10 @@ def export_model(model: TrainableModel, out: Path, about: Provenance | None = No
         loaded = model.loaded
         loaded.model.save_pretrained(folder)
         labels = list(model.manifest.task.verbalizer.values()) if loaded.classifies else []
-        exported.write_settings(loaded.folder, loaded.model, loaded.tokenizer.pad_token_id, labels, folder)
+        write_settings(loaded.folder, loaded.model, loaded.tokenizer.pad_token_id, labels, folder)
         (folder / using.ABOUT).write_text(using.about(model), encoding="utf-8")
         weights = {file.name: _sha256(file) for file in sorted(folder.glob("*.safetensors"))}
-        _write_card(folder, model_card(model, about, weights=weights))
+        (folder / CARD).write_text(model_card(model, about, weights=weights), encoding="utf-8")
 
 
 def export_lora(
@@ -149,7 +157,9 @@ def export_lora(
     Raises UserError as `export_model` does, and BAD_OPTION when vectors or embeddings were trained, for which
     PEFT's adapters have no such term.
     """
-    _check_linear(model)
+    for site in model.loaded.sites:
+        if site.form not in (Form.LINEAR, Form.CONV1D):
+            raise no_adapter(site.target.name)
     with new_folder(out) as folder:
         found, fit = factors(model, rank)
         names = [target.name for target in model.space.targets]
@@ -161,7 +171,7 @@ def export_lora(
         ranks = {name: len(one.a) for name, one in zip(names, found, strict=True)}
         settings = json.dumps(_adapter_config(model, ranks), indent=2)
         (folder / "adapter_config.json").write_text(settings + "\n", encoding="utf-8")
-        _write_card(folder, model_card(model, about, adapter=fit.in_words))
+        (folder / CARD).write_text(model_card(model, about, adapter=fit.in_words), encoding="utf-8")
     return fit
 
 
@@ -185,19 +195,9 @@ def export(
     return None
 
 
-def _write_card(folder: Path, card: str) -> None:
-    (folder / "README.md").write_text(card, encoding="utf-8")
-
-
 def _sha256(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def _check_linear(model: TrainableModel) -> None:
-    for site in model.loaded.sites:
-        if site.form not in (Form.LINEAR, Form.CONV1D):
-            raise no_adapter(site.target.name)
 
 
 def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str, object]:
@@ -221,3 +221,69 @@ def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str
         "fan_in_fan_out": model.loaded.sites[0].form is Form.CONV1D,
         "target_modules": list(ranks),
     }
+
+
+LEFT_OUT = ("auto_map", "_name_or_path", "num_labels")
+"""Keys of config.json that name code or folders which are not in an export, or the number of `id2label`."""
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+FAST = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""The class of any fast tokenizer, as transformers 5 calls it, and as both versions do."""
+
+
+def write_settings(
+    base: Path, model: PretrainedModel, pad: int | None, labels: Sequence[str], out: Path
+) -> None:
+    """Write the settings and the tokenizer of the model in a folder `base` to the folder `out`.
+
+    `labels`: the names of a classifier's classes; `pad`: the token that the tokenizer pads with. Raises
+    OSError.
+    """
+    _write(out / files.CONFIG, _config(vetting.read(base / files.CONFIG), model, pad, labels))
+    (out / files.GENERATION).unlink(missing_ok=True)
+    if (base / files.GENERATION).is_file() and not labels:
+        _write(out / files.GENERATION, vetting.generation(base))
+    for name in files.TOKENIZER_FILES:
+        if (base / name).is_file():
+            shutil.copyfile(base / name, out / name)
+    if (out / TOKENIZER_CONFIG).is_file():
+        settings = vetting.read(base / TOKENIZER_CONFIG)
+        if (ours := _tokenizer(settings)) != settings:
+            _write(out / TOKENIZER_CONFIG, ours)
+
+
+def _config(
+    settings: dict[str, Any], model: PretrainedModel, pad: int | None, labels: Sequence[str]
+) -> dict[str, Any]:
+    """Return config.json: that of the base, `settings`, for the class and dtype that are written."""
+    if settings.get("model_type") != model.config.model_type:  # of a larger model this is the part for text
+        settings = model.config.to_diff_dict()
+    settings = {key: value for key, value in settings.items() if key not in LEFT_OUT}
+    settings["architectures"] = [type(model).__name__]
+    for key in {"dtype", "torch_dtype"} & settings.keys():
+        settings[key] = str(model.dtype).removeprefix("torch.")
+    if labels:
+        settings["id2label"] = {str(number): name for number, name in enumerate(labels)}
+        settings["label2id"] = {name: number for number, name in enumerate(labels)}
+        if "problem_type" in settings:
+            settings["problem_type"] = "single_label_classification"
+        if hasattr(model, "score"):  # finds by it where a text ends: none that may stand in one
+            settings["pad_token_id"] = pad
+    if added := vetting.older_names(settings, type(model.config)):
+        settings = {key: value for key, value in settings.items() if key != vetting.SAVED_BY} | added
+    return settings
+
+
+def _tokenizer(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer's settings as both versions of transformers read them."""
+    ours = dict(settings)
+    if ours.get("tokenizer_class") == FAST[0]:
+        ours["tokenizer_class"] = FAST[1]
+    if isinstance(ours.get("extra_special_tokens"), list):
+        ours["additional_special_tokens"] = ours.pop("extra_special_tokens")
+    return ours
+
+
+def _write(file: Path, settings: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -161,11 +161,7 @@ class _Decoder:
     """Writes some of the rows: in every call of `advance` a pass over prompts, or one token of each row."""
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        rows: Sequence[AnswerRequest],
-        plan: AnswerPlan,
-        perturb: Perturb | None,
+        self, loaded: LoadedModel, rows: Sequence[AnswerRequest], plan: AnswerPlan, perturb: Perturb | None
     ) -> None:
         self._loaded = replace(loaded, kept=None)  # a text that is being written is a new one at each token
         self._plan = plan

@@ -12,11 +12,11 @@ This module knows a model, bases and encoded rows; it knows neither feeds nor wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,13 +30,13 @@ from sfnode.engine import forward
 from sfnode.engine.core import CHUNK_ENTRIES
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
+from sfnode.models.cuts import instead
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.models.targets import Form, blocks_of
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import UNIT_ONE, RateFrom
-from sfprotocol.messages import RunParameters
-from sfprotocol.seeds import coordinates, stream
+from sfprotocol.seeds import coordinates
 
 F64 = NDArray[np.float64]
 
@@ -55,16 +55,6 @@ they begin with is read once for as many as there is room for. Without it a step
 LOSS_SCALE = 2.0**10
 """Factor of losses in float16, whose least number gradients would be below."""
 
-USUAL_BATCHES, REWARDED_BATCHES = 32, 8
-"""Mini-batches of which the usual norm is the median, and second moments are the mean; those of prompts, to
-which answers are written."""
-
-ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
-"""Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
-
-LIMIT = 2
-"""Limit of a label, in norms of a usual update."""
-
 
 class Gradient(NamedTuple):
     """A mini-batch's gradient by all cells, in the values of the bases, and its loss."""
@@ -77,16 +67,6 @@ class Gradient(NamedTuple):
     def failed(self) -> bool:
         """Whether it is no finite number."""
         return not (math.isfinite(self.loss) and bool(np.isfinite(self.cells).all()))
-
-
-class Measurer(Protocol):
-    """A model with rows (`trainable_model`)."""
-
-    run: RunParameters
-
-    def gradients(self, seeds: Sequence[int], epoch: int) -> list[Gradient]:
-        """Return the gradient of each seed's mini-batch."""
-        ...
 
 
 def gradient(
@@ -134,40 +114,6 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
         if int((scalars**2).sum()) <= rate.limit**2:
             return tuple(scalars.tolist())
         most *= 1 - 2**-8  # rounding has made it longer
-
-
-def usual(
-    model: Measurer,
-    count: int = USUAL_BATCHES,
-    least: int = USUAL_BATCHES // 2 + 1,
-    advance: Callable[[int], None] = lambda done: None,
-) -> F64:
-    """Return the gradients of `count` mini-batches at the model as it is, (n, cells), without those that are
-    0 or no finite number; `advance` is told how many there are so far. Raises as `gradient`, DATA_*, and
-    LOSS_NOT_FINITE if fewer than `least` are left."""
-    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, count).tolist()
-    found: list[F64] = []
-    for done, seed in enumerate(seeds):
-        advance(done)
-        found += [one.cells for one in model.gradients([seed], 0) if not one.failed and one.cells.any()]
-    if len(found) < least:
-        raise UserError(
-            Code.LOSS_NOT_FINITE,
-            "the loss of the base model has no gradient that is a number and not 0",
-            "Compute with --dtype float32 or bfloat16, or take another model.",
-        )
-    return np.stack(found)
-
-
-def numbers_for(norm: float, cells: int, bits: int) -> dict[str, Any]:
-    """Return scalar_delta, scalar_limit and norm_limit of a run with so many cells and scalars of so many
-    bits, in which a usual gradient has this norm: half of the longest that counts."""
-    size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
-    return {
-        "scalar_delta": norm / size,
-        "scalar_limit": (1 << (bits - 1)) - 1,
-        "norm_limit": round(LIMIT * size),
-    }
 
 
 # -- the pass --------------------------------------------------------------------------------------------
@@ -282,22 +228,11 @@ def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: in
     return v.view(blocks, -1, 1) * (u @ gradient).view(blocks, 1, -1)
 
 
-@contextmanager
-def _recomputing(loaded: LoadedModel) -> Iterator[None]:
+def _recomputing(loaded: LoadedModel) -> AbstractContextManager[None]:
     """Keep of each block within the block what enters it alone, and compute the rest again when it is needed
     (gradient checkpointing)."""
-    blocks: list[Any] = blocks_of(loaded.model)
-    own = [vars(block).get("forward") for block in blocks]
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-    try:
-        yield
-    finally:
-        for block, its in zip(blocks, own, strict=True):
-            if its is None:
-                del block.forward
-            else:
-                block.forward = its
+    again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
+    return instead({block: again(block.forward) for block in blocks_of(loaded.model)})
 
 
 @dataclass(slots=True)

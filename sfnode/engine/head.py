@@ -8,29 +8,33 @@ rule is that of `estimator`, which it replaces where a head alone is trained and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from sfnode.engine import forward
 from sfnode.engine.estimator import Estimate, of_pairs, representable
 from sfnode.engine.gradients import Gradient
 from sfnode.engine.losses import EVALUATION_BATCH, Losses
 from sfnode.engine.subspace import Subspace
-from sfnode.engine.whitening import Known, head_gradient
 from sfnode.manifest import Manifest
 from sfnode.models.cuts import HEADS
 from sfnode.models.loader import LoadedModel
-from sfnode.models.perturbation import Directions
 from sfnode.tasks.encoding import Encoded
 
 BLOCK = 1 << 20
 """Outputs that are compared at a time: 4 MiB, of which a processor's cache holds most."""
+
+
+F64 = NDArray[np.float64]
+
+PROJECTED = 1 << 22
+"""Numbers of projected states at a time, 32 MiB."""
 
 
 class HeadRows(NamedTuple):
@@ -40,6 +44,17 @@ class HeadRows(NamedTuple):
     """(rows, features), in the head's dtype."""
     labels: Tensor
     """(rows,) int64."""
+
+
+class Known(NamedTuple):
+    """Rows of which a frozen model's states are known."""
+
+    states: Tensor
+    """(rows, features)."""
+    labels: Tensor
+    """(rows,) int64."""
+    outputs: Tensor
+    """The head's outputs before it is trained, (rows, classes)."""
 
 
 class HeadLosses(Losses):
@@ -53,16 +68,30 @@ class HeadLosses(Losses):
         """All rows that mini-batches are drawn from, once they are needed."""
 
     def estimates(
-        self,
-        space: Subspace,
-        subspace: int,
-        seeds: Sequence[int],
-        batches: Sequence[Any],
-        distance: float,
+        self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
-        """Estimate slopes as `estimates` of this module does. Raises UserError as `encode`."""
-        directions = space.directions(seeds, subspace)
-        return estimates(self._loaded, directions, self._every_row(), batches, distance)
+        """Estimate the derivative of each mini-batch's mean loss along the direction of the same number; all
+        have as many rows. Raises UserError as `encode`."""
+        directions, rows = space.directions(seeds, subspace), self._every_row()
+        (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
+        epsilon = representable(distance, directions)
+        with torch.inference_mode():
+            along = rows.states @ v  # (rows, k)
+            outputs = _outputs(self._loaded, rows, along[:, :live], u[:live])
+            chosen = torch.from_numpy(np.stack(batches)).to(outputs.device)  # (q, B)
+            size = max(1, BLOCK // (chosen.shape[1] * outputs.shape[1]))
+            losses: tuple[list[Tensor], list[Tensor]] = ([], [])
+            for first in range(0, len(chosen), size):
+                some = chosen[first : first + size]
+                queries = torch.arange(first, first + len(some), device=some.device) + live
+                at, labels = outputs[some].float(), rows.labels[some]  # (q, B, classes), (q, B)
+                by = along[some, queries[:, None]].float()[..., None] * u[queries].float()[:, None] * epsilon
+                for side, found in zip((by, -by), losses, strict=True):
+                    found.append(
+                        cross_entropy((at + side).transpose(1, 2), labels, reduction="none").double()
+                    )
+            plus, minus = (torch.cat(found).cpu() for found in losses)
+            return of_pairs([*plus, *minus], epsilon)
 
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
@@ -70,21 +99,23 @@ class HeadLosses(Losses):
         """Return the gradient of the rows with these numbers, as products of their states."""
         every, chosen = self._every_row(), torch.from_numpy(batch)
         rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
-        return self.of_all_drawn(gradient(self._loaded, space.whole(subspace), rows, longest), len(batch))
+        directions = space.whole(subspace)
+        (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
+        with torch.inference_mode():
+            outputs = _outputs(self._loaded, rows, rows.states @ v[:, :live], u[:live])
+            cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:], longest)
+        return self.of_all_drawn(Gradient(cells.ravel(), loss), len(batch))
 
     def _every_row(self) -> HeadRows:
         """Return all rows' states, and tell while they are computed how far it is: it may take minutes."""
         if self._rows is None:
-            self._rows = self._read()
+            self._tell(0)
+            self._rows = rows_of(self._loaded, self.shard.encoded(EVALUATION_BATCH), self._tell)
+            self.reading = None
         return self._rows
 
-    def _read(self) -> HeadRows:
-        found: list[HeadRows] = []
-        for batch in self.shard.encoded(EVALUATION_BATCH):
-            self.reading = sum(len(one.labels) for one in found), self.shard.size
-            found.append(rows_of(self._loaded, [batch]))
-        self.reading = None
-        return HeadRows(*map(torch.cat, zip(*found, strict=True)))
+    def _tell(self, done: int) -> None:
+        self.reading = done, self.shard.size
 
 
 def takes_features(manifest: Manifest) -> bool:
@@ -96,53 +127,36 @@ def takes_features(manifest: Manifest) -> bool:
     return plain and not others and target.name in HEADS
 
 
-def rows_of(loaded: LoadedModel, batches: Sequence[Encoded]) -> HeadRows:
-    """Return the states of rows that come in batches, each with its class; computes those not kept."""
-    states = [forward.states(loaded, batch) for batch in batches]
-    labels = [batch.right.int().argmax(1) for batch in batches]
+def rows_of(
+    loaded: LoadedModel, batches: Iterable[Encoded], advance: Callable[[int], None] = lambda done: None
+) -> HeadRows:
+    """Return the states of rows that come in batches, each with its class; computes those not kept, and tells
+    `advance` of how many there are some."""
+    states, labels, done = [], [], 0
+    for batch in batches:
+        states.append(forward.states(loaded, batch))
+        labels.append(batch.right.int().argmax(1))
+        advance(done := done + len(labels[-1]))
     return HeadRows(torch.cat(states), torch.cat(labels).to(loaded.device))
 
 
-def estimates(
-    loaded: LoadedModel,
-    directions: Directions,
-    rows: HeadRows,
-    drawn: Sequence[NDArray[np.int64]],
-    epsilon: float,
-) -> list[Estimate]:
-    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
+def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) -> tuple[F64, float]:
+    """Return the mean of the rows' gradients by all cells of A, (columns of u, columns of v), and their mean
+    loss, at `rows.outputs`; a row's gradient longer than `longest` is cut to this length.
 
-    `drawn`: the numbers of each mini-batch's rows, as many for all.
+    A row's gradient is an outer product, so its length is known without it.
     """
-    (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
-    epsilon = representable(epsilon, directions)
-    with torch.inference_mode():
-        along = rows.states @ v  # (rows, k)
-        outputs = _outputs(loaded, rows, along[:, :live], u[:live])
-        chosen = torch.from_numpy(np.stack(drawn)).to(outputs.device)  # (q, B)
-        size = max(1, BLOCK // (chosen.shape[1] * outputs.shape[1]))
-        losses: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for first in range(0, len(chosen), size):
-            some = chosen[first : first + size]
-            queries = torch.arange(first, first + len(some), device=some.device) + live
-            at, labels = outputs[some].float(), rows.labels[some]  # (q, B, classes), (q, B)
-            by = along[some, queries[:, None]].float()[..., None] * u[queries].float()[:, None] * epsilon
-            for side, found in zip((by, -by), losses, strict=True):
-                found.append(cross_entropy((at + side).transpose(1, 2), labels, reduction="none").double())
-        plus, minus = (torch.cat(found).cpu() for found in losses)
-        return of_pairs([*plus, *minus], epsilon)
-
-
-def gradient(
-    loaded: LoadedModel, directions: Directions, rows: HeadRows, longest: float = math.inf
-) -> Gradient:
-    """Return the gradient of these rows' mean loss by all cells of the core between these directions;
-    `longest` as for `gradients.gradient`."""
-    (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
-    with torch.inference_mode():
-        outputs = _outputs(loaded, rows, rows.states @ v[:, :live], u[:live])
-        cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:], longest)
-    return Gradient(cells.ravel(), loss)
+    lacking = rows.outputs.double().softmax(1) - one_hot(rows.labels, rows.outputs.shape[1])
+    along = lacking @ u.double()  # (rows, columns of u)
+    total = torch.zeros(u.shape[1], v.shape[1], dtype=torch.float64, device=v.device)
+    size = max(1, PROJECTED // v.shape[1])
+    for first in range(0, len(along), size):
+        some = along[first : first + size]
+        projected = rows.states[first : first + size].double() @ v.double()  # (some, columns of v)
+        lengths = some.norm(dim=1) * projected.norm(dim=1)
+        total += (some * (longest / lengths).clamp_max(1.0)[:, None]).T @ projected
+    loss = cross_entropy(rows.outputs.double(), rows.labels)
+    return (total / len(along)).numpy(force=True), float(loss)
 
 
 def _outputs(loaded: LoadedModel, rows: HeadRows, along: Tensor, u: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loads what a trainer works with: the base model and a node's rows.
+"""Loads what a trainer works with: a device of this machine, the base model and a node's rows.
 
 A model is checked once, when it is loaded: its targets have to be perturbed row by row, and a language model
 has to be causal. A few short sequences go through the model, and one of them is perturbed. That is done in
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.engine.forward import Batch
-from sfnode.errors import UserError
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.models.loader import LoadedModel
@@ -159,3 +159,35 @@ def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def usable_device(name: str) -> torch.device:
+    """Return the device of that name after trying it out. Raises UserError DEVICE."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            Code.DEVICE,
+            f"the device {name!r} cannot be used here: {reason}",
+            "Use --device cpu, or install a torch build that supports the device.",
+        ) from error
+    return device
+
+
+def give_back(device: torch.device) -> None:
+    """Return to the system what torch keeps of a device's memory for later."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
+def no_room(device: torch.device) -> UserError:
+    """Return the error of a model that does not get back onto its device."""
+    return UserError(
+        Code.OUT_OF_MEMORY,
+        f"there is no room for the model on {str(device)!r} any more",
+        "See what else uses its memory. A node that was to go on after a pause tries again by itself.",
+    )

@@ -24,8 +24,7 @@ from sfnode.engine.estimator import Estimate, standing
 from sfnode.engine.forward import Perturb
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate, positions
 from sfnode.engine.gradients import Gradient, along, gradient
-from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES
-from sfnode.engine.objective import OWN, Held, KeepGoing, RowLosses, always, paused
+from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES, OWN, Held, KeepGoing, RowLosses, always, paused
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -214,12 +213,7 @@ class Rewards:
         return slopes
 
     def gradient(
-        self,
-        space: Subspace,
-        subspace: int,
-        seed: int,
-        batch: Sequence[Question],
-        longest: float = math.inf,
+        self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question], longest: float = math.inf
     ) -> Gradient:
         """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are; cut as
         a whole to a length at which another question moves it no farther than if each had `longest`."""

@@ -62,11 +62,16 @@ def answer(
     Raises UserError DATA_MALFORMED for a row that does not fit the model.
     """
     texts = [render_row(task, row) for row in rows]
-    if task.labelled or task.kind == "choice":
+    if chooses(task):
         return _chosen(loaded, task, rows, forward, prior)
     asked = [_asked(loaded, text) for text in texts]
     written = complete(loaded, [prompt for _, prompt, _ in asked], WRITTEN)
     return [shown(beginning, right, said) for (beginning, _, right), said in zip(asked, written, strict=True)]
+
+
+def chooses(task: Task) -> bool:
+    """Return whether the answer is one of several, rather than written."""
+    return task.labelled or task.kind == "choice"
 
 
 def choices(

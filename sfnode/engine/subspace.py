@@ -1,4 +1,6 @@
 """Directions from seeds: the r x r coordinates of every target, and the core that is not yet in its weights.
+They lie between the bases U and V of a subspace: r directions on either side of every target (SPEC R7, R10,
+R12). Everything asks a `Basis` for its matrices and assumes nothing about where they come from.
 
 The bases of the epoch in use are kept as int8, all targets side by side, so that the directions of a step
 are two gathers whatever the number of targets. The part of the core that is not merged into the weights, the
@@ -8,32 +10,160 @@ seeds and bases; it knows neither models nor losses, and of the core only what i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, NamedTuple
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfnode.engine.basis import Basis
+from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Target
+from sfnode.manifest.training import PUBLISHED_UNIT, Training, units_of
+from sfnode.models import bases
 from sfnode.models.perturbation import Directions
-from sfprotocol.seeds import coordinates
+from sfprotocol.decisions import Bases
+from sfprotocol.seeds import BASIS_ONE, MOST_ENTRY, basis_signs, contrasts, coordinates, scaled_signs
+
+_SUBSPACE = attrgetter("subspace")
+
+
+class ComputedBasis:
+    """Basis that everybody computes from counters, so that nothing has to be sent."""
+
+    def __init__(
+        self,
+        sides: Callable[[int, int], tuple[NDArray[np.int8], NDArray[np.int8]]],
+        device: torch.device,
+        unit: float = 1.0,
+        largest: int = 1,
+    ) -> None:
+        """`sides` returns U and V of a subspace and a target; `unit` and `largest` are those of all."""
+        self._sides, self._device, self._unit, self._largest = sides, device, unit, largest
+
+    def units(self, layer: int) -> tuple[float, float]:
+        """Return the values of an entry of 1 of U and of V of one target: powers of two."""
+        return self._unit, self._unit
+
+    def has(self, subspace: int) -> bool:
+        """Return whether the bases of a subspace are on this machine."""
+        return True
+
+    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Return U (out_features, rows of a core) and V (in_features, columns of a core) of one target in one
+        subspace, both int8.
+
+        They are equal to the bit on every node, and have no entry of -128. int8 keeps a cached subspace
+        small; users convert to float.
+        """
+        u, v = self._sides(subspace, layer)
+        return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
+
+    def largest(self, subspace: int, layer: int) -> int:
+        """Return the largest magnitude of an entry of this U times that of V: what bounds their products."""
+        return self._largest
+
+
+class PublishedBasis:
+    """Basis of the `published` kind: from files of a folder that are named by their digests (SPEC R10)."""
+
+    def __init__(self, folder: Path, manifest: Manifest, device: torch.device) -> None:
+        self._folder = folder
+        self._targets, self._columns = manifest.model.parsed_targets(), manifest.basis_columns
+        self._units = [units_of(manifest.training, target) for target in self._targets]
+        self._device = device
+        self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(manifest.training.bases)),)
+        self._read: dict[str, list[bases.Pair]] = {}
+        """The files that were read and found right, mapped into memory, by digest."""
+
+    def units(self, layer: int) -> tuple[float, float]:
+        """Return what `ComputedBasis.units` says."""
+        return self._units[layer]
+
+    def follow(self, published: Sequence[Bases]) -> None:
+        """Take the bases of subspaces from here from now on, ascending from subspace 0 (SPEC O9)."""
+        self._published = tuple(published)
+
+    def digest(self, subspace: int) -> str:
+        """Return the digest of the bases of a subspace, in hex."""
+        return self._published[bisect_right(self._published, subspace, key=_SUBSPACE) - 1].digest.hex()
+
+    def has(self, subspace: int) -> bool:
+        """Return whether the folder has the bases of a subspace."""
+        digest = self.digest(subspace)
+        return digest in self._read or bases.path_in(self._folder, digest).is_file()
+
+    def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Return U and V as `ComputedBasis.matrices` says. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+        u, v = self._pairs(subspace)[layer]
+        return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
+
+    def largest(self, subspace: int, layer: int) -> int:
+        """Return what `ComputedBasis.largest` says. Raises as `matrices`."""
+        return self._pairs(subspace)[layer].largest
+
+    def _pairs(self, subspace: int) -> list[bases.Pair]:
+        digest = self.digest(subspace)
+        if digest not in self._read:
+            file = bases.path_in(self._folder, digest)
+            if not file.is_file():
+                raise bases.missing(f"the published bases {digest[:16]}... are not here")
+            self._read[digest] = bases.read(file, self._targets, self._columns, digest)
+        return self._read[digest]
+
+
+Basis = ComputedBasis | PublishedBasis
+"""A kind of basis; the manifest's `training.basis` names the kind."""
+
+
+def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: torch.device) -> ComputedBasis:
+    """Return the basis of the `random` kind: entries +1 or -1 from counters (SPEC R7)."""
+
+    def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        sizes = {"U": targets[layer].out_features, "V": targets[layer].in_features}
+        u, v = (basis_signs(run_id, subspace, layer, side, size, rank) for side, size in sizes.items())
+        return u, v
+
+    return ComputedBasis(sides, device)
+
+
+def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
+    """Return the basis of the `features` kind, of a linear head: contrasts of classes, and random signs on
+    features of which the run knows scale and mean (SPEC R12)."""
+    scales, means = np.array(numbers.scales_and_means(), np.int64).T
+
+    def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        return (
+            contrasts(run_id, subspace, layer, head.out_features, numbers.rank),
+            scaled_signs(run_id, subspace, layer, scales, means, numbers.rank),
+        )
+
+    return ComputedBasis(sides, device, PUBLISHED_UNIT, BASIS_ONE * MOST_ENTRY)
+
+
+def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> Basis:
+    """Return the bases of a run; published ones are in files of `folder`."""
+    targets, numbers = manifest.model.parsed_targets(), manifest.training
+    if numbers.bases:
+        return PublishedBasis(folder or Path(), manifest, device)
+    if numbers.features:
+        return features_basis(manifest.run_id, targets[0], numbers, device)
+    return random_basis(manifest.run_id, targets, numbers.rank, device)
+
 
 CACHED_EPOCHS = 2
 """The current epoch, and the one before it or the next: at rank 32 each is about 1 % of a bf16 model."""
 
 
-class BasisColumns(NamedTuple):
-    """The bases of one epoch, all targets side by side and one direction per row; int8."""
-
-    u: Tensor
-    """(rows of a core, sum of out_features)."""
-    v: Tensor
-    """(columns of a core, sum of in_features)."""
+Columns = tuple[Tensor, Tensor]
+"""The bases of one epoch, all targets side by side and one direction per row, both int8: (rows of a core, sum
+of out_features) and (columns of a core, sum of in_features)."""
 
 
 class Subspace:
@@ -63,8 +193,8 @@ class Subspace:
         self._in = [target.in_features for target in targets]
         self._layer_of_out = _owners(self._out).to(device)  # (sum out,)
         self._layer_of_in = _owners(self._in).to(device)  # (sum in,)
-        self._cache: OrderedDict[int, BasisColumns] = OrderedDict()
-        self._coming: dict[int, Future[BasisColumns]] = {}
+        self._cache: OrderedDict[int, Columns] = OrderedDict()
+        self._coming: dict[int, Future[Columns]] = {}
         self.live = min(columns) if live_core else 0
         """Columns of the live core."""
         self._u, self._v = self._allocated(0, 0)
@@ -77,10 +207,10 @@ class Subspace:
         """
         self._make_room(len(seeds), len(seeds))
         row, column, sign = coordinates(np.array(seeds, np.uint64), len(self.targets), self.columns_of[0])
-        columns, live = self.columns(epoch), self.live
-        u = columns.u.gather(0, self._spread(row, self._out, self._layer_of_out))  # (q, sum out)
+        (of_u, of_v), live = self.columns(epoch), self.live
+        u = of_u.gather(0, self._spread(row, self._out, self._layer_of_out))  # (q, sum out)
         u *= self._spread(sign.astype(np.int8), self._out, self._layer_of_out)
-        v = columns.v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
+        v = of_v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
         self._u[:, live:] = u.t()
         self._v[:, live:] = v.t()
         unit, _ = self.units[0]  # of all targets: first-order runs have no directions
@@ -101,9 +231,9 @@ class Subspace:
 
         They lie in memory that the next call overwrites.
         """
-        columns, live = self.columns(epoch), self.live
+        (all_u, all_v), live = self.columns(epoch), self.live
         self._make_room(*self.columns_of)
-        self._u[:, live:], self._v[:, live:] = columns.u.t(), columns.v.t()
+        self._u[:, live:], self._v[:, live:] = all_u.t(), all_v.t()
         u, v = torch.split(self._u, self._out), torch.split(self._v, self._in)
         for left, right, (of_u, of_v) in zip(u, v, self.units, strict=True):
             left[:, live:] *= of_u
@@ -125,10 +255,10 @@ class Subspace:
         self._u, self._v = self._u.to(device), self._v.to(device)
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
         self._coming.clear()
-        for epoch, columns in list(self._cache.items()):
-            self._cache[epoch] = BasisColumns(columns.u.to(device), columns.v.to(device))
+        for epoch, (u, v) in list(self._cache.items()):
+            self._cache[epoch] = u.to(device), v.to(device)
 
-    def columns(self, epoch: int) -> BasisColumns:
+    def columns(self, epoch: int) -> Columns:
         """Return the bases of an epoch; the CACHED_EPOCHS that were used last are kept."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
@@ -154,14 +284,13 @@ class Subspace:
         if epoch not in self._cache:
             u, v = self.basis.matrices(epoch, layer)
             return u.to(self.device), v.to(self.device)
-        columns = self._cache[epoch]
-        u, v = torch.split(columns.u, self._out, 1)[layer], torch.split(columns.v, self._in, 1)[layer]
-        return u.t(), v.t()
+        u, v = self._cache[epoch]
+        return torch.split(u, self._out, 1)[layer].t(), torch.split(v, self._in, 1)[layer].t()
 
-    def _made(self, epoch: int) -> BasisColumns:
+    def _made(self, epoch: int) -> Columns:
         pairs = [self.basis.matrices(epoch, layer) for layer in range(len(self.targets))]
         u, v = (torch.cat([side.t() for side in sides], 1) for sides in zip(*pairs, strict=True))
-        return BasisColumns(u.to(self.device), v.to(self.device))
+        return u.to(self.device), v.to(self.device)
 
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).

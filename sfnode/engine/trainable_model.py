@@ -2,43 +2,83 @@
 
 Synchronous, and for one thread but for `mini_batches`. It knows nothing of peers: what comes through `apply`
 may be anybody's, and what `step` returns changes nothing here until it is applied. What else is asked of a
-model are functions over it: `evaluation`, `line`, `slopes`, `step_size`, `probe`, `drift`, `making_bases`,
-`export`.
+model are functions over it: `evaluation`, `line`, `probe`, `drift`, `making_bases`, `export`.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.engine.devices import Offloading, usable_device
 from sfnode.engine.estimator import Estimate, LocalNoise, quantise
 from sfnode.engine.gradients import Gradient, quantised
 from sfnode.engine.head import HeadLosses, takes_features
-from sfnode.engine.loading import load_model, training_rows
-from sfnode.engine.losses import Losses, Priors
+from sfnode.engine.loading import give_back, load_model, no_room, training_rows, usable_device
+from sfnode.engine.losses import Losses, Priors, RunRows
 from sfnode.engine.merging import Decay, MergedWeights
-from sfnode.engine.objective import RunRows
-from sfnode.engine.prefetching import MiniBatches
 from sfnode.engine.reward_objective import Rewards
-from sfnode.engine.subspace import Subspace
+from sfnode.engine.subspace import PublishedBasis, Subspace, basis_of
 from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.tasks import dataset
 from sfnode.tasks.public_files import NOWHERE, Places
 from sfprotocol.decisions import RATE_ONE, Bases, RateFrom
+from sfprotocol.fields import Values
 from sfprotocol.seeds import I64
-from sfprotocol.values import Values
+
+PREPARED_STEPS = 4
+"""Steps whose mini-batches are kept ready; those of steps that are never taken make room."""
+
+Draw = Callable[[int], Any]
+"""Encodes the mini-batch that a seed draws; called from several threads."""
+
+
+class MiniBatches:
+    """Draws and encodes mini-batches, ahead of time where a step was announced; any thread may call it."""
+
+    def __init__(self, draw: Draw, executor: Executor, together: int = 1) -> None:
+        """`together` consecutive seeds of a step share the mini-batch that the first of them draws."""
+        self._draw = draw
+        self._together = together
+        self._executor = executor
+        self._lock = Lock()
+        self._prepared: OrderedDict[int, Future[Any]] = OrderedDict()
+        """Mini-batches by the seeds that draw them: whoever takes a step may take it in pieces."""
+        self._largest = 0
+        """Mini-batches of the largest step that was prepared."""
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Have the mini-batches of a coming step encoded meanwhile; returns at once."""
+        drawing = seeds[:: self._together]
+        with self._lock:
+            self._largest = max(self._largest, len(drawing))
+            for seed in drawing:
+                self._prepared[seed] = self._executor.submit(self._draw, seed)
+            while len(self._prepared) > PREPARED_STEPS * self._largest:
+                self._prepared.popitem(last=False)
+
+    def take(self, seeds: Sequence[int]) -> list[Any]:
+        """Return the mini-batch of each seed, waiting for those that are being prepared."""
+        drawing = seeds[:: self._together]
+        with self._lock:
+            prepared = [self._prepared.pop(seed, None) for seed in drawing]
+        drawn = [
+            self._draw(seed) if coming is None else coming.result()
+            for seed, coming in zip(drawing, prepared, strict=True)
+        ]
+        return [batch for batch in drawn for _ in range(self._together)]
+
 
 THREADS = torch.get_num_threads()
 """CPU threads that torch uses unless told otherwise."""
@@ -76,7 +116,7 @@ class TrainableModel:
         """`public`: the run's public training rows, if they were read already; `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.mini_batches`),
         and `noise` what is measured on them. `places` is where the run's data may be. `core` is
-        that of the trainer of which this one is a replica (`engine.replicas`)."""
+        that of the trainer of which this one is a replica (`engine.trainer`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -95,7 +135,7 @@ class TrainableModel:
         self.weights = MergedWeights(
             loaded, self.space, self.core, self.scale, time.monotonic, self.decay, prompt=prompt
         )
-        self._offloading = Offloading(loaded, self.space)
+        self._offloaded = False
         self._ahead = ThreadPoolExecutor(2, "ahead")  # starts a thread only when there is work for it
         self._noise = noise
         self.rows = rows
@@ -112,7 +152,7 @@ class TrainableModel:
         self.of_base: dict[Hashable, Any] = {}
         """Things that measurements keep of the base model, which does not change."""
         self.judged: dict[int, NDArray[np.float64]] = {}
-        """Gradients on validation rows by which updates were judged (`slopes.Slopes.added_to`)."""
+        """Gradients on validation rows by which updates were judged (`line.Slopes.added_to`)."""
         self.odds = self.objective.odds if rows else (0, 0)
         """Rows that a mini-batch draws, and of how many."""
         self.mini_batch: Callable[[int], Any] = self.objective.mini_batch
@@ -275,12 +315,32 @@ class TrainableModel:
         return subspace
 
     def offload(self) -> None:
-        """Move the model to main memory until it is needed again, which restores it by itself."""
-        self._offloading.offload()
+        """Move the model and its bases to main memory until they are needed again, which restores them by
+        itself, and give the device's memory back to the system: a pause leaves it to other programs."""
+        if not self._offloaded:
+            self._offloaded = True
+            self._move_away()
 
     def restore(self) -> None:
-        """Move the model back to its device, every bit as it was. Raises as `Offloading.restore`."""
-        self._offloading.restore()
+        """Move the model back to its device, every bit as it was.
+
+        Raises UserError OUT_OF_MEMORY, and it stays offloaded, if there is no room for it.
+        """
+        if self._offloaded:
+            try:
+                self._move(self.loaded.device)
+            except torch.OutOfMemoryError as error:
+                self._move_away()
+                raise no_room(self.loaded.device) from error
+            self._offloaded = False
+
+    def _move_away(self) -> None:
+        self._move(torch.device("cpu"))
+        give_back(self.loaded.device)
+
+    def _move(self, device: torch.device) -> None:
+        self.loaded.model.to(device)
+        self.space.move(device)
 
     def rebuild(self, newest: int | None = None) -> None:
         """Have the model on its device, with the weights as of now. Raises as `restore`, and as

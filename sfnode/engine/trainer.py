@@ -1,12 +1,38 @@
-"""The trainer of a library and of a node: a model with its core, and what is asked of it as methods."""
+"""The trainer of a library and of a node: a model with its core, and what is asked of it as methods; and one
+with replicas on several devices of one machine that measure one step together (data parallelism).
+
+A replica has weights and bases of its own; cores, rows and mini-batches are those of the first one, which
+also does everything that is not a step: evaluations, exports, searches. A step is cut into batches of
+consecutive seeds, each measured in one batched forward pass on one device, so that a scalar depends on its
+batch alone and not on who measured it. Updates are applied between two steps, when no device computes.
+
+A device that fails computes nothing any more until the model has been offloaded for a pause; the others
+measure what it leaves, and go on. Without the first one there are no evaluations either: then a step raises.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any, Self
 
-from sfnode.engine import drift, evaluation, export, line, making_bases, probe, slopes
-from sfnode.engine.trainable_model import TrainableModel
+import torch
+
+from sfnode.engine import drift, evaluation, export, line, making_bases, probe
+from sfnode.engine.core import UpdateBatch
+from sfnode.engine.estimator import LocalNoise
+from sfnode.engine.loading import load_model, usable_device
+from sfnode.engine.trainable_model import THREADS, StepResult, TrainableModel
+from sfnode.errors import Code, UserError
+from sfnode.logging import log
 from sfnode.manifest import Manifest
+from sfprotocol.decisions import Bases, RateFrom
+from sfprotocol.seeds import I64
 
 
 class Trainer(TrainableModel):
@@ -24,7 +50,7 @@ class Trainer(TrainableModel):
     generate = evaluation.generate
     read_test_rows = evaluation.read_test_rows
     search = line.search
-    shares = slopes.shares_towards
+    shares = line.shares_towards
     baselines = probe.baselines
     probe = probe.probe
     drift = drift.drift
@@ -34,3 +60,292 @@ class Trainer(TrainableModel):
     def like(self, manifest: Manifest, bases: Path | None) -> Trainer:
         """Return a trainer on the same model and rows for a manifest with other numbers, or bases."""
         return Trainer(manifest, self.loaded, self.rows, bases=bases, places=self.run_rows.places)
+
+
+MEMORY = 8
+"""Batches over which the time of an update is averaged, about: mini-batches differ in length."""
+
+FORGET = 256
+"""Steps after which a device that is too slow to get a batch counts as twice as fast, so that it is tried
+again: one of two that is 50 times as slow in every 768th step, which costs less than 1 % of the time."""
+
+
+@dataclass(slots=True)
+class Replica:
+    """A device that takes part in steps. Any thread may read it."""
+
+    name: str
+    """Name of the device, with a number where several have the same."""
+    trainer: Trainer
+    thread: ThreadPoolExecutor | None
+    """The one thread that computes on it; None for the first one, on which the engine's thread does."""
+    updates: int = 0
+    """Updates that it has measured."""
+    nanoseconds: int = 0
+    """Time that an update takes, averaged; 0 before the first one."""
+    idle: int = 0
+    """Steps since it had a batch."""
+    fault: UserError | None = None
+    """Reason why it computes nothing now; the first one has none, without which nothing goes on."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Time that an update takes; None before the first one."""
+        return self.nanoseconds / 1e9 or None
+
+    def measure(
+        self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
+    ) -> dict[int, StepResult]:
+        """Measure batches of seeds, given by their numbers, one after another; return the results of those
+        that came before a fault of the device.
+
+        Raises what is not the device's fault, and any fault of the first device.
+        """
+        found = {}
+        for number, seeds in batches.items():
+            begun = time.monotonic_ns()
+            try:
+                found[number] = Trainer.step(self.trainer, seeds, epoch, rate)
+            except Exception as error:
+                self._fail(error)
+                break
+            self.updates += len(seeds)
+            taken = (time.monotonic_ns() - begun) // len(seeds)
+            known = self.nanoseconds or taken
+            self.nanoseconds = known + (taken - known) // MEMORY
+        return found
+
+    def _fail(self, error: Exception) -> None:
+        """Take the device out, if the error is its fault and others remain; else raise."""
+        fault = fault_of(self.name, error)
+        if fault is None:
+            raise error
+        log.debug("a step on %s has failed", self.name, exc_info=error)
+        if self.thread is None:
+            raise fault from (None if fault is error else error)
+        self.trainer.weights.renew()  # it may have failed in the middle of a change
+        self.fault = fault
+
+
+class ReplicatedTrainer(Trainer):
+    """A trainer whose steps are measured on several devices; itself the first of the replicas.
+
+    `load_on` makes one, or `spread` of one that is made.
+    """
+
+    devices: tuple[Replica, ...]
+    _batch: int
+    """Seeds that are measured in one batched forward pass; those of whole groups."""
+
+    @classmethod
+    def load_on(cls, devices: Sequence[str], manifest: Manifest, *, batch: int, **options: Any) -> Self:
+        """Load the base model on each of `devices`, and the training rows; `options` as for `Trainer.load`.
+
+        `batch` as for `spread`. Raises UserError MODEL_*, DATA_* or DEVICE.
+        """
+        first, *_ = [usable_device(device) for device in devices]
+        _make_current(first)
+        trainer = cls.load(manifest, device=devices[0], **options)
+        shared = {"model_override", "dtype", "bases", "noise"} & options.keys()
+        trainer.spread(devices, batch, **{name: options[name] for name in shared})
+        return trainer
+
+    def spread(
+        self,
+        devices: Sequence[str],
+        batch: int,
+        model_override: Path | None = None,
+        dtype: str = "float32",
+        bases: Path | None = None,
+        noise: LocalNoise | None = None,
+    ) -> None:
+        """Load the replicas of this trainer, which is on the first of these devices; once.
+
+        `batch` seeds, those of whole groups, are measured in one batched forward pass. Raises UserError
+        MODEL_* or DEVICE.
+        """
+
+        def replica(name: str, device: torch.device) -> Replica:
+            thread = ThreadPoolExecutor(1, f"device {name}", _make_current, (device,))
+            loaded = thread.submit(load_model, self.manifest, model_override, device, dtype).result()
+            other = Trainer(self.manifest, loaded, [], bases=bases, noise=noise, core=self.core)
+            other.mini_batches = self.mini_batches
+            other.odds = other.objective.odds = self.odds
+            return Replica(name, other, thread)
+
+        own, *others = names(devices)
+        on = [usable_device(device) for device in devices[1:]]
+        self.devices = (Replica(own, self, None), *map(replica, others, on))
+        self._batch = batch
+        self.use_threads(torch.get_num_threads(), None)
+
+    @property
+    def _others(self) -> tuple[Replica, ...]:
+        return self.devices[1:]
+
+    def close(self) -> None:
+        """End the threads; no step may follow."""
+        super().close()
+        for other in self._others:
+            if other.thread:
+                other.thread.shutdown()
+            other.trainer.close()
+
+    def begin(self, cores: Mapping[int, I64]) -> None:
+        """Begin with the cores of a checkpoint, as `Trainer.begin`."""
+        self.weights.begin(cores, *(other.trainer.weights for other in self._others))
+
+    def use_bases(self, published: Sequence[Bases]) -> None:
+        """Take the published bases, as `Trainer.use_bases`."""
+        super().use_bases(published)
+        for other in self._others:
+            other.trainer.use_bases(published)
+
+    def apply(self, batch: UpdateBatch) -> None:
+        """Add updates, as `Trainer.apply`: to the core once, to the weights of each replica."""
+        self.weights.add(batch, *(other.trainer.weights for other in self._others))
+
+    def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
+        """Measure one update per seed, as `Trainer.step`, on all devices.
+
+        Raises as `Trainer.step`, and UserError OUT_OF_MEMORY or DEVICE if the first device fails.
+        """
+        batches = self.cut(seeds)
+        found: dict[int, StepResult] = {}
+        while left := {number: batch for number, batch in batches.items() if number not in found}:
+            found |= self._measured(left, epoch, rate)
+        return _joined([found[number] for number in batches])
+
+    def cut(self, seeds: Sequence[int]) -> dict[int, Sequence[int]]:
+        """Return the batches of a step by number; a single device has nothing to divide."""
+        size = self._batch if self._others else len(seeds)
+        return {
+            number: seeds[start : start + size] for number, start in enumerate(range(0, len(seeds), size))
+        }
+
+    def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
+        """Measure updates with exactly the updates applied that there are, as `Trainer.recompute`."""
+        for replica in self.devices:
+            replica.trainer.restore()
+            replica.trainer.weights.rebuild()
+        return self.step(seeds, epoch, rate)
+
+    def offload(self) -> None:
+        """Move all replicas to main memory, each until its next step; afterwards every device is tried
+        again."""
+        super().offload()
+        for other in self._others:
+            try:
+                other.trainer.offload()
+            except RuntimeError as error:  # of a device that is beyond help, too
+                other.fault = fault_of(other.name, error)
+            else:
+                other.fault = None
+
+    def use_threads(self, count: int | None, most: int | None) -> None:
+        """Compute with so many CPU threads in all, as `Trainer.use_threads`, shared by those replicas that
+        are on a CPU."""
+        share = self.share(count or min(THREADS, most or THREADS))
+        super().use_threads(share, None)
+        for other in self._others:
+            if other.thread:
+                other.thread.submit(torch.set_num_threads, share).result()
+
+    def share(self, threads: int) -> int:
+        """Return the number of threads of each replica, if there are so many in all."""
+        on_cpu = sum(replica.trainer.loaded.device.type == "cpu" for replica in self.devices)
+        return max(1, threads // max(1, on_cpu))
+
+    def _measured(
+        self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
+    ) -> dict[int, StepResult]:
+        """Measure batches on the devices that work; leave those out at which one has failed.
+
+        Returns when no device computes any more. Raises what is no device's fault.
+        """
+        working = [replica for replica in self.devices if replica.fault is None]
+        own, *shares = _shares(batches, working)
+        running = [
+            replica.thread.submit(replica.measure, share, epoch, rate)
+            for replica, share in zip(working[1:], shares, strict=True)
+            if replica.thread and share
+        ]
+        try:
+            found = self.devices[0].measure(own, epoch, rate)
+        finally:
+            wait(running)
+        for one in running:
+            found |= one.result()
+        return found
+
+
+def _make_current(device: torch.device) -> None:
+    """Make a GPU that of this thread: libraries for quantised weights launch their kernels there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def names(devices: Sequence[str]) -> list[str]:
+    """Return names for devices, of which no two are alike: those that are, with numbers from 1."""
+    return [
+        f"{device} {devices[: number + 1].count(device)}" if devices.count(device) > 1 else device
+        for number, device in enumerate(devices)
+    ]
+
+
+def divide(batches: int, costs: Sequence[int]) -> list[int]:
+    """Return how many of so many equal batches each device takes, each of which costs it so much time; 0 if
+    that is unknown yet.
+
+    One after another goes to the device that is done with it first, of equals to the first one.
+    """
+    usual = max(costs) or 1
+    costs = [cost or usual for cost in costs]
+    taken = [0] * len(costs)
+    for _ in range(batches):
+        first = min(range(len(costs)), key=lambda device: (taken[device] + 1) * costs[device])
+        taken[first] += 1
+    return taken
+
+
+def _shares(
+    batches: Mapping[int, Sequence[int]], working: Sequence[Replica]
+) -> list[dict[int, Sequence[int]]]:
+    """Return the batches that each device measures: consecutive ones."""
+    counts = divide(len(batches), [one.nanoseconds >> one.idle // FORGET for one in working])
+    for replica, count in zip(working, counts, strict=True):
+        replica.idle = 0 if count else replica.idle + 1
+    inner = list(batches.items())
+    return [dict(inner[start:stop]) for start, stop in pairwise(accumulate(counts, initial=0))]
+
+
+def _joined(results: Sequence[StepResult]) -> StepResult:
+    """Return the results of a step's batches as one."""
+    scalars = tuple(scalar for result in results for scalar in result.scalars)
+    failed = sum(result.failed for result in results)
+    weights = [len(result.scalars) - result.failed for result in results]
+    losses = [result.loss * weight for result, weight in zip(results, weights, strict=True) if weight]
+    return StepResult(scalars, sum(losses) / sum(weights) if losses else math.nan, failed)
+
+
+def fault_of(name: str, error: Exception) -> UserError | None:
+    """Return what to say of a device on which a step or a question has failed so; None if that is not the
+    device's fault."""
+    if isinstance(error, UserError):
+        return error if error.code is Code.OUT_OF_MEMORY else None
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+        return UserError(
+            Code.OUT_OF_MEMORY,
+            f"the device {name!r} has not enough memory",
+            "Take fewer queries (`--set node.queries=COUNT`) or a narrower --dtype, or close other programs "
+            "that use its memory; `sfnode pause` and `sfnode resume` try it again.",
+        )
+    if not isinstance(error, RuntimeError):
+        return None
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return UserError(
+        Code.DEVICE,
+        f"the device {name!r} has failed: {reason}",
+        "`sfnode pause` and `sfnode resume` try it again. If that does not help, start the node again, "
+        "without this device, or restart the machine; with --log-level debug the log says where it failed.",
+    )

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sfnode.engine.devices import usable_device
 from sfnode.engine.evaluation import prior
 from sfnode.engine.generation import complete, positions
+from sfnode.engine.loading import usable_device
 from sfnode.engine.losses import EVALUATION_BATCH, scorer
-from sfnode.engine.samples import Preference, choices
+from sfnode.engine.samples import Preference, choices, chooses
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
@@ -59,11 +59,6 @@ class ModelInUse(NamedTuple):
 def most_tokens(loaded: LoadedModel, task: Task, wanted: int = TOKENS) -> int:
     """Return how many tokens an answer has at most: half of what the model can read is left for the text."""
     return min(wanted, task.answer_tokens or wanted, max(1, positions(loaded) // 2))
-
-
-def chooses(task: Task) -> bool:
-    """Return whether the answer is one of several, rather than written."""
-    return task.labelled or task.kind == "choice"
 
 
 def asked(task: Task) -> Task:

@@ -2,6 +2,9 @@
 
 Reads and changes nothing; its node may be running. States are cores, of which one is taken to another by what
 counts differently, so that a walk through all seals reads the log about once.
+
+The difference between two seals follows from cores and bases alone: neither the base model nor data are
+needed, and no matrix is made.
 """
 
 from __future__ import annotations
@@ -16,15 +19,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from sfnode.engine import drift, line
-from sfnode.engine.basis import PublishedBasis, basis_of
 from sfnode.engine.core import Core
 from sfnode.engine.merging import Decay
-from sfnode.engine.subspace import Subspace
+from sfnode.engine.subspace import PublishedBasis, Subspace, basis_of
 from sfnode.engine.trainable_model import scale_of
+from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
 from sfnode.organising.evaluation.evidence import MembersEvidence, parts_of
-from sfnode.organising.reporting.run_history import RunHistory, parts
+from sfnode.organising.reporting.run_history import RunHistory, name_of, parts
 from sfnode.schema import history as told
 from sfnode.store import checkpoint
 from sfnode.store.checkout import Checkout, advance, at_seal, whole
@@ -32,7 +35,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew, kept_control
 from sfprotocol import decisions
-from sfprotocol.counting import Counting
+from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Part, Recount, Seal, Worth
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Entry, Feed, Succession
@@ -55,7 +58,7 @@ def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
         return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
     kept, counting = kept_control(update_log), machine.organised.counting
     successions = (message for message in kept.authority if isinstance(message, Succession))
-    decided = RunHistory(machine.run, machine.cards.names()).follow(kept.entries)
+    decided = RunHistory(machine.run, machine.cards.names(), manifest.training).follow(kept.entries)
     entries = decided.entries(successions, update_log.arrivals())
     open_updates = sum(
         counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
@@ -63,6 +66,40 @@ def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
     waiting = open_updates + machine.organised.unnamed
     return _history(
         *(manifest, counting.sealed, counting.counted, waiting, counting.complete, counting.budget, entries)
+    )
+
+
+def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
+    """Return what became of a member's work, and why, by the decisions in a log; `whom` is its number, the
+    name that it gives itself, or how its key begins.
+
+    Raises UserError RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless it is one member.
+    """
+    if manifest.parameters().organised is None:
+        raise UserError(
+            Code.RUN_IS_OPEN, "in an open run nobody judges work: all of it counts", "Leave out --why."
+        )
+    machine = settled(manifest.parameters(), update_log)
+    history = RunHistory(machine.run, machine.cards.names(), manifest.training).follow(update_log.control())
+    members = list(enumerate(history.counting.members))
+    ways: list[Callable[[int, bytes], bool]] = [
+        lambda number, _: whom == str(number),
+        lambda _, origin: whom == name_of(origin, history.names),
+        lambda _, origin: origin.hex().startswith(whom.lower()),
+    ]
+    matches = ([(n, one) for n, one in members if is_meant(n, one.origin)] for is_meant in ways)
+    found = next(filter(None, matches), [])
+    if len(found) != 1:
+        what = f"--why: {len(found)} of {len(members)} members are {whom!r}"
+        raise UserError(Code.BAD_OPTION, what, "`sfnode leaderboard --details` lists names and keys.")
+    ((number, member),) = found
+    return told.WhyResult(
+        run_id=manifest.run_id.hex(),
+        member=number,
+        origin=member.origin.hex(),
+        name=name_of(member.origin, history.names),
+        revoked=None if member.revoked == NEVER else member.revoked,
+        verdicts=history.verdicts_on(number),
     )
 
 
@@ -180,9 +217,7 @@ class Past:
         return counts
 
 
-# Difference between two seals of a run: whose updates, and by how much each matrix has changed.
-#
-# From cores and bases alone: neither the base model nor data are needed, and no matrix is made.
+# -- the difference between two seals ------------------------------------------------------------------
 
 
 def diff(past: Past, before: int, after: int, bases: Path) -> told.DiffResult:
@@ -224,9 +259,10 @@ def subspace_of(past: Past, bases: Path) -> Subspace:
     return Subspace(basis, past.manifest.model.parsed_targets(), past.manifest.basis_columns, cpu)
 
 
+# -- figures that are measured anew --------------------------------------------------------------------
+
 # Worths of members by figures that are measured anew, beside those of the organiser (SPEC O16): for runs
 # whose validation rows everybody has.
-
 TOLERANCE = 0.05
 """Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
 a real run; number formats differ, but bfloat16 and float32 were not compared in one."""

@@ -39,6 +39,7 @@ from sfnode.manifest.task import ANSWERS, READING, Task
 from sfnode.manifest.training import Training
 from sfnode.printable import command, read_toml, size_text
 from sfprotocol.decisions import RATE_ONE
+from sfprotocol.fields import text_fault
 from sfprotocol.messages import (
     ELECTED_TERMS,
     MAX_UPDATE_BYTES,
@@ -47,7 +48,6 @@ from sfprotocol.messages import (
     Authority,
     RunParameters,
 )
-from sfprotocol.names import fault
 
 MAX_MANIFEST_BYTES = 192 * 1024
 """Size limit of an encoded manifest: it fits one frame, and the targets of a 7B model take 20 KiB."""
@@ -124,7 +124,7 @@ class Manifest(Section):
     @field_validator("description")
     @classmethod
     def _readable(cls, value: str) -> str:
-        if problem := fault(value, MAX_DESCRIPTION):
+        if problem := text_fault(value, MAX_DESCRIPTION):
             raise ValueError(problem)
         return value
 

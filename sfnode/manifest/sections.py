@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from sfnode.errors import Code, UserError
 from sfprotocol.signing import sound
 
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -128,7 +130,7 @@ class Parent(Section):
     """The state of another run that a base model is (SPEC M7)."""
 
     run_id: Hex32
-    epoch: int = Field(ge=0, lt=MAX_EPOCHS)
+    epoch: int = Field(ge=0, lt=(1 << 32) - 1)
     """Epoch of the seal."""
     digest: Hex32
     """Core digest of what counted when it was sealed."""
@@ -225,3 +227,20 @@ class OrganisedSection(Section):
         if not self.organiser and chosen != ((), 0, 1, False):
             raise ValueError("an open run has no organiser, and none of what comes with one")
         return self
+
+
+LONGEST_NAME = 60
+"""Characters of a name that is made; the manifest has up to 64."""
+
+
+def run_name(said: str, usual: str = "") -> str:
+    """Return a name for a run as near to what somebody calls it as names can be: `Support Tickets` is
+    `Support-Tickets`. Raises UserError BAD_OPTION if nothing is left, and there is no usual one."""
+    plain = normalize("NFKD", said.replace("ß", "ss")).encode("ascii", "ignore").decode()
+    if name := re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:LONGEST_NAME] or usual:
+        return name
+    raise UserError(
+        Code.BAD_OPTION,
+        f"{said!r} is no name of a run",
+        "Give it one of the letters a to z and digits; its description may have any others.",
+    )

@@ -9,9 +9,9 @@ that leaves all the rest as it was is tried once, on the model itself: no list o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,42 +31,29 @@ Run = Callable[[], Tensor]
 """Runs the whole model on some texts, and returns its outputs."""
 
 
-class ModelCut(Protocol):
-    """A cut through a model."""
-
-    name: str
-    """Name that tells it from the other cuts of a model; fit for a file's."""
-    features: int
-
-    def rows(self, tokens: int) -> int:
-        """Return how many rows of features a text of so many tokens is at the cut."""
-
-    def states(self, run: Run) -> Tensor:
-        """Return what passes the cut, (texts, rows, features), when `run` runs the model, and no more of it
-        than need be."""
-
-    def outputs(self, states: Tensor, run: Run) -> Tensor:
-        """Return what `run` returns, with these states, (texts, rows, features), at the cut and nothing
-        computed below it, and with whatever perturbation is being applied."""
-
-
 class Head:
     """The cut before a linear head whose outputs are the model's."""
 
     name = "head-by-mask"
+    """Name that tells it from the other cuts of a model; fit for a file's."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self.features: int = module.in_features
 
     def rows(self, tokens: int) -> int:
+        """Return how many rows of features a text of so many tokens is at the cut."""
         return 1
 
     def states(self, run: Run) -> Tensor:
-        with _instead([self._module], lambda hidden: hidden):
+        """Return what passes the cut, (texts, rows, features), when `run` runs the model, and no more of it
+        than need be."""
+        with instead({self._module: lambda hidden: hidden}):
             return run()[:, None]  # (texts, features)
 
     def outputs(self, states: Tensor, run: Run) -> Tensor:
+        """Return what `run` returns, with these states, (texts, rows, features), at the cut and nothing
+        computed below it, and with whatever perturbation is being applied."""
         found: Tensor = self._module(states[:, 0])
         return found
 
@@ -99,15 +86,16 @@ class Blocks:
         raise RuntimeError(f"the model does not pass {self.name} any more")
 
     def outputs(self, states: Tensor, run: Run) -> Tensor:
-        *others, last = self._below
-        with (
-            _instead(others, lambda hidden, *_, **__: self._like(hidden)),
-            _instead([last], lambda *_, **__: self._like(states)),
-        ):
+        passed: dict[Any, Any] = dict.fromkeys(self._below, lambda hidden, *_, **__: self._like(hidden))
+        with instead(passed | {self._below[-1]: lambda *_, **__: self._like(states)}):
             return run()
 
     def _like(self, states: Tensor) -> Any:
         return (states, *[None] * (self._tuple - 1)) if self._tuple else states
+
+
+ModelCut = Head | Blocks
+"""A cut through a model."""
 
 
 class _Passed(Exception):  # noqa: N818 (no error: ends a pass of which the rest is not needed)
@@ -217,15 +205,15 @@ def hidden(output: Any) -> Tensor:
 
 
 @contextmanager
-def _instead(modules: Iterable[Any], forward: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of these modules come to `forward` within the block."""
-    own = [(module, vars(module).get("forward")) for module in modules]
-    for module, _ in own:
+def instead(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let calls of modules come to these functions within the block."""
+    own = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
         module.forward = forward
     try:
         yield
     finally:
-        for module, its in own:
+        for module, its in own.items():
             if its is None:  # it has that of its class
                 del module.forward
             else:

@@ -60,7 +60,7 @@ def require_sound(folder: Path, part: ModelPart) -> None:
     if folder.parent == files.EMBEDDED:
         return
     name = _name(folder, part)
-    kept = _examined() / name
+    kept = files.cache() / "examined" / name  # an empty file
     if name in _sound or kept.exists():
         return
     if reply := _ask(folder, part):
@@ -96,11 +96,6 @@ def _ask(folder: Path, part: ModelPart, tokens: int = 0) -> dict[str, Any]:
         code, what, fix = reply["error"]
         raise UserError(Code(code), what, fix)
     return reply
-
-
-def _examined() -> Path:
-    """Return the folder with an empty file for each part of a model that was found sound."""
-    return files.cache() / "examined"
 
 
 def _name(folder: Path, part: ModelPart) -> str:

@@ -444,9 +444,7 @@ def broken(file: Path, kind: str, reason: Exception | str) -> UserError:
             "Let the user who runs sfnode read it, or name a copy of the model.",
         )
     return UserError(
-        Code.MODEL_UNSUPPORTED,
-        f"{file} is not a sound {kind}: {reason}",
-        "Download the model again.",
+        Code.MODEL_UNSUPPORTED, f"{file} is not a sound {kind}: {reason}", "Download the model again."
     )
 
 

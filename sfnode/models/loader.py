@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,24 +33,12 @@ from sfnode.manifest.task import Task
 from sfnode.models import examination, files, vetting
 from sfnode.models.cuts import cut_of
 from sfnode.models.examination import ModelPart
-from sfnode.models.files import (
-    StoredTensor,
-    check_digest,
-    digest,
-    listing_hash,
-    located,
-    named_folder,
-    resolve,
-    stored_tensors,
-)
 from sfnode.models.kept_states import KeptStates, StateFolder
 from sfnode.models.perturbation import Perturber
 from sfnode.models.quantized import KINDS, QuantisedLinear, quantise_layers
 from sfnode.models.targets import DEFAULT, Form, PretrainedModel, Selection, TargetSite, choose, locate, view
 from sfnode.printable import first_line
 from sfprotocol.seeds import derive_key, stream
-
-__all__ = ["LoadedModel", "describe", "digest", "load", "make_trainable", "resolve", "tokenizer_of"]
 
 T = TypeVar("T")
 _library_log: Any = logging
@@ -128,7 +116,7 @@ def describe(source: str, revision: str, selection: Selection = DEFAULT, classif
     `classifier_labels`: the number of classes of an encoder's classification head. A hub model without
     a revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
-    folder = located(source, revision)
+    folder = files.located(source, revision)
     _examine(folder, classifier_labels)
     skeleton = read_skeleton(folder, classifier_labels)
     check_tokens(folder, skeleton, tokenizer_of(folder))
@@ -137,12 +125,12 @@ def describe(source: str, revision: str, selection: Selection = DEFAULT, classif
     stored = float_tensors(folder)
     _check_finite(folder, ((name, _tensor(_bytes(one), one)) for name, one in stored.items()))
     targets = with_user_errors(folder, lambda: choose(skeleton, selection))
-    shipped, here = source.startswith(BUILTIN), named_folder(source)
+    shipped, here = source.startswith(BUILTIN), files.named_folder(source)
     return Model(
         source=here.name if here else source,
         revision=revision or ("" if here or shipped else folder.name),
-        digest=digest(folder),
-        listing="" if shipped else listing_hash(folder),
+        digest=files.digest(folder),
+        listing="" if shipped else files.listing_hash(folder),
         targets=tuple(str(target) for target in targets),
     )
 
@@ -158,8 +146,8 @@ def load(
     DEVICE for a dtype that cannot be had.
     """
     wanted = manifest.model
-    folder = resolve(wanted.source, wanted.revision, override)
-    check_digest(folder, wanted.digest)
+    folder = files.resolve(wanted.source, wanted.revision, override)
+    files.check_digest(folder, wanted.digest)
     model, tokenizer = _read_folder(folder, manifest.task, wanted.outputs)
     sites = with_user_errors(folder, lambda: locate(model, wanted.parsed_targets()))
     loaded = make_trainable(model, tokenizer, sites, folder, device, dtype)
@@ -171,7 +159,7 @@ def load(
 
 def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> LoadedModel:
     """Load the model in a folder with nothing of it to be trained; `dtype` and errors as for `load`."""
-    folder = resolve("", "", folder)
+    folder = files.resolve("", "", folder)
     return make_trainable(*_read_folder(folder, task), (), folder, device, dtype)
 
 
@@ -209,9 +197,10 @@ def tokenizer_of(folder: Path) -> Any:
 
 def read_tokenizer(folder: Path) -> Any:
     """Load a tokenizer, whatever that takes. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE."""
-    _silence_transformers()
+    silence_transformers()
     try:
-        found: Any = _tokenizer(folder)
+        with vetting.vetted(folder) as vetted:
+            found: Any = AutoTokenizer.from_pretrained(vetted, local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # transformers documents no common base of what it raises
@@ -406,7 +395,8 @@ def matrix(site: TargetSite) -> Tensor:
     return view(getattr(site.module, site.parameter).data, site.form)
 
 
-def _auto(labels: int) -> Any:
+def auto(labels: int) -> Any:
+    """Return transformers' loader of models; with `labels`, of those that classify."""
     return AutoModelForSequenceClassification if labels else AutoModelForCausalLM
 
 
@@ -416,11 +406,6 @@ def _settings(folder: Path, labels: int) -> Any:
     if labels:
         settings.num_labels = labels
     return settings
-
-
-def _tokenizer(folder: Path) -> Any:
-    with vetting.vetted(folder) as view:
-        return AutoTokenizer.from_pretrained(view, local_files_only=True, trust_remote_code=False)
 
 
 def _examine(folder: Path, labels: int) -> None:
@@ -436,18 +421,18 @@ def read_skeleton(folder: Path, labels: int) -> PretrainedModel:
 
 
 def _skeleton(folder: Path, labels: int) -> PretrainedModel:
-    _silence_transformers()
+    silence_transformers()
     settings = _settings(folder, labels)
     _check_architecture(folder, settings, labels)
     with torch.device("meta"):
-        return _auto(labels).from_config(settings, trust_remote_code=False)
+        return auto(labels).from_config(settings, trust_remote_code=False)
 
 
 def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
     """Refuse a model of another kind than those that are trained here."""
     if getattr(settings, "is_encoder_decoder", False):
         what = "reads with one half and writes with another (an encoder and a decoder)"
-    elif type(settings) not in _auto(labels)._model_mapping and settings is settings.get_text_config():
+    elif type(settings) not in auto(labels)._model_mapping and settings is settings.get_text_config():
         wanted = "classifier of texts" if labels else "language model"
         what = f"is of the type {settings.model_type}, of which transformers has no {wanted}"
     else:
@@ -468,7 +453,7 @@ def readable(folder: Path, labels: int, most: int) -> int:
     """
     settings = _settings(folder, labels)
     settings.get_text_config().num_hidden_layers = 1
-    whole = _auto(labels).from_config(settings, dtype=torch.bfloat16, trust_remote_code=False)
+    whole = auto(labels).from_config(settings, dtype=torch.bfloat16, trust_remote_code=False)
     body = whole.base_model.eval()
     token = int(settings.get_text_config().pad_token_id == 0)  # one that pads takes no position
 
@@ -486,7 +471,7 @@ def readable(folder: Path, labels: int, most: int) -> int:
     return bisect_left(range(1, most), True, key=fails)
 
 
-def _silence_transformers() -> None:
+def silence_transformers() -> None:
     """Silence transformers, for this module checks and reports by itself what is wrong with a model."""
     _library_log.disable_progress_bar()
     _library_log.set_verbosity_error()
@@ -495,9 +480,9 @@ def _silence_transformers() -> None:
 def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
     if labels:
         _check_head(folder, _skeleton(folder, labels), labels)
-    _silence_transformers()
+    silence_transformers()
     with vetting.vetted(folder) as view:
-        model, report = _auto(labels).from_pretrained(
+        model, report = auto(labels).from_pretrained(
             view,
             config=_settings(folder, labels),
             dtype=dtype,  # not config.json's, which may be narrower than what the files hold
@@ -507,7 +492,7 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
             output_loading_info=True,
         )
     _fill_head(model, report["missing_keys"])
-    absent = sorted(_unfilled(model, report["missing_keys"]))
+    absent = sorted(set(report["missing_keys"]) - set(_head_keys(model, report["missing_keys"])))
     absent += sorted(str(key) for key in report["mismatched_keys"])
     if absent:  # transformers would fill them with random numbers, other ones on every node
         raise ValueError(f"its files lack {absent[0]}")
@@ -546,10 +531,6 @@ def _outside(model: PretrainedModel) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, one) for name, one in model.named_parameters() if not name.startswith(body))
 
 
-def _unfilled(model: PretrainedModel, missing: Any) -> set[str]:
-    return set(missing) - set(_head_keys(model, missing))
-
-
 def with_user_errors(folder: Path, action: Callable[[], T]) -> T:
     """Return the result of a call that reads a model; raise what it raises as UserError MODEL_UNSUPPORTED."""
     try:
@@ -573,9 +554,9 @@ def _check_finite(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
     """Refuse a classification head for another number of classes; the files may lack one altogether."""
-    files, body = float_tensors(folder), f"{skeleton.base_model_prefix}."
+    found, body = float_tensors(folder), f"{skeleton.base_model_prefix}."
     for name, parameter in skeleton.named_parameters():
-        stored = None if name.startswith(body) else files.get(name)
+        stored = None if name.startswith(body) else found.get(name)
         if stored is not None and stored.shape != parameter.shape and len(parameter) == labels:
             raise UserError(
                 Code.MODEL_UNSUPPORTED,
@@ -611,22 +592,23 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 """The float types of the safetensors format by their names there."""
 
 
-class _InFile(NamedTuple):
-    stored: StoredTensor
-    checksum: int
+InFile = tuple[files.StoredTensor, int]
+"""The place of a tensor, and its checksum."""
 
 
 class BaseWeights:
     """The base weights of the targets, by number."""
 
-    def __init__(self, sites: Sequence[TargetSite], files: dict[str, StoredTensor], prefix: str) -> None:
+    def __init__(
+        self, sites: Sequence[TargetSite], stored: dict[str, files.StoredTensor], prefix: str
+    ) -> None:
         """Remember where each target's weight comes from; the model must hold the base weights now.
 
-        `files`: the stored tensors by name; `prefix`: what names in the files may lack, or have in excess, in
-        front of the model's own.
+        `stored`: the tensors of the files by name; `prefix`: what names there may lack, or have in excess,
+        in front of the model's own.
         """
         self._forms = [site.form for site in sites]
-        self._origins = [_origin(site, files, prefix) for site in sites]
+        self._origins = [_origin(site, stored, prefix) for site in sites]
 
     def read(self, number: int) -> Tensor:
         """Return W (out, in) of a target, on the CPU, in the stored dtype.
@@ -634,22 +616,16 @@ class BaseWeights:
         Raises UserError MODEL_DIGEST when the file has changed, MODEL_NOT_FOUND when it cannot be read.
         """
         origin = self._origins[number]
-        parameter = origin if isinstance(origin, Tensor) else _read(origin)
+        parameter = origin if isinstance(origin, Tensor) else _read(*origin)
         return view(parameter, self._forms[number])
 
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes of memory taken by weights that are not in the files under a name of their own."""
-        kept = [origin for origin in self._origins if isinstance(origin, Tensor)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
-
-def float_tensors(folder: Path) -> dict[str, StoredTensor]:
+def float_tensors(folder: Path) -> dict[str, files.StoredTensor]:
     """Return the float tensors in a base model's folder by name. Raises UserError MODEL_*."""
-    return {name: stored for name, stored in stored_tensors(folder).items() if stored.dtype in DTYPES}
+    return {name: stored for name, stored in files.stored_tensors(folder).items() if stored.dtype in DTYPES}
 
 
-def _origin(site: TargetSite, files: dict[str, StoredTensor], prefix: str) -> _InFile | Tensor:
+def _origin(site: TargetSite, stored: dict[str, files.StoredTensor], prefix: str) -> InFile | Tensor:
     """Return where a target's base weight comes from: a file if the same numbers are there, or else a copy.
 
     transformers loads some models under other names than they are stored under, or splits and joins tensors;
@@ -660,23 +636,23 @@ def _origin(site: TargetSite, files: dict[str, StoredTensor], prefix: str) -> _I
         site.target.name if site.target.name.endswith(f".{site.parameter}") else f"{site.target.name}.weight"
     )
     for candidate in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
-        stored = files.get(candidate)
-        if stored is not None and stored.shape == tuple(parameter.shape):
-            raw = _bytes(stored)
-            if torch.equal(_tensor(raw, stored).to(parameter.device, parameter.dtype), parameter):
-                return _InFile(stored, _checksum(raw))
+        one = stored.get(candidate)
+        if one is not None and one.shape == tuple(parameter.shape):
+            raw = _bytes(one)
+            if torch.equal(_tensor(raw, one).to(parameter.device, parameter.dtype), parameter):
+                return one, _checksum(raw)
     return parameter.clone().cpu()
 
 
-def _read(origin: _InFile) -> Tensor:
-    raw = _bytes(origin.stored)
-    if _checksum(raw) != origin.checksum:
+def _read(stored: files.StoredTensor, checksum: int) -> Tensor:
+    raw = _bytes(stored)
+    if _checksum(raw) != checksum:
         raise UserError(
             Code.MODEL_DIGEST,
-            f"{origin.stored.file} has changed since the base model was loaded from it",
+            f"{stored.file} has changed since the base model was loaded from it",
             "Put the run's own base model back and start the node again.",
         )
-    return _tensor(raw, origin.stored)
+    return _tensor(raw, stored)
 
 
 def _checksum(raw: Tensor) -> int:
@@ -684,7 +660,7 @@ def _checksum(raw: Tensor) -> int:
     return zlib.crc32(buffer)
 
 
-def _bytes(stored: StoredTensor) -> Tensor:
+def _bytes(stored: files.StoredTensor) -> Tensor:
     """Return the raw bytes of a stored tensor; read, not mapped, so that they can be freed after use."""
     raw = torch.empty(stored.size, dtype=torch.uint8)
     buffer: Any = raw.numpy()
@@ -699,7 +675,7 @@ def _bytes(stored: StoredTensor) -> Tensor:
     return raw
 
 
-def _tensor(raw: Tensor, stored: StoredTensor) -> Tensor:
+def _tensor(raw: Tensor, stored: files.StoredTensor) -> Tensor:
     return raw.view(DTYPES[stored.dtype]).view(stored.shape)
 
 

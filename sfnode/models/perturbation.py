@@ -69,7 +69,11 @@ class Perturber:
         """The targets that were perturbed since this was last cleared."""
         head = model.get_output_embeddings()
         for number, site in enumerate(sites):
-            _patch(self, number, site, head)
+            module: Any = site.module
+            if site.form is Form.EMBEDDING:
+                module.forward = _embedding(self, number, module)
+            elif site.form is not Form.VECTOR:  # vectors are perturbed in place: `engine.estimator`
+                module.forward = _linear(self, number, site, module is head)
         if head is not None:
             self._patch_head(head, sites)
 
@@ -107,14 +111,6 @@ def through(cores: Tensor, along: Tensor) -> Tensor:
     as what is off it would grow with the square of the number of blocks: (.., T, blocks * r)."""
     parts = along.reshape(*along.shape[:-1], *cores.shape[-3:-1]).transpose(-3, -2)  # (.., blocks, T, r)
     return (parts @ cores).transpose(-3, -2).flatten(-2)
-
-
-def _patch(perturber: Perturber, number: int, site: TargetSite, head: nn.Module | None) -> None:
-    module: Any = site.module
-    if site.form is Form.EMBEDDING:
-        module.forward = _embedding(perturber, number, module)
-    elif site.form is not Form.VECTOR:  # vectors are perturbed in place: `engine.estimator`
-        module.forward = _linear(perturber, number, site, module is head)
 
 
 def _linear(perturber: Perturber, number: int, site: TargetSite, is_head: bool) -> Layer:

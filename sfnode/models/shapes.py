@@ -13,16 +13,10 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
-from transformers.utils import logging
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from sfnode.errors import Code, UserError
-from sfnode.models import examination, files, vetting
+from sfnode.models import examination, files, loader, vetting
 from sfnode.printable import first_line, read_toml
 
 PREFIX = "shape:"
@@ -34,10 +28,7 @@ STORED = torch.bfloat16
 WORDS = 4096
 """Token numbers that the synthetic tokenizer knows: more than a mini-batch can hold, quick to build."""
 
-_CausalModel: Any = AutoModelForCausalLM
 _FastTokenizer: Any = PreTrainedTokenizerFast
-_library_log: Any = logging
-_HeadedModel: Any = AutoModelForSequenceClassification
 
 SHAPES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """config.json of published models by name, as far as it differs from its family's defaults."""
@@ -85,7 +76,7 @@ def write(settings: Any, out: Path) -> None:
 
     Raises UserError DISK_FULL.
     """
-    _library_log.disable_progress_bar()
+    loader.silence_transformers()
     try:
         _random(settings).save_pretrained(out)
         token_numbers(settings.get_text_config(decoder=True).vocab_size).save_pretrained(out)
@@ -111,10 +102,9 @@ def has_head(settings: Any) -> bool:
 
 
 def _random(settings: Any) -> Any:
-    model = _HeadedModel if has_head(settings) else _CausalModel
     torch.manual_seed(0)
     try:
-        return model.from_config(settings, dtype=STORED, trust_remote_code=False)
+        return loader.auto(has_head(settings)).from_config(settings, dtype=STORED, trust_remote_code=False)
     except Exception as error:  # as above
         raise _unsupported(str(settings.model_type), error) from error
 

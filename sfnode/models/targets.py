@@ -155,10 +155,7 @@ def _all_sites(model: PretrainedModel) -> Iterator[TargetSite]:
 def _site(name: str, module: nn.Module, parameter: str, form: Form) -> TargetSite:
     out_features, in_features = view(getattr(module, parameter), form).shape
     return TargetSite(
-        Target(name=name, out_features=out_features, in_features=in_features),
-        module,
-        parameter,
-        form,
+        Target(name=name, out_features=out_features, in_features=in_features), module, parameter, form
     )
 
 

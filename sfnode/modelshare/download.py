@@ -257,9 +257,7 @@ class ModelDownload:
         """Ask a peer no more that sends what it should not (SPEC B4)."""
         if not source.banned:
             log.warning(
-                "%s: %s sends something else than it should; it is not asked again",
-                self._what,
-                source.peer,
+                "%s: %s sends something else than it should; it is not asked again", self._what, source.peer
             )
         source.banned = True
 

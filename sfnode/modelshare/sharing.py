@@ -145,12 +145,7 @@ class Sharing:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        manifest: Manifest,
-        layout: Layout,
-        givers: Givers,
-        upload: RateLimit,
+        self, settings: Settings, manifest: Manifest, layout: Layout, givers: Givers, upload: RateLimit
     ) -> None:
         """`upload` limits what this node sends."""
         self.givers = givers

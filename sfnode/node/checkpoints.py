@@ -41,6 +41,7 @@ class NodeCheckpoints:
     def __init__(self, node: NodeContext) -> None:
         assert node.machine.organised is not None
         self._node = node
+        node.model.doubts.append(self.doubt)
         self._organised = node.machine.organised
         self._folder = node.data_dir.checkpoints
         self._done: Checkpoint | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sfnode.modelshare.sharing import Sharing
 from sfnode.node.driver import Driver
-from sfnode.node.network.peering import Peering
+from sfnode.node.peering import Peering
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.model import LocalModel

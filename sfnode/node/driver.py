@@ -111,35 +111,34 @@ class Driver:
         update_log: UpdateLog,
         *,
         clock: Callable[[], float],
-        advanced: Callable[[Iterable[Feed]], None],
-        retreat: Callable[[Mapping[Feed, int]], Awaitable[None]],
         continue_as: Callable[[Feed], None],
-        after_round: Callable[[], None],
     ) -> None:
-        """`advanced` is called once a round, when it is durable, with the feeds of which something else
-        counts now. `retreat` returns once nobody needs the updates of these feeds from some step on, which
-        are about to be replaced in the log. `continue_as` remembers a new own feed durably and is called on
-        the disk thread. `after_round` is called whenever the machine's state may have changed."""
+        """`continue_as` remembers a new own feed durably and is called on the disk thread. Whoever is to be
+        told of rounds adds itself to the lists below."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
         self.pumps: dict[LinkId, LinkPump] = {}
         self.between_rounds = asyncio.Lock()
         """Lock under which all that the machine has admitted is on disk, and `advanced` was called for it."""
-        self.on_fault: Callable[[str], None] = lambda peer: None
+        self.advanced: list[Callable[[Iterable[Feed]], None]] = []
+        """Called once a round, when it is durable, with the feeds of which something else counts now."""
+        self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
+        """Return once nobody needs the updates of these feeds from some step on, which are about to be
+        replaced in the log."""
+        self.on_fault: list[Callable[[str], None]] = []
         """Called with a peer that broke a rule, before its link is dropped."""
-        self.on_petition: Callable[[Petitioned], None] = lambda asked: None
-        self.on_round: Callable[[tuple[Feed, ...]], None] = lambda moved: None
+        self.on_petition: list[Callable[[Petitioned], None]] = []
+        self.on_round: list[Callable[[tuple[Feed, ...]], None]] = []
         """Called when a round was carried out, with the feeds of which something else counts now."""
-        self.look_at: Callable[[], float] = lambda: float("inf")
-        """Returns the time at which a round is due although the machine has nothing to do."""
+        self.after_round: list[Callable[[], None]] = []
+        """Called whenever the machine's state may have changed."""
+        self.look_at: list[Callable[[], float]] = []
+        """Return the time at which a round is due although the machine has nothing to do."""
         self._store = LogStore(update_log, machine.run, continue_as)
         self._host = Host(machine, self._store)
         self._clock = clock
         self._log = update_log
-        self._advanced = advanced
-        self._retreat = retreat
-        self._after_round = after_round
         self._finishing = False
         """Whether no more events are taken in; those that wait are still handled."""
         self._finished = False
@@ -226,7 +225,8 @@ class Driver:
         if self._host.waiting or self._finishing:
             await asyncio.sleep(0)
             return
-        delay = max(0.0, min(self._host.next_deadline(), self.look_at()) - self._clock())
+        deadlines = self._host.next_deadline(), *(at() for at in self.look_at)
+        delay = max(0.0, min(deadlines) - self._clock())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay):
                 await self._arrived.wait()
@@ -241,13 +241,19 @@ class Driver:
             for cut in commit.cuts:
                 _report_cut(cut)
             if replaced := self._replaced(commit):
-                await self._retreat(replaced)
+                for retreat in self.retreat:
+                    await retreat(replaced)
             appending = asyncio.get_running_loop().run_in_executor(self._disk, self._store.append, commit)
             await asyncio.shield(appending)
         self._carry_out(self._host.carry_out())
         self._finished = self._finishing and not self._host.waiting
-        self._after_round()
+        self.changed()
         self._round_done.set()
+
+    def changed(self) -> None:
+        """Say that the state of the machine, or of what follows from it, may have changed."""
+        for told in self.after_round:
+            told()
 
     def _carry_out(self, effects: list[Effect]) -> None:
         moved: dict[Feed, None] = {}
@@ -260,10 +266,12 @@ class Driver:
                 case Advanced(feed=feed):
                     moved[feed] = None
                 case Petitioned():
-                    self.on_petition(effect)
-        if moved:
-            self._advanced(moved)
-        self.on_round(tuple(moved))
+                    for hear in self.on_petition:
+                        hear(effect)
+        for advanced in self.advanced if moved else ():
+            advanced(moved)
+        for told in self.on_round:
+            told(tuple(moved))
 
     def _replaced(self, commit: Commit) -> dict[Feed, int]:
         """Return the first step that `commit` replaces in the log, for the feeds in which it does."""
@@ -293,7 +301,8 @@ class Driver:
 
     def _blame(self, peer: str, fault: str) -> None:
         log.warning("dropped the link to %s, which broke rule %s", peer, fault)
-        self.on_fault(peer)
+        for hear in self.on_fault:
+            hear(peer)
 
 
 def handed_over(machine: Machine) -> bool:

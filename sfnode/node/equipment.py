@@ -1,11 +1,12 @@
-"""Checks of what a node needs of this machine: `sfnode join` goes through them before the network is touched,
-and `sfnode doctor` says what they find. Each raises a UserError for what is lacking.
+"""The checks of what a node needs of this machine, one list: `sfnode join` goes through it before the network
+is touched, and `sfnode doctor` says what it finds. Each raises a UserError for what is lacking.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from sfnode.defaults import SPARE_BYTES
@@ -25,30 +26,46 @@ CPU = "cpu"
 
 
 def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:
-    """Look whether this machine has what its node is to take part with: room, devices, rows, the model's
-    files. Before the network is touched, if the `manifest` is here; without it, what any run takes.
+    """Look whether this machine has what its node is to take part with, before the network is touched, if the
+    `manifest` is here; without it, what any run takes.
 
     Return the settings with the files that the owner of this machine has named, now or for this folder
     before; these are remembered once a trainer can work with them. A node that may not run the run's
     verifier becomes a relay. Raises UserError as the checks.
     """
     require_room(data_dir.path)
-    if settings.role == "trainer":
-        require_devices(settings.devices, settings.dtype)
+    try:
+        for check in checks(settings, manifest, data_dir):
+            check()
+    except UserError as error:
+        if error.code is not Code.VERIFIER_NOT_ALLOWED:
+            raise
+        log.warning("SF%03d: %s. %s", error.code, error.what, error.fix)
+        log.warning("this node takes part without training: it relays updates, and evaluates nothing")
+        settings = settings.model_copy(update={"role": "relay"})
     if manifest is None:
         return settings
     before, named = NamedFiles.read(data_dir), named_files(settings, manifest, data_dir)
     for name in ("data", "model"):
         if getattr(settings, name) is None and (file := getattr(before, name)):
             log.info("%s is as before: %s", name, file)
-    settings = named.in_settings(settings)
-    if settings.role == "trainer":
-        settings = permitted(settings, manifest)
-    if settings.role == "trainer":
-        require_rows(settings, manifest, named.places(data_dir), data_dir.log.exists())
-        require_model(settings, manifest)
     named.keep(data_dir)
-    return settings
+    return named.in_settings(settings)
+
+
+def checks(settings: Settings, manifest: Manifest | None, layout: Layout) -> Iterator[Callable[[], object]]:
+    """Yield the checks of what a trainer needs; where the run is not known, of devices alone. Each raises
+    UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, and as named here."""
+    if settings.role != "trainer":
+        return
+    if manifest:
+        yield partial(verifying.permit, manifest.task, settings.verifier)
+    yield partial(require_devices, settings.devices, settings.dtype)
+    if manifest:
+        named = named_files(settings, manifest, layout)
+        settings = named.in_settings(settings)
+        yield partial(require_rows, settings, manifest, named.places(layout), layout.log.exists())
+        yield partial(require_model, settings, manifest)
 
 
 def named_files(settings: Settings, manifest: Manifest, layout: Layout) -> NamedFiles:
@@ -75,7 +92,7 @@ def require_devices(devices: Sequence[str], dtype: str) -> None:
     """Try out the devices that a trainer is to compute on, and whether its number format is at hand; that
     loads torch, unless it is the CPU's. Raises UserError DEVICE."""
     if any(name != CPU for name in devices):
-        from sfnode.engine.devices import usable_device
+        from sfnode.engine.loading import usable_device
 
         for name in devices:
             usable_device(name)
@@ -118,17 +135,3 @@ def require_model(settings: Settings, manifest: Manifest) -> None:
 
         wanted = manifest.model
         files.check_digest(files.resolve(wanted.source, wanted.revision, settings.model), wanted.digest)
-
-
-def permitted(settings: Settings, manifest: Manifest) -> Settings:
-    """Return the settings; those of a relay, and say so, where the run's verifier is a plug-in that this
-    machine may not run. Raises UserError BAD_OPTION for a plug-in that cannot be run."""
-    try:
-        verifying.permit(manifest.task, settings.verifier)
-    except UserError as error:
-        if error.code is not Code.VERIFIER_NOT_ALLOWED:
-            raise
-        log.warning("SF%03d: %s. %s", error.code, error.what, error.fix)
-        log.warning("this node takes part without training: it relays updates, and evaluates nothing")
-        return settings.model_copy(update={"role": "relay"})
-    return settings

@@ -20,7 +20,7 @@ from sfnode.node.startup import in_thread
 from sfnode.store.checkout import last_seal
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what is sealed: a seal comes every few minutes."""

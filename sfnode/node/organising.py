@@ -20,27 +20,25 @@ from sfnode.node.readiness import Readiness
 from sfnode.node.run_context import RunContext
 from sfnode.organising import admission
 from sfnode.organising.evaluation.evidence import SCORED_ROUNDS
-from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
 from sfnode.organising.events import (
     Action,
     AnswerOwner,
-    BasesMade,
     Evaluate,
     EvaluationEnded,
     Event,
-    MakeBases,
+    Make,
+    MakingEnded,
     NobodyElse,
     OwnerDecision,
     Round,
     Sign,
     StopSigning,
-    Summarise,
-    Summarised,
 )
 from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, Admission, is_wary, policy_of
 from sfnode.organising.reporting.alarms import Restarted
+from sfnode.organising.steps import at_rate
 from sfnode.organising.view import View
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfnode.store.checkpoint import CheckpointState
@@ -50,7 +48,7 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counted_anew
 from sfnode.store.run_keys import forget_restored
 from sfprotocol import decisions
-from sfprotocol.decisions import Admit, Amend, Decision, StandIns
+from sfprotocol.decisions import Admit, Amend, Bases, Checkpoint, Decision, StandIns
 from sfprotocol.events import OwnDecision, OwnHandOver, OwnPetition
 from sfprotocol.messages import Feed, Offer, Petition
 from sfprotocol.organised import Organised
@@ -58,7 +56,7 @@ from sfprotocol.petitions import SEND_AGAIN, offer_message, petition_message
 from sfprotocol.weighing import Counted, counts_alike, made
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
     from sfprotocol.seeds import I64
 
 SIGN_DEADLINE = 60.0
@@ -139,9 +137,9 @@ class Organising:
             stands_in=not node.settings.organise,
             now=node.clock(),
         )
-        node.driver.on_round = self._on_round
-        node.driver.look_at = self._look_at
-        node.driver.on_petition = self._tell
+        node.driver.on_round.append(self._on_round)
+        node.driver.look_at.append(self._look_at)
+        node.driver.on_petition.append(self._tell)
         if not node.settings.organise and control.key not in control.feed.stand_ins:
             self._offer()
 
@@ -186,19 +184,18 @@ class Organising:
     @property
     def guarded(self) -> bool:
         """Whether a guard goes back when the run gets worse."""
-        return self._organiser.guard is not None
+        return self._organiser.known.guard is not None
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of those who would stand in, by the numbers of their members: this node's own, and
-        those that were heard within OFFER_TIME."""
-        own, number = self._node.machine.own, self._organised.counting.member_number
-        heard = {
-            origin: key
-            for origin, (key, at) in self._organiser.offers.items()
-            if self._node.clock() - at <= OFFER_TIME
-        }
-        offers = heard | ({own.origin: self._organised.control.key} if own else {})
-        return {n: key for origin, key in offers.items() if (n := number(origin)) is not None}
+        """Return the keys of those who would stand in, by the numbers of their members: of those who do and
+        are here, of whom an offer was heard within OFFER_TIME, and this node's own."""
+        own, control, now = self._node.machine.own, self._organised.control, self._node.clock()
+        here, number = control.elections.present(now), self._organised.counting.member_number
+        standing = {member: key for key, member in control.feed.standing.items() if key in here}
+        late = now - OFFER_TIME
+        heard = {origin: key for origin, (key, at) in self._organiser.known.offers.items() if at >= late}
+        heard |= {own.origin: control.key} if own else {}
+        return standing | {n: key for origin, key in heard.items() if (n := number(origin)) is not None}
 
     def hand_over(self, key: bytes) -> None:
         """Have another stand-in organise at once."""
@@ -206,7 +203,8 @@ class Organising:
 
     def petitions(self) -> list[Petition]:
         """Return the petitions that wait for the owner."""
-        return self._organiser.petitions(self._node.clock())
+        known = self._organiser.known
+        return known.petitions.waiting(known.counting, self._node.clock())
 
     async def decide(self, decision: Decision) -> str | None:
         """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
@@ -214,7 +212,7 @@ class Organising:
         Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
         """
         if isinstance(decision, StandIns):  # who admits whom stays as it is, whoever organises
-            admission = list(Admission).index(self._organiser.policy.admission)
+            admission = list(Admission).index(self._organiser.known.policy.admission)
             decision = replace(decision, admission=admission)
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((decision, done))
@@ -285,10 +283,8 @@ class Organising:
                 self._node.driver.post(OwnDecision(decisions.encode(decision)))
             case Evaluate():
                 self._start(self._evaluate(action))
-            case Summarise(epoch=epoch):
-                self._start(self._summarise(epoch))
-            case MakeBases(epoch=epoch):
-                self._start(self._make_bases(epoch))
+            case Make(what=what, epoch=epoch):
+                self._start(self._make_bases(epoch) if what is Bases else self._summarise(epoch))
             case AnswerOwner(decision=decision, refused=reason):
                 self._answer(decision, reason)
             case StopSigning(reason=reason):
@@ -321,7 +317,7 @@ class Organising:
             stated = state.decision(self._node.manifest.run_id) if state else None
         except UserError as error:
             log.warning("where the run is after round %d is not signed: %s", epoch, error.what)
-        self._tell(Summarised(stated))
+        self._tell(MakingEnded(Checkpoint, stated))
 
     async def _make_bases(self, epoch: int) -> None:
         """Make bases at the weights by the seals up to that of an epoch; peers get them from here."""
@@ -335,7 +331,7 @@ class Organising:
             log.info("found new directions of training after round %d: %s", epoch, made[:16])
         except UserError as error:
             log.warning("no new directions of training are published: %s", error.what)
-        self._tell(BasesMade(digest))
+        self._tell(MakingEnded(Bases, digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
         """Tell whoever has wanted this decision first what has become of it."""
@@ -350,7 +346,7 @@ class Organising:
         result = base = calibrated = found = None
         forwards, epoch, shares = 0, asked.epoch, dict[Feed, StepShare]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
-        policy = self._organiser.policy
+        policy = self._organiser.known.policy
         limit = policy.search_rows if policy.steps else 0
         try:
             if asked.scored and not self._has_base:
@@ -394,7 +390,7 @@ class Organising:
 
         def closed() -> Mapping[Feed, Counted]:
             after.update(named(epoch))
-            if self._organiser.policy.steps:
+            if self._organiser.known.policy.steps:
                 window.extend(made(self._organised.counting, upto) for upto in (epoch - SCORED_ROUNDS, epoch))
             return named(epoch, asked.skipped)
 

@@ -4,13 +4,18 @@ Clock, chance and keys, sensors, and whether others reach it over a socket; tran
 `Node` itself, and timers, threads and turns are those of its event loop. Below it nobody asks the system
 for the time or for random numbers (tests/node/test_outside.py). So the node that ships is the one that is
 simulated, on `sfnode.virtual_time`, and repeats from a seed.
+
+No update has a time in it, so a wrong clock harms no model; but it hides a node in the DHT, so it is compared
+with those of peers, by the time that their DHT nodes tell with every answer.
 """
 
 from __future__ import annotations
 
+import asyncio
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -19,13 +24,15 @@ from typing import Any
 
 import psutil
 
-from sfnode.errors import UserError
-from sfnode.organising.evaluation.judging import Judge
+from sfnode.errors import Code, UserError
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import Judge
 from sfnode.resources.sensors import NetworkDaemon, Nvidia, Sensors, allowed_here
 from sfnode.schema.status import GpuStatus, MachineStatus
 from sfnode.stats import Rate
 from sfnode.store.log import UpdateLog
+from sfnode.transport.base import TransportError
+from sfnode.transport.roster import CLOCK_WRONG
 from sfprotocol.signing import Verify, verifies
 
 
@@ -44,7 +51,7 @@ class MachineUsage:
         self._gpus: dict[str, Nvidia | None] = {}
         """Sensors of the GPUs that were looked for, by device."""
 
-    def look(self) -> MachineStatus:
+    def __call__(self) -> MachineStatus:
         """Return the usage as of now, that of the CPU since earlier looks. Takes a millisecond."""
         used = self._daemon.used()
         return MachineStatus(
@@ -90,11 +97,6 @@ def _read(gpu: Nvidia | None, sensor: str) -> float | None:
         return None
 
 
-def system_usage(*devices: str) -> Callable[[], MachineStatus]:
-    """Return what tells the usage of this machine by a node that computes on these devices."""
-    return MachineUsage(*devices).look
-
-
 @dataclass(frozen=True, slots=True)
 class Outside:
     """Everything that a node takes from outside."""
@@ -107,7 +109,7 @@ class Outside:
     """The date, for what is allowed each day."""
     sensors: Callable[..., Sensors] = Sensors
     """Makes the sensors of the owner's limits, given the devices."""
-    usage: Callable[..., Callable[[], MachineStatus]] = system_usage
+    usage: Callable[..., Callable[[], MachineStatus]] = MachineUsage
     """Makes what shows the usage of the machine, given the devices."""
     verify: Verify = verifies
     """Checks the signatures of segments."""
@@ -119,3 +121,59 @@ class Outside:
     """Judgement of seals, in place of that which counts everything."""
     listens: bool = True
     """Whether the node answers on a control socket, and serves metrics where its settings say so."""
+
+
+# -- this clock beside those of peers -----------------------------------------------------------
+
+
+PEERS = 3
+"""Peers that are asked: the median of three stands one that is wrong, or that lies."""
+
+FIRST, AGAIN = 5.0, 1_800.0
+"""Seconds until the peers are asked, when some are there, and asked again: a laptop may have slept."""
+
+
+class ClockCheck:
+    """A comparison of this clock with those of peers, again and again."""
+
+    def __init__(self, ahead: Callable[[str], Awaitable[float]], peers: Callable[[], Sequence[str]]) -> None:
+        """Take what asks the peer at an address how far ahead of ours its clock is, in seconds, and what
+        names addresses of peers."""
+        self._ahead = ahead
+        self._peers = peers
+        self.problem: UserError | None = None
+        """CLOCK_DIFFERS, if the last comparison has found that."""
+
+    async def run(self) -> None:
+        """Compare until cancelled."""
+        await asyncio.sleep(FIRST)
+        while True:
+            await self.compare()
+            await asyncio.sleep(AGAIN)
+
+    async def compare(self) -> None:
+        """Compare once; without an answer everything stays as it is."""
+        ahead = []
+        for address in self._peers()[:PEERS]:
+            try:
+                ahead.append(await self._ahead(address))
+            except (TransportError, UserError):
+                continue
+        if ahead:
+            self.problem = _judged(statistics.median(ahead), len(ahead))
+
+
+def _judged(ahead: float, count: int) -> UserError | None:
+    if abs(ahead) < CLOCK_WRONG:
+        return None
+    way = "behind" if ahead > 0 else "ahead of"
+    those = "the clock of a peer" if count == 1 else f"the clocks of {count} peers"
+    return UserError(
+        Code.CLOCK_DIFFERS,
+        f"this clock is {_span(abs(ahead))} {way} {those}: nobody finds this node through the DHT",
+        "Have the system set its clock (`timedatectl set-ntp true`); `sfnode doctor` asks a time server.",
+    )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

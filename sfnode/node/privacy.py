@@ -9,7 +9,7 @@ from functools import partial
 from sfnode.errors import Code, UserError
 from sfnode.node import accounting
 from sfnode.node.context import NodeContext
-from sfnode.node.training.engine_loading import clip_of
+from sfnode.node.training.model import clip_of
 from sfnode.schema.status import PrivacyStatus
 
 LOOK_INTERVAL = 10.0
@@ -39,6 +39,7 @@ class Privacy:
             )
         accounting.library()
         self._node = node
+        node.model.limits.append(self.left)
         self._multiplier = node.settings.noise
         """Found once the rows are read, where it follows from an epsilon."""
         self._settled = 0

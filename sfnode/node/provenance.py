@@ -10,8 +10,8 @@ from sfnode.schema.history import Contributor, EvaluatedModel, Provenance
 from sfnode.schema.metrics import model_in_words
 from sfnode.store.checkout import Checkout, at_seal
 from sfprotocol.counting import NEVER
+from sfprotocol.fields import Names
 from sfprotocol.messages import Entry, Feed, RunParameters
-from sfprotocol.names import Names
 from sfprotocol.weighing import Counted
 
 

@@ -7,8 +7,8 @@ two seconds, whatever the engine is doing; everything computed by then is on dis
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,27 +18,27 @@ from sfnode.logging import log
 from sfnode.modelshare.data import find_data
 from sfnode.modelshare.download import Givers
 from sfnode.modelshare.sharing import Sharing
-from sfnode.node import clock, startup
+from sfnode.node import outside, startup
 from sfnode.node.checkpoints import NodeCheckpoints
-from sfnode.node.clock import ClockCheck
 from sfnode.node.context import NodeContext
 from sfnode.node.driver import Driver
 from sfnode.node.exports import Exports
 from sfnode.node.following import follow
-from sfnode.node.network.peering import peering_of
 from sfnode.node.notifying import notify
 from sfnode.node.organising import Organising, be_admitted, note_offer, organises
+from sfnode.node.outside import ClockCheck
+from sfnode.node.peering import peering_of
 from sfnode.node.privacy import Privacy
-from sfnode.node.readiness import Readiness
+from sfnode.node.readiness import Readiness, Shutdown
 from sfnode.node.recorder import Recorder, log_progress
 from sfnode.node.run_context import RunContext
 from sfnode.node.samples import Sampling
-from sfnode.node.shutdown import Shutdown
 from sfnode.node.training.bases import PublishedBases
 from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.model import LoadEngine, LocalModel
 from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
+from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.bandwidth_limits import DailyTraffic
 from sfnode.schema.evaluation import (
     BaselineEvaluation,
@@ -50,9 +50,13 @@ from sfnode.schema.evaluation import (
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated, Samples
 from sfnode.settings import Settings
+from sfnode.transport.base import Asker, TransportError
+from sfprotocol import wire_codec
+from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.messages import ManifestReply, ManifestRequest, PartRequest
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
 """Seconds for handing our last updates to neighbours when the node stops, and as many for the last frames."""
@@ -90,36 +94,32 @@ class RunningNode:
         self.asked_at: float | None = None
         """Time at which this node first asked to be admitted."""
 
-        # what it takes part with
-        self.driver = Driver(
-            joined.machine,
-            joined.log,
-            clock=joined.clock,
-            advanced=lambda feeds: self.model.follow(feeds),
-            retreat=lambda stops: self.model.retreat(stops),
-            continue_as=partial(startup.continue_as, joined.log),
-            after_round=self._after_round,
-        )
+        # what it takes part with: each part knows those before it, and adds itself where it is to be told
+        continue_as = partial(startup.continue_as, joined.log)
+        self.driver = Driver(joined.machine, joined.log, clock=joined.clock, continue_as=continue_as)
         self.peering = peering_of(joined, self.driver, contacts_url)
+        peers = partial(self.peering.book.sample, outside.PEERS)
+        self.clock_check = ClockCheck(joined.transport.clock_ahead, peers)
         self.limiter = self._make_limiter()
         self.sharing = self._make_sharing()
         with_bases = joined.manifest.training.bases
-        self.bases = PublishedBases(joined, self.sharing, self._after_round) if with_bases else None
+        self.bases = PublishedBases(joined, self.sharing, self.driver.changed) if with_bases else None
         """Published bases, in a run that has them."""
         self.readiness = self._make_readiness()
-        self.model = self._make_model(joined, load_engine)
+        self.model = LocalModel(
+            joined,
+            self.driver,
+            self.limiter,
+            self.bases,
+            load=lambda: load_engine(self._gather(), self.manifest),
+            caught_up=self.readiness.done,
+            fail=self.fail,
+        )
         self._shutdown = Shutdown(
             joined.machine, done=self._done, alone=lambda: self.peering.alone, clock=joined.clock
         )
         self.context = NodeContext(
-            joined.settings,
-            joined.manifest,
-            joined.data_dir,
-            joined.log,
-            joined.transport,
-            joined.machine,
-            joined.clock,
-            joined.outside,
+            **{one.name: getattr(joined, one.name) for one in fields(joined)},
             driver=self.driver,
             limiter=self.limiter,
             peering=self.peering,
@@ -127,26 +127,24 @@ class RunningNode:
             model=self.model,
         )
 
-        # what watches it
-        organised = joined.machine.organised
-        self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
-        self.views = Views(
-            self.context, started_at=self.started_at, caught_up=self.readiness.done, samples=self._samples
-        )
-        self.recorder = Recorder(joined, logger, self.reports, self.status)
-        self.clock_check = ClockCheck(
-            joined.transport.clock_ahead, lambda: self.peering.book.sample(clock.PEERS)
-        )
-
         # what only some nodes do
+        organised, trains = joined.machine.organised, joined.settings.role == "trainer"
         self.checkpoints = NodeCheckpoints(self.context) if organised else None
         """Checkpoints of an organised run."""
         self.organising = self._make_organising() if organises(joined) else None
         """The organiser, where its key is."""
-        trains = self.settings.role == "trainer"
         self.privacy = Privacy(self.context) if self.settings.noisy else None
         self.exports = Exports(self.context) if self.settings.export_every else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
+
+        # what watches it
+        self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
+        samples = self.sampling.view if self.sampling else partial(Samples, rows=[], moments=[])
+        self.views = Views(
+            self.context, started_at=self.started_at, caught_up=self.readiness.done, samples=samples
+        )
+        self.recorder = Recorder(joined, logger, self.reports, self.status)
+        self.driver.after_round.append(self._after_round)
 
     # -- parts that are told of others -------------------------------------------------------------
 
@@ -179,20 +177,6 @@ class RunningNode:
     def _make_organising(self) -> Organising:
         assert self.checkpoints is not None  # as in every organised run
         return Organising(self.context, self.readiness, self.checkpoints.state_of, self.fail)
-
-    def _make_model(self, joined: RunContext, load_engine: LoadEngine) -> LocalModel:
-        return LocalModel(
-            joined,
-            self.driver,
-            self.limiter,
-            self.bases,
-            load=lambda: load_engine(self._gather(), self.manifest),
-            caught_up=self.readiness.done,
-            doubt=lambda: self.checkpoints.doubt() if self.checkpoints else None,
-            left=lambda: self.privacy.left() if self.privacy else math.inf,
-            changed=self._after_round,
-            fail=self.fail,
-        )
 
     @property
     def may_begin(self) -> bool:
@@ -289,9 +273,6 @@ class RunningNode:
 
     def _note_asked(self) -> None:
         self.asked_at = self.clock()
-
-    def _samples(self) -> Samples:
-        return self.sampling.view() if self.sampling else Samples(rows=[], moments=[])
 
     def _gather(self) -> Settings:
         """Have the run's data and its base model here, on a thread that may wait; return the settings with
@@ -390,3 +371,35 @@ class RunningNode:
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
         moment, core = await self.model.ask(lambda engine: engine.core.digest())
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
+
+
+# -- questions of peers -------------------------------------------------------------------------
+
+
+def answers_to_peers(node: NodeContext) -> Callable[[Asker, bytes], Awaitable[bytes]]:
+    """Return what answers the questions of peers, frame for frame; it raises TransportError for what is no
+    question to a node."""
+    own_introduction = _introduction(node)
+
+    async def answer(asker: Asker, frame: bytes) -> bytes:
+        if frame == ECHO:
+            return own_introduction
+        try:
+            question = wire_codec.decode(frame)
+        except RemoteProtocolError as error:
+            raise TransportError(str(error)) from error
+        if isinstance(question, PartRequest):
+            return wire_codec.encode(await node.sharing.answer(question, asker))
+        if not isinstance(question, ManifestRequest):
+            raise TransportError("only manifests and models are answered here")
+        return wire_codec.encode(ManifestReply(node.manifest.canonical()))
+
+    return answer
+
+
+def _introduction(node: NodeContext) -> bytes:
+    """Return who this node is, to neighbours: the origin of one that bears a name, of others nothing."""
+    own = node.machine.own
+    if own is None or not node.settings.display_name:
+        return ECHO
+    return introduction(node.manifest.run_id, own.origin, node.transport.peer, node.machine.sign)

@@ -23,8 +23,8 @@ from sfnode.schema.views import SampleMoment, SampleRow, Samples
 from sfnode.store.disk_errors import private, write_whole
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
     from sfnode.engine.samples import Answered
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what is sealed."""

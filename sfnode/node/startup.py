@@ -29,13 +29,13 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of, kept_control, sound_control
 from sfnode.store.run_keys import held_organiser_key, is_restored, read_passphrase
 from sfnode.transport.base import Transport
-from sfprotocol import proof_of_work, wire_codec
+from sfprotocol import signing, wire_codec
 from sfprotocol.decisions import INCARNATIONS
+from sfprotocol.fields import Names
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, Feed, RunParameters
-from sfprotocol.names import Names
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.signing import Sign
 
@@ -341,10 +341,8 @@ class Incarnations:
     def _search(self) -> int:
         drawn = draw_incarnation(self._random)
         numbers = chain(range(drawn, 1 << 32), range(drawn))
-        below = proof_of_work.bound(self._run.work_bits)
-        found = proof_of_work.solutions(
-            self._run.run_id, self._origin, below, numbers, self._interrupted.is_set
-        )
+        below = signing.work_bound(self._run.work_bits)
+        found = signing.solutions(self._run.run_id, self._origin, below, numbers, self._interrupted.is_set)
         return next(found, drawn)
 
 

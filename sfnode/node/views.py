@@ -37,8 +37,8 @@ from sfnode.schema.views import (
     Timeline,
 )
 from sfnode.stats import LogIndex, Rate, SeriesSample, TimeSeries
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.link import Link as ProtocolLink
-from sfprotocol.names import NAMELESS, Names
 
 if TYPE_CHECKING:
     from sfnode.schema.evaluation import NodeEvaluation
@@ -78,7 +78,7 @@ class Views:
         self._rate = Rate()
         self._swarm_rate: float | None = None
         self._measurements: list[NodeEvaluation] = []
-        self._index = LogIndex(node.log, self._names, node.machine.run)
+        self._index = LogIndex(node.log, self._names, node.machine.run, node.manifest.training)
         self._usage = node.outside.usage(*node.settings.devices)
         self.machine: MachineStatus | None = None
         """Usage of the machine by the node; None until that was looked at."""

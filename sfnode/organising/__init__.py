@@ -1,7 +1,8 @@
 """The organiser's policy: when to close, seal, admit and finish, and what a seal says. Sans-IO.
 
-organiser    decides; policy, events, view, feeds and sanctions are what it decides by
-admission, checkpoints, guard, owner_decisions, renewing    concerns of its own
+organiser    whether it may sign; one decision is under way at a time
+rules        what is due, in order
+known        what the rules are functions of, with policy, events and view
 evaluation   what work is worth: line searches, evidence
 reporting    what can be told of a run, by any node
 """

@@ -14,7 +14,7 @@ from itertools import count
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfprotocol import proof_of_work
+from sfprotocol import signing
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Admit
 from sfprotocol.invitation import SECRET_BYTES
@@ -39,12 +39,12 @@ _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
 def work(run_id: bytes, origin: bytes, nonce: int) -> int:
     """Return the number of leading zero bits that a nonce (1 to 2^64 - 1) achieves; 0 for none shown."""
-    return proof_of_work.BITS - proof_of_work.value(run_id, origin, nonce).bit_length() if nonce else 0
+    return signing.WORK_BITS - signing.work(run_id, origin, nonce).bit_length() if nonce else 0
 
 
 def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
     """Return the first nonce with that much work, 2^bits hashes on average; None once `interrupted`."""
-    found = proof_of_work.solutions(run_id, origin, proof_of_work.bound(bits), count(1), interrupted)
+    found = signing.solutions(run_id, origin, signing.work_bound(bits), count(1), interrupted)
     return next(found, None)
 
 

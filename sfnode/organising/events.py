@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sfnode.organising.evaluation.line_search import LATE_SCALE, SearchResult
 from sfnode.schema.evaluation import Evaluation, StepShare
-from sfprotocol.decisions import Checkpoint, Decision, Recount
+from sfprotocol.decisions import Bases, Checkpoint, Decision, Recount
 from sfprotocol.events import Petitioned
 from sfprotocol.messages import Feed
 
@@ -38,20 +38,18 @@ class EvaluationEnded:
     """Shares of feeds in the step of the epoch, if that was wanted and could be measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class BasesMade:
-    """A MakeBases was carried out."""
-
-    digest: bytes | None
-    """Digest of the bases, which this node can give to its peers; None if it has failed."""
+Product = type[Bases] | type[Checkpoint]
+"""The kinds of decisions for which something is made first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Summarised:
-    """A Summarise was carried out: what counts up to an epoch, by the decisions at that time."""
+class MakingEnded:
+    """A Make was carried out."""
 
-    checkpoint: Checkpoint | None
-    """None if it has failed."""
+    what: Product
+    made: bytes | Checkpoint | None
+    """Digest of the bases, which this node can give to its peers; or what counts up to the epoch, by the
+    decisions at that time; None if it has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-Event = Round | NobodyElse | Petitioned | EvaluationEnded | Summarised | BasesMade | OwnerDecision
+Event = Round | NobodyElse | Petitioned | EvaluationEnded | MakingEnded | OwnerDecision
 
 
 # -- actions -------------------------------------------------------------------------------------------
@@ -110,17 +108,11 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
-class Summarise:
-    """Work out the digests of what counts up to an epoch, by the decisions as they are; report Summarised."""
+class Make:
+    """Make bases at the weights with all that closes up to that of `epoch` have named, and keep them; or work
+    out a checkpoint, the digests of what counts up to it by the decisions as they are. Report MakingEnded."""
 
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class MakeBases:
-    """Make bases at the weights with all that closes up to that of `epoch` have named, keep them, and report
-    BasesMade."""
-
+    what: Product
     epoch: int
 
 
@@ -140,4 +132,4 @@ class StopSigning:
     reason: str
 
 
-Action = Sign | Evaluate | Summarise | MakeBases | AnswerOwner | StopSigning
+Action = Sign | Evaluate | Make | AnswerOwner | StopSigning

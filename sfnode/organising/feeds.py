@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sfnode.organising.evaluation.evidence import GAIN_BY_COST, Weighted, references, weighted_median
 from sfnode.organising.view import Boundary, View
-from sfprotocol import holding
+from sfprotocol import validation
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.messages import Feed
@@ -121,7 +121,7 @@ class Nameable(NamedTuple):
 
     def move(self, salt: bytes) -> Move:
         """Return the move that names it in a close with this salt."""
-        return Move(self.number, self.steps, holding.tag(salt, self.boundary.chain), self.zeros)
+        return Move(self.number, self.steps, validation.tag(salt, self.boundary.chain), self.zeros)
 
 
 class HeldFeeds:
@@ -311,13 +311,6 @@ class HeldFeeds:
         for number, stop, _ in chains:
             held = self._feeds[counting.feed(number)]
             held.boundaries = [one for one in held.boundaries if one.stop >= stop]
-
-    def revoked(self, number: int, epoch: int, counting: Counting) -> bool:
-        """Return whether the close of `epoch` has named updates for the labels of which their member was
-        revoked since."""
-        member = counting.member(counting.feed(number).origin)
-        assert member is not None
-        return any(one.label >= member.revoked for one in self._named(number, epoch, counting))
 
     def oversized(self, epoch: int, counting: Counting) -> set[int]:
         """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are

@@ -37,8 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement
-from sfnode.organising.steps import IDLE_ROUNDS, idle_rounds
+from sfnode.organising.steps import IDLE_ROUNDS, Judgement, idle_rounds
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.metrics import measure_of, metric_of, result_in_words
 from sfnode.schema.organising import EpochEvaluation
@@ -126,26 +125,19 @@ class SealResult(NamedTuple):
         return metric_of(self.said.metric).trained.rises
 
 
-class Rise(NamedTuple):
-    """A difference of two mean losses in nats, and its standard error over the rows."""
-
-    mean: float
-    error: float
-
-
-def rise(before: SealResult, after: SealResult) -> Rise:
-    """Return by how much the loss has risen: row by row, if the rows of both are known; else with the error
-    of two independent samples, which is larger; with an infinite one if those of neither are."""
+def rise(before: SealResult, after: SealResult) -> tuple[float, float]:
+    """Return by how many nats the mean loss has risen, and the standard error: row by row, if the rows of
+    both are known; else that of two independent samples, a larger one; infinite if those of neither are."""
     if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
         numbers = math.isfinite(before.loss) - math.isfinite(after.loss)
-        return Rise(math.copysign(math.inf, numbers) if numbers else 0.0, 0.0)
+        return (math.copysign(math.inf, numbers) if numbers else 0.0), 0.0
     mean = after.loss - before.loss
     known = [one.losses for one in (before, after) if one.losses is not None]
     if not known:
-        return Rise(mean, math.inf)
+        return mean, math.inf
     paired = len(known) == 2 and len(known[0]) == len(known[1])
     differences = known[1] - known[0] if paired else math.sqrt(2) * known[-1]
-    return Rise(mean, float(differences.std(ddof=1)) / math.sqrt(len(differences)))
+    return mean, float(differences.std(ddof=1)) / math.sqrt(len(differences))
 
 
 @dataclass(slots=True)
@@ -180,6 +172,10 @@ class Guard:
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
         """Feeds, with the epochs, that a seal has skipped because they bring what was taken back."""
+
+    def anew(self) -> Guard:
+        """Return one that has read nothing."""
+        return Guard(self._patience, self._idle)
 
     # -- what is known -----------------------------------------------------------------------------
 
@@ -360,14 +356,14 @@ class Guard:
         base = self._base_of(best)
         if base and health.is_worse(base.said, best.said):
             return True
-        gain = rise(best, start)
-        return gain.mean > max(LITTLE, self._chance() * gain.error)
+        gain, error = rise(best, start)
+        return gain > max(LITTLE, self._chance() * error)
 
     def _harmed(self, latest: SealResult, best: SealResult, *, once: bool) -> bool:
         def worse(one: SealResult, least: float, errors: float) -> bool:
-            by = rise(best, one)
+            by, error = rise(best, one)
             evident = one.is_labelled and health.is_worse(one.said, best.said)
-            return best.figure - one.figure > least and (evident or by.mean > errors * by.error)
+            return best.figure - one.figure > least and (evident or by > errors * error)
 
         gain = max(0.0, best.figure - self._start().figure)
         chance, little = self._chance(), max(LITTLE, PART * gain)
@@ -379,8 +375,9 @@ class Guard:
     def _marked(self, mark: SealResult | None, one: SealResult) -> SealResult:
         """Return the last improvement after another result."""
         mark = mark or self._base_of(one) or one
-        by, gain = rise(one, mark), max(LITTLE, self._start().loss - one.loss)
-        better = by.mean > BETTER * gain and by.mean > ERRORS * by.error
+        by, error = rise(one, mark)
+        gain = max(LITTLE, self._start().loss - one.loss)
+        better = by > BETTER * gain and by > ERRORS * error
         return one if better or health.is_worse(mark.said, one.said) else mark
 
     def _since_mark(self) -> list[SealResult]:
@@ -406,8 +403,8 @@ class Guard:
         if base is None or base.losses is None or latest.losses is None or not math.isfinite(latest.loss):
             return base is None or not math.isfinite(latest.loss)
         if latest.jumps:
-            by = rise(base, latest)
-            return by.mean > LITTLE and by.mean > ERRORS * by.error
+            by, error = rise(base, latest)
+            return by > LITTLE and by > ERRORS * error
         return float(np.sqrt(((latest.losses - base.losses) ** 2).mean())) > LARGE_MOVE
 
 

@@ -6,9 +6,12 @@ The fold takes a decision that does not hold for a no-op; an owner has to be tol
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
-from sfprotocol.counting import MAX_MEMBERS, Counting
+from sfnode.organising.events import AnswerOwner
+from sfprotocol.counting import MAX_MEMBERS, Counting, Member, PublishedInvitation
 from sfprotocol.decisions import (
     INCARNATIONS,
     Admit,
@@ -28,10 +31,8 @@ from sfprotocol.decisions import (
 )
 from sfprotocol.errors import RemoteProtocolError
 
-_REPLACES_NOTHING: dict[type[Decision], str] = {
-    Budget: "this is the budget",
-    Finish: "the run is finished",
-}
+if TYPE_CHECKING:
+    from sfnode.organising.known import Knowledge
 
 _REPLACED = "budget", "finished"
 """Parts of the state that these replace."""
@@ -45,36 +46,54 @@ def refusal(counting: Counting, wanted: Decision) -> str | None:
         return error.reason
     if counting.unsupported:
         return "decisions of a later version were made, and what counts since is not known here"
+    holds, reason = _holds(counting, wanted)
+    return None if holds else reason
+
+
+def _holds(counting: Counting, wanted: Decision) -> tuple[bool, str]:
+    """Return whether a decision would change something, and why not if it would not."""
     match wanted:
-        case Admit():
-            return _admit(counting, wanted)
+        case Admit(origin=origin, quota=quota, invitation=invitation):
+            if (number := counting.member_number(origin)) is not None:
+                return quota > counting.quotas.own(number), "admitted before, with no smaller quota"
+            full = len(counting.members) >= MAX_MEMBERS
+            reason = "no room for a member, or an invitation that it has to show"
+            return not full and not invitation, reason
         case Invite(uses=uses):
-            return _unless(bool(uses), "an invitation that nobody may use")
-        case Revoke() | RevokeInvitation():
-            return _unless(_revokes(counting, wanted), "no such member or invitation, or revoked before")
+            return bool(uses), "an invitation that nobody may use"
+        case Revoke(member=number, epoch=epoch) | RevokeInvitation(invitation=number, epoch=epoch):
+            known: Sequence[Member | PublishedInvitation] = counting.members
+            known = known if isinstance(wanted, Revoke) else counting.invitations
+            holds = number < len(known) and epoch < known[number].revoked
+            return holds, "no such member or invitation, or revoked before"
         case Void():
-            return _unless(
-                _voids(counting, wanted), "nothing counts by the seals of these epochs and members"
-            )
+            return _voids(counting, wanted), "nothing counts by the seals of these epochs and members"
         case Amend(feed=feed, epoch=epoch):
             before = counting.named(feed, epoch - 1)
-            return _unless(before < counting.named(feed), "no close from this one on has named steps of it")
+            return before < counting.named(feed), "no close from this one on has named steps of it"
         case Bases(subspace=subspace, digest=digest):
-            return _unless(
-                counting.may_begin(subspace) and counting.own_bases(subspace) != digest,
-                "bases of this run are random, or an epoch of the subspace is open or over, or it has these "
-                "bases",
-            )
-        case Budget() | Finish():
-            return _unless(_replaces(counting, wanted), _REPLACES_NOTHING[type(wanted)])
+            holds = counting.may_begin(subspace) and counting.own_bases(subspace) != digest
+            reason = "an epoch of the subspace is open or over, or it has these bases"
+            return holds, f"bases of this run are random, or {reason}"
+        case Budget():
+            return _replaces(counting, wanted), "this is the budget"
+        case Finish():
+            return _replaces(counting, wanted), "the run is finished"
         case Announce() | StandIns():
-            return None
-        case _:
-            return "the organiser decides this by itself"
+            return True, ""
+    return False, "the organiser decides this by itself"
 
 
-def _unless(holds: bool, reason: str) -> str | None:
-    return None if holds else reason
+def due(known: Knowledge, now: float) -> Decision | None:
+    """Return the first of the owner's decisions that would change something; tell why others are refused."""
+    while known.wanted:
+        decision = known.wanted.pop(0)
+        reason = known.stopped or refusal(known.counting, decision)
+        if reason is None:
+            return decision
+        known.unanswered.remove(decision)
+        known.actions.append(AnswerOwner(decision, reason))
+    return None
 
 
 def _replaces(counting: Counting, wanted: Budget | Finish) -> bool:
@@ -83,26 +102,6 @@ def _replaces(counting: Counting, wanted: Budget | Finish) -> bool:
     after = copy(counting)
     after.apply(Recorded(wanted))
     return any(getattr(after, name) != getattr(counting, name) for name in _REPLACED)
-
-
-def _admit(counting: Counting, admit: Admit) -> str | None:
-    number = counting.member_number(admit.origin)
-    if number is not None:
-        own = counting.quotas.own(number)
-        return _unless(admit.quota > own, "admitted before, with no smaller quota")
-    full = len(counting.members) >= MAX_MEMBERS
-    return _unless(
-        not full and not admit.invitation, "no room for a member, or an invitation that it has to show"
-    )
-
-
-def _revokes(counting: Counting, wanted: Revoke | RevokeInvitation) -> bool:
-    if isinstance(wanted, Revoke):
-        return (
-            wanted.member < len(counting.members) and wanted.epoch < counting.members[wanted.member].revoked
-        )
-    known = wanted.invitation < len(counting.invitations)
-    return known and wanted.epoch < counting.invitations[wanted.invitation].revoked
 
 
 def _voids(counting: Counting, void: Void) -> bool:

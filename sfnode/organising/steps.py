@@ -1,4 +1,4 @@
-"""Rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
+"""Judgements of seals; rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
 
     rate            that of a round, shared by those of its updates that count; a body's falls linearly with
                     the budget
@@ -18,6 +18,9 @@ something has counted, by how much that was: work that is too short to count giv
 half of what counts to move a unit, and then it cuts honest updates to a part of their length, for some
 rounds.
 
+Whoever judges a seal is injected. The judge that ships counts everything, at the manifest's rate; what is
+here, a line search or a guard take its place, and nothing else has to change.
+
 Everything is a function of the decisions and of what closes have named. Knows no time, and nobody who
 measures.
 """
@@ -25,15 +28,48 @@ measures.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 
-from sfnode.organising.evaluation.judging import Judgement
 from sfprotocol.counting import MAX_EPOCHS, Counting
-from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, UNIT_ONE
+from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, UNIT_ONE, RateFrom, Recount
 from sfprotocol.quotas import USUAL_OF
+
+RECOUNTS_PER_SEAL = 4096
+"""Most that one seal recounts, 40 kB; the rest is for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A judge's word on the oldest epoch without a seal."""
+
+    factor: int = FACTOR_ONE
+    """Units of 2^-12; what is recounted gets it, too."""
+    skipped: frozenset[int] = frozenset()
+    """Numbers of feeds that are not to count, as far as the epoch has moved them."""
+    recounted: frozenset[Recount] = frozenset()
+    """Named steps that are to count after all, as far as seals have skipped them."""
+    rates: tuple[RateFrom, ...] = ()
+    """Rates of coming epochs, those above the open one, in order."""
+
+
+Judge = Callable[[Counting], Judgement]
+"""Judges what the close of epoch `counting.sealed` has named, once all of it is here and may be sealed."""
+
+
+def at_rate(rate: int) -> Judge:
+    """Return the judge that counts everything, at this rate in units of 2^-32."""
+
+    def judge(counting: Counting) -> Judgement:
+        coming = counting.open_epoch + 1
+        if coming >= MAX_EPOCHS or rate == counting.rate(coming):
+            return Judgement()
+        return Judgement(rates=(RateFrom(coming, rate),))
+
+    return judge
+
 
 LEAST_RATE = 1 / 32
 """Share of the first rate below which it does not fall: a run that is judged late, or whose budget is raised,

@@ -6,19 +6,19 @@ Synchronous, and nothing here changes anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import UNIT_ONE, Recorded, read
+from sfprotocol.decisions import UNIT_ONE
+from sfprotocol.fields import squares_of
 from sfprotocol.frontier import FeedState
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Entry, Feed, Segment
+from sfprotocol.messages import Feed, Segment
 from sfprotocol.organised import Organised
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import extend
-from sfprotocol.values import squares_of
 
 
 class Boundary(NamedTuple):
@@ -126,29 +126,3 @@ class View:
         """Return whether a peer says that it has more of a feed than is here."""
         held = self._machine.frontier.next(feed)
         return any(link.has.get(feed, 0) > held for link in self._machine.links.values())
-
-
-class DecisionReader:
-    """A reader of the control feed to whom each decision is told once, in order."""
-
-    def __init__(self) -> None:
-        self.read = 0, b""
-        """Number of decisions that were read, and the signature of the last of them: they change only by more
-        of them, or by a succession, which signs the next one itself."""
-
-    def follow(self, entries: Sequence[Entry]) -> Self:
-        """Take in the decisions that are new; begin anew if those from before are not here any more."""
-        known, last = self.read
-        if known and (known > len(entries) or entries[known - 1].signature != last):
-            self._begin()
-            known = 0
-        for position, entry in enumerate(entries[known:], known):
-            self._take(position, entry, read(entry.record))
-        self.read = len(entries), entries[-1].signature if entries else b""
-        return self
-
-    def _begin(self) -> None:
-        """Forget what was read."""
-
-    def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
-        """Take in the next decision."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from random import Random
 
 from sfnode.errors import UserError
-from sfnode.peers.intervals import about, doubled
 from sfnode.transport.base import PeerRecord, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
@@ -44,6 +43,13 @@ BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
 answers."""
 
 
+JITTER = 0.8, 1.2
+"""Range of the factor by which a wait differs, so that nodes that lost a peer together do not return
+together."""
+
+_MOST_DOUBLINGS = 10
+
+
 @dataclass(slots=True)
 class _Entry:
     """Facts known about one peer."""
@@ -69,14 +75,6 @@ class _Entry:
         return tuple(dict.fromkeys([*self.heard, *self.pinned]))
 
 
-@dataclass(slots=True)
-class _Fault:
-    """The faults of one peer: how many, and until when it gets no link."""
-
-    times: int
-    until: float
-
-
 class AddressBook:
     """The peers that this node has heard of, itself excepted."""
 
@@ -89,7 +87,8 @@ class AddressBook:
         self._own = own
         self._random = random
         self._entries: dict[str, _Entry] = {}
-        self._faults: dict[str, _Fault] = {}
+        self._faults: dict[str, tuple[int, float]] = {}
+        """The faults of peers: how many, and until when each gets no link."""
         self._met: dict[str, None] = {}
         """Peers whose links were of use, the latest last."""
         for address in reversed(list(remembered)):  # the newest are added last
@@ -178,17 +177,14 @@ class AddressBook:
 
     def misbehaved(self, peer: str, now: float) -> None:
         """Refuse the peer any link for a while: it broke a rule, or sent nothing of use."""
-        before = self._faults.pop(peer, None)
-        times = before.times + 1 if before else 1
-        wait = doubled(FAULT_FIRST, times - 1, FAULT_MOST)
-        self._faults[peer] = _Fault(times, now + wait)
+        times, _ = self._faults.pop(peer, (0, now))
+        self._faults[peer] = times + 1, now + doubled(FAULT_FIRST, times, FAULT_MOST)
         if len(self._faults) > MAX_FAULTS:
-            del self._faults[min(self._faults, key=lambda name: self._faults[name].until)]
+            del self._faults[min(self._faults, key=lambda name: self._faults[name][1])]
 
     def refused(self, peer: str, now: float) -> bool:
         """Tell whether a fault of this peer is still held against it."""
-        fault = self._faults.get(peer)
-        return fault is not None and now < fault.until
+        return peer in self._faults and now < self._faults[peer][1]
 
     # -- bootstrapping -----------------------------------------------------------------------------
 
@@ -238,8 +234,7 @@ class AddressBook:
         """Return the addresses of at most MAX_BOOK peers for the next start: of neighbours first, then of
         trusted peers. Peers that are no nodes come last, as links of invitations take the first."""
         order = sorted(
-            self._entries,
-            key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p),
+            self._entries, key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p)
         )
         kept = sorted(order[:MAX_BOOK], key=lambda peer: (self._entries[peer].plain, peer))
         return [address for peer in kept for address in self.addresses(peer)[:MAX_ADDRESSES]]
@@ -269,3 +264,13 @@ def _is_address_of(peer: str, address: str) -> bool:
         return address.split() == [address] and peer_of(address) == peer
     except UserError:
         return False
+
+
+def doubled(first: float, times: int, most: float) -> float:
+    """Return the seconds until the next attempt after so many that came to nothing before the last."""
+    return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)
+
+
+def about(seconds: float, random: Random) -> float:
+    """Return a wait with jitter."""
+    return seconds * random.uniform(*JITTER)

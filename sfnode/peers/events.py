@@ -146,21 +146,9 @@ class PresenceChanged:
     presence: Presence
 
 
-Event = (
-    Wake
-    | Observed
-    | LinkOpened
-    | LinkEnded
-    | DialFailed
-    | Announced
-    | AnnounceFailed
-    | Found
-    | FindFailed
-    | BootstrapAnswered
-    | PeerFaulted
-    | Restarted
-    | PresenceChanged
-)
+OfLinks = Observed | LinkOpened | LinkEnded | DialFailed | PeerFaulted
+OfRoster = Announced | AnnounceFailed | Found | FindFailed | BootstrapAnswered
+Event = Wake | OfLinks | OfRoster | Restarted | PresenceChanged
 
 
 # -- actions -------------------------------------------------------------------------------------------

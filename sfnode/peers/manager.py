@@ -2,11 +2,11 @@
 
 Sans-IO: `handle(event, now)` returns what to do, `next_deadline()` says when to send the next Wake. Time is
 an argument (seconds of any monotonic clock), randomness is injected, and nothing here opens, waits or logs.
-`node.network.peering` carries the actions out, in the simulator, too.
+`node.peering` carries the actions out, in the simulator, too.
 
 Theory of operation. A node that is OPEN does five jobs, each when its own deadline comes:
 
-    job        interval (`peers.intervals`)
+    job        interval
     announce   ANNOUNCE_INTERVAL; LONELY_INTERVAL while our record is wrong or may have reached nobody
     find       FIND_INTERVAL; while links are missing LONELY_INTERVAL, doubling while nobody new is found
     bootstrap  LONELY_INTERVAL: alone through anybody until one answers, else through silent given peers
@@ -26,11 +26,28 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from sfnode.peers import events, intervals, selection
-from sfnode.peers.address_book import AddressBook
-from sfnode.peers.intervals import PROBE_INTERVAL, RecurringJob
+from sfnode.peers import events, selection
+from sfnode.peers.address_book import AddressBook, about, doubled
 from sfnode.peers.selection import LinkFacts, address_range
 from sfnode.transport.base import CONNECT_DEADLINE, peer_of
+from sfnode.transport.roster import MAX_TTL
+
+CHECK_INTERVAL = 2.0
+"""Seconds between checks of the links; a link that ends is replaced at once."""
+
+LONELY_INTERVAL = 2.0
+"""Seconds between attempts of a node that has no links, or fewer than it wants."""
+
+FIND_INTERVAL = 30.0
+"""Seconds between searches of the roster when no links are missing."""
+
+ANNOUNCE_INTERVAL = 30.0
+ANNOUNCE_TTL = MAX_TTL
+"""Seconds after which a dead node is gone from the roster; two announcements may fail before that."""
+
+PROBE_INTERVAL = 60.0
+"""Seconds, on average, between probes. In two halves of a swarm of 20 nodes that can reach each other again,
+some node then contacts the other half within seconds."""
 
 BOOTSTRAPS_ALONE = 8
 """Peers from which a node without links bootstraps at a time."""
@@ -49,6 +66,24 @@ FIRST_WORD_DEADLINE = 15.0
 below the silence after which any link is dropped (SPEC L7)."""
 
 _NEVER, _ALWAYS = float("inf"), float("-inf")
+
+
+@dataclass(slots=True)
+class RecurringJob:
+    """Something that is done at intervals and takes a while."""
+
+    began: float = _ALWAYS
+    running: int = 0
+
+    def begin(self, now: float) -> None:
+        self.began = now
+        self.running += 1
+
+    def end(self) -> None:
+        self.running = max(0, self.running - 1)
+
+    def due(self, interval: float) -> float:
+        return _NEVER if self.running else self.began + interval
 
 
 @dataclass(slots=True)
@@ -124,7 +159,7 @@ class PeerManager:
         }
         self._jobs: tuple[tuple[Callable[[], float], Callable[[float], None]], ...] = (
             (lambda: self._probe_at, self._probe),
-            (lambda: self._checked_at + intervals.CHECK_INTERVAL, self._check),
+            (lambda: self._checked_at + CHECK_INTERVAL, self._check),
             (self._announce_due, self._announce),
             (self._find_due, self._find),
             (lambda: self._round.due(self._lonely_interval()), self._bootstrap),
@@ -316,20 +351,20 @@ class PeerManager:
         if not self._rostered:
             return _NEVER
         settled = self._neighbours and self._addresses == self._announced
-        return self._announcing.due(intervals.ANNOUNCE_INTERVAL if settled else self._lonely_interval())
+        return self._announcing.due(ANNOUNCE_INTERVAL if settled else self._lonely_interval())
 
     def _lonely_interval(self) -> float:
         """Back off in a DHT of others, where nobody may come for days."""
         if self._neighbours or not self.book.plain_only:
-            return intervals.LONELY_INTERVAL
+            return LONELY_INTERVAL
         return self._backed_off()
 
     def _backed_off(self) -> float:
-        return intervals.doubled(intervals.LONELY_INTERVAL, self._in_vain, intervals.FIND_INTERVAL)
+        return doubled(LONELY_INTERVAL, self._in_vain, FIND_INTERVAL)
 
     def _announce(self, now: float) -> None:
         self._announcing.begin(now)
-        self._do(events.Announce(intervals.ANNOUNCE_TTL))
+        self._do(events.Announce(ANNOUNCE_TTL))
 
     def _on_announced(self, event: events.Announced, now: float) -> None:
         self._announcing.end()
@@ -342,7 +377,7 @@ class PeerManager:
         if not self._rostered:
             return _NEVER
         if not self.wanting:
-            return self._finding.due(intervals.FIND_INTERVAL)
+            return self._finding.due(FIND_INTERVAL)
         return self._finding.due(self._backed_off())
 
     def _find(self, now: float) -> None:
@@ -403,7 +438,7 @@ class PeerManager:
     def _probe(self, now: float) -> None:
         """Look beyond the neighbours: each half of a split swarm may have enough links, and no other reason
         to look further."""
-        self._probe_at = now + intervals.about(PROBE_INTERVAL, self._random)
+        self._probe_at = now + about(PROBE_INTERVAL, self._random)
         self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
         self._give_up(selection.whom_to_give_up(self.standings(), now), events.Reason.GAVE_WAY, now)
         self._dial(selection.whom_to_probe(self.standings(), self._dialling, self.book, now))

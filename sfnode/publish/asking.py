@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from sfnode.control.client import SyncClient
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node.network.contacts import known_url
+from sfnode.node.contacts import known_url
 from sfnode.node.samples import kept
 from sfnode.node.startup import remembered_peers
 from sfnode.peers import contacts

@@ -10,7 +10,7 @@ import html
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
 from markupsafe import escape
 from pydantic import ConfigDict, Field, ValidationError
@@ -30,7 +30,7 @@ from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.events import Counters
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import RunParameters
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.weighing import WORTH_ONE
 
 MAX_FILE = 64 * 1024
 """Bytes of a file that is read: a drawing has 12,000."""
@@ -115,18 +115,10 @@ class Certificate(Answer):
         ).encode()
 
 
-class _Spot(NamedTuple):
-    x: int
-    y: int
-    on: bool
-
-
-def _pattern(key: bytes) -> list[_Spot]:
-    """Return the bits of a key as spots: 8 columns of 32."""
+def _pattern(key: bytes) -> list[tuple[int, int, int]]:
+    """Return the bits of a key as spots, each with its place: 8 columns of 32."""
     return [
-        _Spot(60 + 16 * bit, 64 + 16 * row, bool(byte >> bit & 1))
-        for row, byte in enumerate(key)
-        for bit in range(8)
+        (60 + 16 * bit, 64 + 16 * row, byte >> bit & 1) for row, byte in enumerate(key) for bit in range(8)
     ]
 
 

@@ -1,8 +1,8 @@
 """A page made of several runs' `run.json`: a directory for whoever looks for a run to take part in.
 
 Files may come from strangers' web servers: each is bounded in size and time, everything in it is text, and
-one that cannot be read is listed as such. Of a run that is told of twice the word counts that the organiser's
-present key has signed, the last of these; of words that it has not, the first in the list.
+one that cannot be read is listed as such. Of a run that is told of twice the word counts that the organiser
+of the latest term has signed, the last of these; of words that it has not, the first in the list.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from http.client import HTTPException
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
+
+from markupsafe import Markup
 
 from sfnode.dashboard.snapshot import Words
 from sfnode.errors import UserError
 from sfnode.peers.contacts import FETCH_DEADLINE, MAX_FILE, download
-from sfnode.publish.page import SPARK, Chart, chart, gain, moment, render, verdict_of
+from sfnode.publish.page import SPARK, chart, gain, moment, render, verdict_of
 from sfnode.publish.run_file import NAME, RunFile, bad_run_file
-from sfnode.publish.signature import Signature, key_of, signature_of
+from sfnode.publish.signature import Signature, signature_of
 from sfprotocol.invitation import is_url
 
 MAX_RUNS = 200
@@ -48,7 +51,7 @@ class ListedRun(NamedTuple):
     """Address of its page; empty if it is not known."""
     verdict: Words
     gain: str
-    chart: Chart | None
+    chart: Markup | None
     updated: str
 
     @property
@@ -106,12 +109,15 @@ def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[s
 
 def _trusted(told: Sequence[Told]) -> Told:
     """Return that of several words on one run which counts."""
-    signatures = [one.signature for one in told if one.signature]
-    if not signatures:
-        return told[0]
-    key = key_of(signatures[0].authority, [one.succession for one in signatures if one.succession])
-    signed = [one for one in told if one.signature and one.signature.holds(key)]
-    return max(signed, key=lambda one: one.run.updated, default=told[0])
+    signed = [(one, one.signature) for one in told if one.signature]
+    successions = [signature.succession for _, signature in signed if signature.succession]
+    found = [
+        (term, one.run.updated, one)
+        for one, signature in signed
+        for term, key in [signature.signer(successions)]
+        if signature.holds(key)
+    ]
+    return max(found, key=itemgetter(0, 1), default=(0, None, told[0]))[2]
 
 
 def _entry(told: Told) -> ListedRun:
@@ -120,13 +126,14 @@ def _entry(told: Told) -> ListedRun:
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality
     latest = quality.latest if quality else None
+    verdict = verdict_of(run)
     base = quality.base.value if quality and quality.base else None
     return ListedRun(
         run=run,
         page=page,
-        verdict=verdict_of(run),
+        verdict=verdict,
         gain=gain(run),
-        chart=chart(run.curve, base, latest.metric, SPARK) if latest else None,
+        chart=chart(run.curve, base, latest.metric, SPARK, verdict.text) if latest else None,
         updated=moment(run.updated),
     )
 

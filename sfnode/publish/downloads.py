@@ -56,7 +56,7 @@ def offer(export: Path, site: Path) -> Downloads:
     export = _latest(export)
     name = export.resolve().name if _epoch(export) is not None else "export"
     target = site / FOLDER / name
-    if _stamp(export) != _copied_stamp(target):
+    if not (target / SUMS).is_file() or _stamp(export) != _stamp(target):
         _copy(export, target)
     for other in (site / FOLDER).iterdir():
         if other != target and re.fullmatch(OURS, other.name):
@@ -96,10 +96,6 @@ def _files(folder: Path) -> list[Path]:
 
 def _stamp(folder: Path) -> list[tuple[str, int, int]]:
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(folder)]
-
-
-def _copied_stamp(target: Path) -> list[tuple[str, int, int]] | None:
-    return _stamp(target) if (target / SUMS).is_file() else None
 
 
 def _copy(export: Path, target: Path) -> None:

@@ -22,8 +22,8 @@ from sfnode.store.checkout import last_seal
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import state_digest
 from sfprotocol import decisions
-from sfprotocol.decisions import Announce, Decision
-from sfprotocol.names import NAMELESS, Names, readable
+from sfprotocol.decisions import Announce, Decision, Seal
+from sfprotocol.fields import NAMELESS, Names, readable
 
 ANNOUNCEMENTS = 8
 """Announcements that are shown, the last ones."""
@@ -52,12 +52,20 @@ class PageTeam(NamedTuple):
     worth: int | None
 
 
-class Announcement(NamedTuple):
-    """Words of the organiser."""
+class PageOrganiser(NamedTuple):
+    """Those whose decisions count."""
 
-    epoch: int
+    who: PageMember | None
+    """The stand-in whose key signs them, or else no more than that key; None if nobody can tell."""
+    named_by: str
+    """Those who have chosen it, in words."""
+    since: int
     """Epochs that were sealed by then."""
-    text: str
+    stand_ins: Sequence[PageMember]
+
+
+Announcement = tuple[int, str]
+"""Epochs that were sealed when the organiser said something, and its words."""
 
 
 class Facts(NamedTuple):
@@ -72,6 +80,7 @@ class Facts(NamedTuple):
     digest: str | None = None
     quality: RunQuality | None = None
     curve: tuple[CurvePoint, ...] = ()
+    organiser: PageOrganiser | None = None
     announcements: Sequence[Announcement] = ()
     unmatched: Sequence[str] = ()
     """Keys to be hidden of which there is nothing."""
@@ -90,6 +99,11 @@ def gather(
     facts = found(manifest, update_log, data_dir, known)
     members = [_shown(member, hidden) for member in facts.members]
     unmatched = [key for key in hidden if not any(one.key.startswith(key) for one in facts.members)]
+    if one := facts.organiser:
+        stand_ins = [_shown(each, hidden) for each in one.stand_ins]
+        facts = facts._replace(
+            organiser=one._replace(who=one.who and _shown(one.who, hidden), stand_ins=stand_ins)
+        )
     return facts._replace(members=members, unmatched=unmatched)
 
 
@@ -130,7 +144,26 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
             for one in ranked
             if one.counted
         ],
+        organiser=_organiser(past, said),
         announcements=_announcements(said)[-ANNOUNCEMENTS:],
+    )
+
+
+def _organiser(past: Past, said: Sequence[Decision]) -> PageOrganiser:
+    """Return who organises now, and who would."""
+    assert past.machine.organised is not None
+    feed, members = past.machine.organised.control.feed, past.latest.members
+    standing = {
+        key: _member(members[number].origin, past.names, 0, None)
+        for key, number in feed.standing.items()
+        if number < len(members)
+    }
+    elected = feed.term % feed.authority.terms > 0
+    return PageOrganiser(
+        who=standing.get(feed.key, _member(feed.key, {}, 0, None)) if feed.key else None,
+        named_by="its stand-ins" if elected else "its deputies" if feed.succession else "its manifest",
+        since=max((one.epoch + 1 for one in said[: feed.begun] if isinstance(one, Seal)), default=0),
+        stand_ins=list(standing.values()),
     )
 
 
@@ -185,12 +218,12 @@ def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
 
 
 def _announcements(said: Iterable[Decision]) -> list[Announcement]:
-    sealed, found = 0, []
+    sealed, found = 0, list[Announcement]()
     for decision in said:
-        if isinstance(decision, decisions.Seal):
+        if isinstance(decision, Seal):
             sealed = max(sealed, decision.epoch + 1)
         elif isinstance(decision, Announce):
-            found.append(Announcement(sealed, decision.text))
+            found.append((sealed, decision.text))
     return found
 
 

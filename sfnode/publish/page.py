@@ -1,5 +1,9 @@
 """Pages as text: templates with automatic escaping, no script, one style that the page's policy knows by its
-hash. What strangers have written stands in them as text and nowhere else."""
+hash. What strangers have written stands in them as text and nowhere else.
+
+The curve is drawn here, so that a page needs no script: for every size of a screen on its own, with letters
+as large as those around it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,14 +26,9 @@ from sfnode.dashboard.quality import UNJUDGED, beside, still_rises, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command, printable, size_text, span
 from sfnode.publish.downloads import Downloads
-from sfnode.publish.facts import Facts, PageMember, teams, thinned
+from sfnode.publish.facts import Facts, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import better_by, metric_of, value_in_words
-
-# The curve of a run as numbers for an SVG: drawn on the server side, so that a page needs no script.
-#
-# Every size of a screen has a drawing of its own, with letters as large as those around it. Knows no HTML.
-
 
 MOST_DOTS = 60
 """Points that are drawn as dots; of more, only the last one can be seen."""
@@ -37,59 +37,34 @@ TICKS = 5
 """Lines across, about."""
 
 
-class Label(NamedTuple):
-    """A text beside an axis, or beside a line."""
-
-    at: float
-    text: str
-
-
-class Dot(NamedTuple):
-    """A measurement, and what it says when somebody points at it."""
-
-    x: float
-    y: float
-    title: str
-    drawn: bool
-    """Whether it can be seen."""
+# -- the curve -----------------------------------------------------------------------------------------
 
 
 class Box(NamedTuple):
-    """A size, in the units in which letters are 12 high."""
+    """A drawing's name in the style, and its size, in the units in which letters are 12 high."""
 
+    name: str
     width: int
     height: int
     left: int
-    right: int
+    top: int
+    bottom: int
     points: int
     """Most points of the curve."""
 
 
-WIDE = Box(860, 300, 48, 8, 200)
-NARROW = Box(360, 240, 48, 8, 80)
-SPARK = Box(240, 56, 2, 8, 60)
-_TOP, _BOTTOM = 16, 26
+WIDE = Box("wide", 860, 300, 48, 16, 26, 200)
+NARROW = Box("narrow", 360, 240, 48, 16, 26, 80)
+SPARK = Box("spark", 240, 56, 2, 6, 6, 60)
+"""One without axes."""
+
+_RIGHT = 8
 
 
-class Chart(NamedTuple):
-    """A drawing; coordinates are those of its box."""
-
-    box: Box
-    line: str
-    """Path of the values."""
-    band: str
-    """Path around the 95 % intervals."""
-    dots: list[Dot]
-    across: list[Label]
-    """Lines across, by height."""
-    below: list[Label]
-    """Labels of the axis below."""
-    base: Label | None
-    """Height of the base model."""
-
-
-def chart(points: Sequence[CurvePoint], base: float | None, metric: str, box: Box) -> Chart | None:
-    """Draw the curve over sealed epochs; None if there is no finite value."""
+def chart(
+    points: Sequence[CurvePoint], base: float | None, metric: str, box: Box, label: str
+) -> Markup | None:
+    """Draw the curve over sealed epochs with 95 % intervals, as SVG; None if there is no finite value."""
     shown = thinned([one for one in points if math.isfinite(one.value)], box.points)
     if not shown:
         return None
@@ -98,32 +73,51 @@ def chart(points: Sequence[CurvePoint], base: float | None, metric: str, box: Bo
     beside = [base] if base is not None and math.isfinite(base) else []
     steps = _steps(min(*lows, *beside, shown[0].value), max(*highs, *beside, shown[0].value))
     first, last = shown[0].epoch, shown[-1].epoch
-    width = box.width - box.left - box.right
-    bottom = box.height - (_BOTTOM if box is not SPARK else 6)
-    top = _TOP if box is not SPARK else 6
+    right, low = box.width - _RIGHT, box.height - box.bottom
 
     def x(epoch: int) -> float:
-        return round(box.left + (epoch - first) / max(1, last - first) * width, 1)
+        return round(box.left + (epoch - first) / max(1, last - first) * (right - box.left), 1)
 
     def y(value: float) -> float:
-        return round(bottom - (value - steps[0]) / (steps[-1] - steps[0]) * (bottom - top), 1)
+        return round(low - (value - steps[0]) / (steps[-1] - steps[0]) * (low - box.top), 1)
 
-    dots = [
-        Dot(x(one.epoch), y(one.value), _title(metric, one), len(shown) <= MOST_DOTS or one is shown[-1])
-        for one in shown
-    ]
-    there = [f"{x(one.epoch)} {y(high)}" for one, high in zip(shown, highs, strict=True)]
-    back = [f"{x(one.epoch)} {y(low)}" for one, low in zip(shown, lows, strict=True)][::-1]
-    ends = dict.fromkeys((first, (first + last) // 2, last)) if last - first > 1 else (first, last)
-    return Chart(
-        box=box,
-        line="M" + "L".join(f"{dot.x} {dot.y}" for dot in dots),
-        band="M" + "L".join([*there, *back]) + "Z",
-        dots=dots,
-        across=[Label(y(value), _tick(metric, value, steps[1] - steps[0])) for value in steps],
-        below=[Label(x(epoch), f"{epoch:,}") for epoch in dict.fromkeys(ends)],
-        base=Label(y(base), value_in_words(metric, base)) if beside and base is not None else None,
-    )
+    size = f"0 0 {box.width} {box.height}"
+    svg = Element("svg", {"class": f"chart {box.name}", "viewBox": size, "role": "img"})
+    svg.set("aria-label", printable(label))
+    if box is not SPARK:
+        for value in steps:
+            _add(svg, "path", "grid", d=f"M{box.left} {y(value)}H{right}")
+            _write(svg, box.left - 8, y(value) + 4, "end", _tick(metric, value, steps[1] - steps[0]))
+        middle = [(first + last) // 2] if last - first > 1 else []
+        for epoch, anchor in {first: "start", **dict.fromkeys(middle, "middle"), last: "end"}.items():
+            _write(svg, x(epoch), box.height - 6, anchor, f"{'round ' if epoch == first else ''}{epoch:,}")
+    above = [(x(one.epoch), y(high)) for one, high in zip(shown, highs, strict=True)]
+    below = [(x(one.epoch), y(low)) for one, low in zip(shown, lows, strict=True)]
+    _add(svg, "path", "band", d=f"{_path([*above, *reversed(below)])}Z")
+    for value in beside:
+        _add(svg, "path", "base", d=f"M{box.left} {y(value)}H{right}")
+    _add(svg, "path", "curve", d=_path([(x(one.epoch), y(one.value)) for one in shown]))
+    for one in shown[-1:] if box is SPARK else shown:
+        mark, at = _add(svg, "g", "mark"), {"cx": x(one.epoch), "cy": y(one.value)}
+        if len(shown) <= MOST_DOTS or one is shown[-1]:
+            _add(mark, "circle", "dot", r=3.5, **at)
+        _add(mark, "circle", "hit", r=8, **at)
+        SubElement(mark, "title").text = _title(metric, one)
+    for value in beside if box is not SPARK else ():
+        _write(svg, right, y(value) - 6, "end", f"base model {value_in_words(metric, value)}")
+    return Markup(tostring(svg, encoding="unicode"))  # all texts in it are escaped
+
+
+def _add(inside: Element, tag: str, style: str, **said: object) -> Element:
+    return SubElement(inside, tag, {"class": style} | {name: str(value) for name, value in said.items()})
+
+
+def _write(inside: Element, x: float, y: float, anchor: str, text: str) -> None:
+    SubElement(inside, "text", {"x": str(x), "y": str(y), "text-anchor": anchor}).text = text
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x} {y}" for x, y in points)
 
 
 def _finite(value: float, instead: float) -> float:
@@ -234,7 +228,8 @@ def run_page(
     quality = run.quality
     metric = _metric(run)
     base = quality.base.value if quality and quality.base else None
-    drawn = {name: chart(run.curve, base, metric, box) for name, box in (("wide", WIDE), ("narrow", NARROW))}
+    label = f"{summary(run)} The curve has {len(run.curve)} rounds."
+    charts = [drawn for box in (WIDE, NARROW) if (drawn := chart(run.curve, base, metric, box, label))]
     return render(
         "run.html",
         run=run,
@@ -247,17 +242,17 @@ def run_page(
         metric=metric,
         gain=gain(run),
         rewards=beside(run.quality.latest, run.quality.base) if run.quality else "",
-        label=_label(run),
-        **drawn,
+        charts=charts,
         join=f"{run.url}{NAME}" if run.url else run.link,
         qr=Markup(qr_svg(run.link)) if run.link else "",
         download=size_text(run.sizes.model) if run.sizes.model is not None else "",
         left=_left(run),
         members=facts.members,
-        by_updates=sorted(facts.members, key=_by_updates),
+        by_updates=sorted(facts.members, key=lambda one: (-one.updates, -(one.worth or 0), one.key)),
         top=TOP,
         listed=LISTED,
         teams=teams(facts.members)[:TEAMS],
+        organiser=facts.organiser,
         announcements=facts.announcements,
         samples=sorted(samples, key=lambda one: one.before == one.after),
         short=all(len(text) <= SHORT for one in samples for text in (one.before, one.after, one.right)),
@@ -312,18 +307,10 @@ def moment(at: datetime) -> str:
     return f"{at.day} {at:%B %Y, %H:%M} UTC"
 
 
-def _label(run: RunFile) -> str:
-    return f"{summary(run)} The curve has {len(run.curve)} rounds."
-
-
 def _left(run: RunFile) -> str:
     if run.complete or not run.updates_per_hour:
         return ""
     return span((run.budget - run.updates) * 3600 / run.updates_per_hour)
-
-
-def _by_updates(one: PageMember) -> tuple[int, int, str]:
-    return -one.updates, -(one.worth or 0), one.key
 
 
 def render(template: str, **values: Any) -> str:

@@ -21,8 +21,8 @@ from sfnode.peers.contacts import MAX_FILE
 from sfnode.schema.evaluation import Answer
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation, Hex32, Hex64
+from sfprotocol.fields import readable
 from sfprotocol.invitation import MAX_LINK, is_url
-from sfprotocol.names import readable
 
 VERSION = 1
 """Version of the file; later ones that an older reader still understands keep the number."""
@@ -37,6 +37,10 @@ MAX_CURVE = 200
 
 MAX_PROGRESS = 200
 """Earlier publications that are remembered, thinned out as they grow: what rates are computed from."""
+
+MAX_TURNS = 64
+"""Decisions that show who was elected: two, and two more for each time that one who was elected has named
+others to stand in."""
 
 MAX_CONTACTS = 32
 """Addresses: as many as a link holds."""
@@ -90,6 +94,7 @@ WebAddress = Annotated[str, AfterValidator(_web_address)]
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Value = Annotated[float, AfterValidator(_measured)]
 Published = Annotated[EpochEvaluation, AfterValidator(_published)]
+Frame = Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})*$")]
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
@@ -185,8 +190,11 @@ class RunFile(Answer):
     progress: Annotated[tuple[ProgressMoment, ...], Field(max_length=MAX_PROGRESS)] = ()
     manifest: Annotated[str, Field(max_length=MAX_FILE)] = ""
     """The run's manifest as it travels (SPEC M2), in base64; empty without a signature."""
-    succession: Annotated[str, Field(max_length=MAX_FILE, pattern="^([0-9a-f]{2})*$")] = ""
+    succession: Frame = ""
     """The last succession as it travels (SPEC O4), in hex; empty if there was none."""
+    elections: Annotated[tuple[tuple[Hex32, Frame], ...], Field(max_length=MAX_TURNS)] = ()
+    """Decisions since then of elections (SPEC O23), and of who stood in: the chain hash before each, and a
+    Control message with it, in hex."""
     signature: Hex64 | None = None
     """The organiser's, over `sfnode-run-file` and all of the file before this field, which is the last one;
     null if the publisher had not its key."""

@@ -1,30 +1,37 @@
 """The organiser's signature of a `run.json`: who has the file alone can check it.
 
-The file brings the manifest, whose hash is the run id, and the succession by which the organiser's key of
-today came to be (SPEC O3, O4). The signature is the last field and is of all bytes before it, so that there
-is nothing to put into a canonical form.
+The file brings the manifest, whose hash is the run id, and the succession and the elections by which the
+organiser's key of today came to be (SPEC O3, O4, O23). More than half of those who have stood in since that
+succession can elect a key again, here as in the run itself. The signature is the last field and is of all
+bytes before it, so that there is nothing to put into a canonical form.
 """
 
 from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.peers.contacts import MAX_FILE
-from sfnode.publish.run_file import RunFile, bad_run_file
+from sfnode.publish.run_file import MAX_TURNS, RunFile, bad_run_file
 from sfprotocol import wire_codec
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.errors import RemoteProtocolError
-from sfprotocol.messages import Authority, Succession
+from sfprotocol.messages import Authority, Control, Entry, Form, Succession
 from sfprotocol.signing import Sign, signed_by
+
+T = TypeVar("T")
 
 _DOMAIN = b"sfnode-run-file"
 """Begins what is signed, so that a signature of a file is none of anything else."""
 
 _FIELD = b',"signature":'
+
+Turns = tuple[tuple[bytes, int, Entry], ...]
+"""Decisions that show who was elected, each with the chain hash before it and its position."""
 
 
 class Signer(NamedTuple):
@@ -35,12 +42,18 @@ class Signer(NamedTuple):
     sign: Sign
 
     def write(self, run: RunFile) -> bytes:
-        """Return the bytes of a signed file; of one that would get too large (MAX_FILE) without a
+        """Return the bytes of a signed file; of one that would get too large (MAX_FILE, MAX_TURNS) without a
         signature."""
-        last, parameters = self.control.succession, self.manifest.parameters()
+        last, form, turns = self.control.succession, self.manifest.parameters().form, self.control.turns()
+        if len(turns) > MAX_TURNS:
+            return run.write()
         proof = {
             "manifest": b64encode(self.manifest.canonical()).decode(),
-            "succession": wire_codec.encode(last, *parameters.form).hex() if last else "",
+            "succession": wire_codec.encode(last, *form).hex() if last else "",
+            "elections": tuple(
+                (chain.hex(), wire_codec.encode(Control(place, (entry,)), *form).hex())
+                for chain, place, entry in turns
+            ),
         }
         said = run.model_copy(update=proof).write().rpartition(_FIELD)[0]
         data = said + _FIELD + f'"{self.sign(_DOMAIN + said).hex()}"}}\n'.encode()
@@ -48,10 +61,11 @@ class Signer(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A signature that holds, by one of the keys that a run's deputies have named, or by its first one."""
+    """A signature that holds, by a key that a run's deputies or stand-ins have named, or by its first one."""
 
     authority: Authority
     succession: Succession | None
+    turns: Turns
     said: bytes
     """The message that is signed."""
     signature: bytes
@@ -59,6 +73,15 @@ class Signature(NamedTuple):
     def holds(self, key: bytes | None) -> bool:
         """Return whether it is by this key."""
         return key is not None and signed_by(key, self.said, self.signature)
+
+    def signer(self, successions: list[Succession]) -> tuple[int, bytes | None]:
+        """Return the term, and whose key signs in it, after these successions and the elections that are
+        told with it; successions without enough votes count for nothing."""
+        control = ControlFeed(self.authority)
+        for one in successions:
+            with suppress(RemoteProtocolError):
+                control.succeed(one)
+        return control.after(self.turns)
 
 
 def signature_of(run: RunFile, data: bytes, source: str) -> Signature | None:
@@ -69,34 +92,26 @@ def signature_of(run: RunFile, data: bytes, source: str) -> Signature | None:
     said, _, rest = data.rpartition(_FIELD)
     try:
         manifest = Manifest.from_canonical(b64decode(run.manifest, validate=True), source)
-        succession = _succession(run, manifest)
+        form = manifest.parameters().form
+        succession = _decoded(run.succession, form, Succession) if run.succession else None
+        decided = ((chain, _decoded(frame, form, Control)) for chain, frame in run.elections)
+        turns = tuple(
+            (bytes.fromhex(chain), one.first, entry) for chain, one in decided for entry in one.entries
+        )
     except (binascii.Error, UserError, RemoteProtocolError) as error:
-        raise bad_run_file(source, "it is signed, and its manifest or succession cannot be read") from error
+        raise bad_run_file(source, "it is signed, and what shows by whom cannot be read") from error
     authority = manifest.parameters().organised
     if authority is None or authority.run_id.hex() != run.run_id:
         raise bad_run_file(source, "it is signed, and its manifest is of another run")
-    found = Signature(authority, succession, _DOMAIN + said, bytes.fromhex(run.signature))
+    found = Signature(authority, succession, turns, _DOMAIN + said, bytes.fromhex(run.signature))
     whole = rest.rstrip() == f'"{run.signature}"}}'.encode()
-    if not whole or not found.holds(key_of(authority, [succession] if succession else [])):
+    if not whole or not found.holds(found.signer([succession] if succession else [])[1]):
         raise bad_run_file(source, "the signature in it is not its organiser's")
     return found
 
 
-def key_of(authority: Authority, successions: list[Succession]) -> bytes | None:
-    """Return the organiser's key after these successions; those without enough votes count for nothing."""
-    control = ControlFeed(authority)
-    for one in successions:
-        try:
-            control.succeed(one)
-        except RemoteProtocolError:
-            continue
-    return control.key
-
-
-def _succession(run: RunFile, manifest: Manifest) -> Succession | None:
-    if not run.succession:
-        return None
-    found = wire_codec.decode(bytes.fromhex(run.succession), *manifest.parameters().form)
-    if not isinstance(found, Succession):
-        raise RemoteProtocolError("O4", "no succession")
+def _decoded(frame: str, form: Form, kind: type[T]) -> T:
+    found = wire_codec.decode(bytes.fromhex(frame), *form)
+    if not isinstance(found, kind):
+        raise RemoteProtocolError("O4", f"no {kind.__name__}")
     return found

@@ -144,11 +144,12 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+# -- traffic of a day ----------------------------------------------------------------------------------
+
 # The daily traffic quota (`mb_per_day`): bytes uploaded and downloaded since midnight, over restarts. The
 # total is kept in the update log and written from time to time; a node that is killed forgets what it
 # carried in the last half minute. Counting happens on the event loop alone, writing in one thread at a
 # time.
-
 FLUSH_INTERVAL = 30.0
 """Seconds between two writes: a commit costs the disk more than the bytes matter."""
 

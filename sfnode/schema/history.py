@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sfnode.manifest.sections import Parent
 from sfnode.schema.evaluation import Answer
+from sfnode.schema.node_state import Uncounted
 from sfnode.schema.organising import EpochEvaluation
 
 
@@ -96,6 +97,30 @@ class Ranked(Answer):
     """Nats of validation loss that these have taken off by the figures in the control feed (SPEC O16), in
     units of 10^-9."""
     revoked: bool
+    left_out: str | None = None
+    """Verdict against its latest work."""
+
+
+class Verdict(Answer):
+    """Outcome of a member's work in a round."""
+
+    epoch: int
+    incarnation: int
+    named: int
+    counted: int
+    reason: Uncounted | None
+    """Verdict against it."""
+
+
+class WhyResult(Answer):
+    """`sfnode log --why MEMBER --json`."""
+
+    run_id: str
+    member: int
+    origin: str
+    name: str | None
+    revoked: int | None
+    verdicts: list[Verdict]
 
 
 class Remeasured(Answer):

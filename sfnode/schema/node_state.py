@@ -80,3 +80,34 @@ HEALTH_WORDS = {
     RunHealth.NO_BETTER: "not certainly better",
     RunHealth.WORSE: "WORSE",
 }
+
+
+class Uncounted(StrEnum):
+    """The reasons for which work that a close has named does not count, the first that holds."""
+
+    WAITS = "waits"
+    JUDGE = "judge"
+    HARMFUL = "harmful"
+    OFTEN_LARGE = "often-large"
+    UNPROVEN = "unproven"
+    UNLIKE = "unlike"
+    OUTLIER = "outlier"
+    OVERSIZED = "oversized"
+    REVOKED = "revoked"
+    TAKEN_BACK = "taken-back"
+    NOTHING = "nothing"
+
+
+UNCOUNTED_WORDS = {
+    Uncounted.WAITS: "no seal has judged it yet",
+    Uncounted.JUDGE: "the organiser has left it out, and the figures do not tell why",
+    Uncounted.HARMFUL: "its author's work evidently does harm",
+    Uncounted.OFTEN_LARGE: "its author's work is far too large again and again",
+    Uncounted.UNPROVEN: "what was measured does not tell that its author's work helps",
+    Uncounted.UNLIKE: "its author's work agrees far less with the rows kept aside than others' does",
+    Uncounted.OUTLIER: "it weighs far more than others' work",
+    Uncounted.OVERSIZED: "its numbers are too large to count at once",
+    Uncounted.REVOKED: "it was named after its author was revoked",
+    Uncounted.TAKEN_BACK: "its round was taken back, or it comes from one that was",
+    Uncounted.NOTHING: "the whole round counts nothing, or the work moves nothing",
+}

@@ -94,7 +94,7 @@ class StandInStatus(Answer):
     """Whether it was heard within a minute."""
     organises: bool
     lied: bool = False
-    """Whether it is proven that it has voted twice in one election: its word counts no more (SPEC O24)."""
+    """Whether it has voted twice in one election, and is out (SPEC O24)."""
 
 
 class OrganiserStatus(Answer):
@@ -202,7 +202,7 @@ class PetitionList(Answer):
 
     petitions: list[PetitionStatus]
     offers: list[OfferStatus]
-    """Those who would stand in, and were heard of late; none where the organiser is elsewhere."""
+    """Those here who would stand in, or do; none where the organiser is elsewhere."""
 
 
 class Change(Answer):

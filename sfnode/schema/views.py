@@ -111,10 +111,12 @@ class Origin(Answer):
     cut: bool
     """Whether it has signed two histories; what came after the fork does not count."""
     counted: int | None = None
-    """Its updates that count by the seals so far; None in an open run."""
+    """Its updates that seals count; None in an open run."""
     worth: int | None = None
     """Nats of validation loss that these have taken off by the organiser's figures, in units of 10^-9; None
-    as long as nobody's were measured (as in an open run, and one of rewards), and of who is no member."""
+    where nobody's were measured, and of who is no member."""
+    left_out: str | None = None
+    """Verdict against its latest work."""
     gain_share: float | None = None
     """Part that this has in all members' worths, each taken without its sign: -1 to 1; None as `worth`."""
     own: bool
@@ -269,7 +271,7 @@ class OwnStanding(Answer):
     share: float
     """Share of all updates."""
     counted: int | None
-    """Its updates that count by the seals so far; None in an open run."""
+    """Its updates that seals count; None in an open run."""
     worth: int | None
     """The same as of an `Origin`."""
     gain_share: float | None = None

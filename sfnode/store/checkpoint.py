@@ -33,9 +33,9 @@ from sfnode.store.replay import changes
 from sfprotocol.checkpoints import Base, feeds_digest, listing
 from sfprotocol.counting import Counting, NamedStop
 from sfprotocol.decisions import Checkpoint
-from sfprotocol.holding import tag
 from sfprotocol.messages import Feed
 from sfprotocol.seeds import I64
+from sfprotocol.validation import tag
 from sfprotocol.weighing import Counted, named
 
 KEPT = 2

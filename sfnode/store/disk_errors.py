@@ -104,9 +104,7 @@ def corrupt(path: Path, reason: str) -> UserError:
 def unusable(path: Path, reason: str) -> UserError:
     """Return the error for a folder, or a file in it, that cannot be used as it is."""
     return UserError(
-        Code.DATA_DIR_UNUSABLE,
-        f"cannot use {path}: {reason}",
-        "Correct that, or name another folder.",
+        Code.DATA_DIR_UNUSABLE, f"cannot use {path}: {reason}", "Correct that, or name another folder."
     )
 
 

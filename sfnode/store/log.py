@@ -317,6 +317,11 @@ class UpdateLog:
         with self._reading, disk_faults(self.path):
             return tables.arrivals(self._reader)
 
+    def arrival(self, position: int) -> int | None:
+        """Return the time at which the decision at a position came, as `arrivals` does; None without it."""
+        with self._reading, disk_faults(self.path):
+            return tables.arrival(self._reader, position)
+
     def control(self) -> list[Entry]:
         """Return the decisions of the control feed, in order."""
         with self._reading, disk_faults(self.path):

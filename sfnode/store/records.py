@@ -22,9 +22,9 @@ from sfnode.store.disk_errors import BrokenRowError
 from sfprotocol import segments
 from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
+from sfprotocol.fields import cells_of, flat
 from sfprotocol.messages import EpochScalars, Feed, Form, Segment
 from sfprotocol.segments import drop_updates, first_updates, size_of
-from sfprotocol.values import cells_of, flat
 from sfprotocol.wire_codec import pack_scalars, unpack_scalars
 
 PACKED_UPDATES = 512

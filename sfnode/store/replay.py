@@ -24,19 +24,11 @@ from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.fields import Values
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import (
-    Entry,
-    EpochScalars,
-    Feed,
-    HigherWord,
-    RunParameters,
-    Segment,
-    Statement,
-)
+from sfprotocol.messages import Entry, EpochScalars, Feed, HigherWord, RunParameters, Segment, Statement
 from sfprotocol.seeds import GOLDEN, I64, U64, mix64, update_seeds
 from sfprotocol.segments import drop_updates, first_updates, size_of
-from sfprotocol.values import Values
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 
 BATCH_UPDATES = 65_536

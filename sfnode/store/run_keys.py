@@ -40,7 +40,7 @@ class RunKeys(NamedTuple):
         return cls(Identity.generate(), Identity.generate())
 
     def options(self) -> dict[str, Any]:
-        """Return what a manifest says of them, as `manifest_builder.build` and `Organised` take it."""
+        """Return what a manifest says of them, as `manifest.build` and `Organised` take it."""
         return {"organiser": self.organiser.public.hex(), "deputies": (self.recovery.public.hex(),)}
 
     def write(self, run_id: bytes, keys_dir: Path, passphrase: bytes | None = None) -> tuple[Path, Path]:

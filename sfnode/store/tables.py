@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sfnode.errors import Code, UserError
-from sfnode.store.disk_errors import corrupt, private
+from sfnode.store.disk_errors import corrupt, private, unusable
 from sfnode.store.records import CardRecord, CutRecord
 from sfprotocol import decisions
 from sfprotocol.checkpoints import Base
@@ -130,13 +130,18 @@ def inode_generation(path: Path) -> int:
 
 def create(db: sqlite3.Connection, run_id: bytes) -> None:
     """Make the tables if the file is empty, all or nothing."""
-    if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+    if not is_empty(db):
         return
     db.execute("BEGIN IMMEDIATE")
     for statement in _TABLES:
         db.execute(statement)
     db.execute("INSERT INTO meta VALUES ('run_id', ?)", (run_id,))
     db.execute("COMMIT")
+
+
+def is_empty(db: sqlite3.Connection) -> bool:
+    """Return whether there are no tables, as in the first moments of a log."""
+    return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,))
 
 
 def upgrade(db: sqlite3.Connection) -> None:
@@ -153,7 +158,10 @@ def upgrade(db: sqlite3.Connection) -> None:
 
 
 def run_of(db: sqlite3.Connection, path: Path) -> bytes:
-    """Return the id of the run whose log this is. Raises UserError LOG_CORRUPT if it is no update log."""
+    """Return the id of the run whose log this is. Raises UserError LOG_CORRUPT if it is no update log,
+    DATA_DIR_UNUSABLE if it is none yet."""
+    if is_empty(db):
+        raise unusable(path, "there is no update log yet")
     if _pragma(db, "application_id") != APPLICATION_ID:
         raise corrupt(path, "it is not an update log of sfnode")
     (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
@@ -197,9 +205,9 @@ def _pragma(db: sqlite3.Connection, name: str) -> int:
 _OF_FEED = "FROM {0} x JOIN feed f ON f.id = x.feed ORDER BY f.origin, f.incarnation"
 
 
-def _rows(db: sqlite3.Connection, since: int, query: str) -> list[Any]:
+def _rows(db: sqlite3.Connection, since: int, query: str, values: tuple[int, ...] = ()) -> list[Any]:
     """Return the rows of a table that logs have since some version."""
-    return db.execute(query).fetchall() if version(db) >= since else []
+    return db.execute(query, values).fetchall() if version(db) >= since else []
 
 
 def cuts(db: sqlite3.Connection) -> list[tuple[int, CutRecord]]:
@@ -238,6 +246,12 @@ def arrivals(db: sqlite3.Connection) -> list[int | None]:
     """Return when the decisions came, in order; None for those that an earlier version has written."""
     query = "SELECT arrived FROM control ORDER BY position"
     return [arrived for (arrived,) in _rows(db, SINCE_ARRIVALS, query)]
+
+
+def arrival(db: sqlite3.Connection, position: int) -> int | None:
+    """Return when the decision at a position came; None if it is not here, or without its time."""
+    rows = _rows(db, SINCE_ARRIVALS, "SELECT arrived FROM control WHERE position = ?", (position,))
+    return next((arrived for (arrived,) in rows), None)
 
 
 def authority(db: sqlite3.Connection) -> list[bytes]:

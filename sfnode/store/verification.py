@@ -30,11 +30,10 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Counters
 from sfprotocol.fork_proofs import holds
 from sfprotocol.frontier import Frontier
-from sfprotocol.holding import labelled_after
 from sfprotocol.messages import Entry, EpochScalars, Feed, Proof, RunParameters
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend, verifies
-from sfprotocol.validation import Verified, fault, verify
+from sfprotocol.validation import Verified, fault, labelled_after, verify
 from sfprotocol.weighing import NOTHING, Counted, live, named, once
 
 

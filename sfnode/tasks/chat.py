@@ -7,18 +7,13 @@ and comparing. This module knows tokenizers; it knows no task, no tensor and no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 from sfnode.tasks.prompts import ASSISTANT, Conversation, Message
 from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import encode_with_places
-
-# Renders chat templates in a process of their own, which a template can neither hold up nor fill.
-#
-# Knows templates and variables; it knows no tokenizer and no task.
-
 
 SECONDS = 5.0
 """Processor time of one rendering: thousands of times what templates take, and independent of other load."""
@@ -30,6 +25,9 @@ PROGRAM = "sfnode.tasks.template_process"
 
 PROCESS = BoundedProcess(PROGRAM, SECONDS, MEMORY)
 """The process for this program's templates."""
+
+
+# -- templates, in a process of their own --------------------------------------------------------------
 
 
 class TemplateRefusal(Exception):  # noqa: N818 (an answer, not a fault)
@@ -59,16 +57,9 @@ PRIVATE = range(0xE000, 0xF900)
 """Characters that stand for nothing: one that a text lacks can take the place of a message in it."""
 
 
-class Tokens(NamedTuple):
-    """A conversation in tokens."""
-
-    ids: list[int]
-    said: list[int]
-    """Indices in `ids` of the assistant's tokens."""
-
-
-def tokenise(tokenizer: Any, conversation: Conversation) -> Tokens:
-    """Tokenise a conversation. Raises UserError MODEL_UNSUPPORTED, or DATA_MALFORMED if the template refuses.
+def tokenise(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[int]]:
+    """Return the tokens of a conversation, and which of them are the assistant's, by their places. Raises
+    UserError MODEL_UNSUPPORTED, or DATA_MALFORMED if the template refuses.
 
     The template writes the special tokens, so the tokenizer adds none.
     """
@@ -80,7 +71,7 @@ def tokenise(tokenizer: Any, conversation: Conversation) -> Tokens:
     for start, end in _spans(tokenizer, messages, whole):
         inside[start:end] = [True] * (end - start)
     said = [n for n, (start, end) in enumerate(places) if any(inside[start:end])]
-    return Tokens(ids, said)
+    return ids, said
 
 
 def prompt(tokenizer: Any, messages: Sequence[Message]) -> str:

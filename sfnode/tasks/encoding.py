@@ -147,11 +147,8 @@ class Scored(NamedTuple):
     """(P,) bool, whether the target is the likeliest token there."""
 
 
-class ScoredBatch(NamedTuple):
-    """A batch, and what a model says of it."""
-
-    encoded: Encoded
-    scored: Scored
+ScoredBatch = tuple[Encoded, Scored]
+"""A batch, and what a model says of it."""
 
 
 Forward = Callable[[Encoded], Scored]
@@ -248,7 +245,7 @@ def scored_batches(
 ) -> Iterator[ScoredBatch]:
     """Yield rows as `batches` does, each with what `forward` says of it."""
     for encoded in batches(task, tokenizer, rows, batch_size):
-        yield ScoredBatch(encoded, forward(encoded))
+        yield encoded, forward(encoded)
 
 
 def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None) -> EvaluationOfRows:

@@ -37,11 +37,7 @@ FILE = "data"
 ROLES: tuple[DataRole, ...] = ("train", "test", "validation")
 """Those that are needed first come first."""
 
-WORDS: dict[DataRole, str] = {
-    "train": "training data",
-    "test": "test data",
-    "validation": "validation data",
-}
+WORDS: dict[DataRole, str] = {"train": "training data", "test": "test data", "validation": "validation data"}
 """Roles as people call them."""
 
 

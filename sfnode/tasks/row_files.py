@@ -3,6 +3,8 @@
 Nodes must read the same rows of the same file (SPEC T1). So where the way in which a file was written can
 only be guessed, it is refused with what was found. Whoever reads a table for people, who then see its rows,
 takes its `layout` first. This module knows files; what a row means is for others to know.
+
+A file may hold more than a prompt can say: lists, dates, numbers that are none, bytes, halves of characters.
 """
 
 from __future__ import annotations
@@ -24,18 +26,11 @@ from sfnode.manifest.sections import HUB
 from sfnode.printable import first_line
 from sfprotocol.model_listing import MAX_DATA
 
-# Values of a row that can be read: text, numbers and booleans.
-#
-# A file may hold more than a prompt can say: lists, dates, numbers that are none, bytes, halves of
-# characters.
-
-
-KINDS: dict[type, str] = {
-    bytes: "bytes that are no text in UTF-8",
-    dict: "an object",
-    list: "a list",
-}
+KINDS: dict[type, str] = {bytes: "bytes that are no text in UTF-8", dict: "an object", list: "a list"}
 """Names of what is no value of a prompt, for people; others have the name of their type."""
+
+
+# -- values --------------------------------------------------------------------------------------------
 
 
 def problem(value: object, *, nested: bool = False) -> str | None:

@@ -10,7 +10,7 @@ import base64
 import pickle
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from sfnode.bounded_process import BoundedProcess
@@ -24,16 +24,10 @@ MEMORY = 2 << 30
 """Bytes of memory of the process: what a text of ten million characters takes. The largest tokenizers are a
 quarter of it."""
 
+PROGRAM = "sfnode.tasks.tokenizer_process"
+
 _processes: WeakKeyDictionary[Any, BoundedProcess] = WeakKeyDictionary()
 _making = Lock()
-
-
-class PairTokens(NamedTuple):
-    """One text, or two, in tokens."""
-
-    ids: list[int]
-    types: list[int] | None
-    """Text of the pair that each token belongs to; None if the model is not told."""
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -53,15 +47,16 @@ def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], list[tuple
     return reply["ids"][0], [(start, end) for start, end in reply["places"][0]]
 
 
-def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> PairTokens:
-    """Return the tokens of a text or a pair of texts with the special ones around them, `most` at most.
+def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> tuple[list[int], list[int] | None]:
+    """Return the tokens of a text or a pair of texts with the special ones around them, `most` at most, and
+    the text of the pair that each belongs to; None if the model is not told.
 
     Raises UserError as `encode` does.
     """
     whole = [text for number, text in enumerate(texts) if text or not number]  # as transformers does
     reply = _ask(tokenizer, [whole], special=True, most=most)
     told = "token_type_ids" in tokenizer.model_input_names  # BERT's model is, RoBERTa's is not
-    return PairTokens(reply["ids"][0], reply["types"][0] if told else None)
+    return reply["ids"][0], reply["types"][0] if told else None
 
 
 def decode(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
@@ -113,10 +108,8 @@ def _make(tokenizer: Any) -> BoundedProcess:
     """Make the process of a tokenizer, which it must not hold: it would keep it alive, and so itself."""
     if tokenizer.is_fast:
         backend, splits = tokenizer.backend_tokenizer, tokenizer.split_special_tokens
-        program = "sfnode.tasks.tokenizer_process"
         return BoundedProcess(
-            program, SECONDS, MEMORY, opening=lambda: {"pipeline": backend.to_str(), "splits": splits}
+            PROGRAM, SECONDS, MEMORY, opening=lambda: {"pipeline": backend.to_str(), "splits": splits}
         )
     pickled = base64.b64encode(pickle.dumps(tokenizer)).decode()
-    program = "sfnode.tasks.python_tokenizer_process"
-    return BoundedProcess(program, SECONDS, MEMORY, opening=lambda: {"pickled": pickled})
+    return BoundedProcess(PROGRAM, SECONDS, MEMORY, opening=lambda: {"pickled": pickled})

@@ -19,6 +19,9 @@ Row = Mapping[str, Any]
 EXAMPLE = "1"
 """Value of a column that every kind of verifier can compare with."""
 
+MAX_BYTES = 64 * 1024
+"""Size of a file: a third of what a manifest may have."""
+
 
 def score_of(task: Task) -> Callable[[str, Row], float]:
     """Return what gives the reward of an answer, 0 to 1, by its row. It raises nothing but
@@ -88,13 +91,7 @@ def _read(text: str) -> specs.Verifier:
     return specs.read(json.loads(text))
 
 
-# Sources of a verifier that somebody names at `sfnode init`: a ready-made one, a file, or a plug-in.
-#
-# What a verifier may be is for `sfnode.verifiers` to say.
-
-
-MAX_BYTES = 64 * 1024
-"""Size of a file: a third of what a manifest may have."""
+# -- what somebody names at `init` ---------------------------------------------------------------------
 
 
 def load(source: str) -> dict[str, Any]:

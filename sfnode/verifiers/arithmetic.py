@@ -9,9 +9,6 @@ from typing import Literal
 
 from sfnode.verifiers.schemas import WHITE_SPACE
 
-# Numbers as people write them, read exactly: signs, thousands separators, decimals, fractions, exponents.
-
-
 Which = Literal["first", "last", "only"]
 
 MAX_LENGTH = 64
@@ -27,6 +24,9 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
+
+
+# -- numbers as people write them ----------------------------------------------------------------------
 
 
 def number(text: str, which: Which) -> Fraction | None:

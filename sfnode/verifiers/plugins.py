@@ -7,6 +7,9 @@ runs with all rights of the process, and nothing bounds its time; what it raises
 0 to 1, scores 0 and is said once.
 
 What is allowed, is so for the process. This is the only module of the package that runs anything.
+
+CPython's own parser can overflow its stack, take long and print warnings. It gets programs without comments
+and without what is in strings, with few tokens and little nesting: then it is quick and silent.
 """
 
 from __future__ import annotations
@@ -26,12 +29,6 @@ from typing import Any, NamedTuple
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
-
-# Python source, read and never run: the functions that it defines and the modules that it imports.
-#
-# CPython's own parser can overflow its stack, take long and print warnings. It gets programs without comments
-# and without what is in strings, with few tokens and little nesting: then it is quick and silent.
-
 
 MAX_TOKENS = 1024
 """Tokens of a program, line ends not counted."""
@@ -60,6 +57,9 @@ _NUMBER = re.compile(
     r"0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][0-9_]*)?[jJ]?"
 )
 """A number, or the part of one before the sign of its exponent."""
+
+
+# -- source, read and never run ------------------------------------------------------------------------
 
 
 class Source(NamedTuple):

@@ -23,8 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-# Bounds that keep the time for an answer below 10 ms, as benchmarks/verifiers.py measures it.
-
+# -- bounds, so that an answer takes less than 10 ms (benchmarks/verifiers.py) -------------------------
 
 MAX_ANSWER = 4096
 """Characters of an answer, or of a value of a row, that are looked at: about 1,000 tokens."""
@@ -64,14 +63,14 @@ class Table(BaseModel):
         }
 
 
-# JSON texts: how an answer is read, and how its value is compared with another.
-
-
 MAX_NESTING = 32
 """Arrays and objects within each other: Python's reader calls itself for each."""
 
 _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 """A string, even one without an end, or a bracket."""
+
+
+# -- JSON texts ----------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> Any:

@@ -40,10 +40,11 @@ Marker = Annotated[str, Field(max_length=MAX_MARKER)]
 GivenMarker = Annotated[str, Field(min_length=1, max_length=MAX_MARKER)]
 
 
+# -- regular expressions -------------------------------------------------------------------------------
+
 # Regular expressions are matched by RE2, whose time is linear in the text: a backtracking engine can be made
 # to hang. RE2 comes with an extra: wheels for a new release of Python come months after it,
 # and without one an installation needs a compiler, RE2 and Abseil. Only this module imports it.
-
 MAX_PATTERN = 512
 """Characters of a pattern."""
 

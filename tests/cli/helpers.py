@@ -16,3 +16,8 @@ class Ended(NamedTuple):
 
 Run = Callable[..., Ended]
 """Runs a command line, as the fixture `sfnode` does."""
+
+
+def sets(*pairs: str) -> tuple[str, ...]:
+    """Options that are keys of --set."""
+    return tuple(part for pair in pairs for part in ("--set", pair))

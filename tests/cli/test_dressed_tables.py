@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sfnode.cli.init_screen import Answers, Plan, plan, require_plain
 from sfnode.errors import UserError
-from sfnode.tasks import columns, prompts
+from sfnode.preparing.plan import Answers, Plan, plan, require_plain
+from sfnode.preparing.table import read_table
+from sfnode.tasks import prompts
 
 TABLES = 300
 ENOUGH = 0.95
@@ -226,7 +227,7 @@ def test_a_table_in_any_dress_is_the_task_that_it_was_made_from(tmp_path: Path) 
 def outcome(file: Path, known: Made) -> str:
     """Return whether `--yes` refuses a table; what it takes must be the task that the table was made from."""
     try:
-        read, answers = columns.read(str(file)), Answers(Path("run.toml"))
+        read, answers = read_table(str(file)), Answers(Path("run.toml"))
         found = plan(read, answers, {})
         require_plain(read, found, answers)
     except UserError:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.engine.drift import WRITTEN
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.results import EvalResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,33 @@ import numpy as np
 import pytest
 
 from sfnode.defaults import DEFAULT_LOSS, OPEN_WORK_BITS
-from sfnode.engine import making_bases, reward_trial, scalar_limit, trial
-from sfnode.engine.scalar_limit import SLOPES
+from sfnode.engine import making_bases
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OpenSection
-from sfnode.models import bases, files, loader, manifest_builder
+from sfnode.models import bases, files, loader
 from sfnode.models.files import EMBEDDED
-from sfnode.preparing import RANKS
+from sfnode.preparing import rewards, scalars, trial
+from sfnode.preparing.manifest import build
+from sfnode.preparing.measuring import RANKS
+from sfnode.preparing.scalars import SLOPES
 from sfnode.store.identity import Identity, WrongPassphraseError
 from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS, task_of
 from sfnode.verifiers import plugins
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Ended, sets
 
 Run = Callable[..., Ended]
+Flags = tuple[object, ...]
+
+
+KEYS = Path("safe") / "keys"
+REVIEWS = ("--task", "reviews")
+MEASURED = sets("init.measure=yes")
+TEXT = sets("task.kind=text", "task.template={text}")
+CLASSES = sets("task.kind=classification", "task.template={text} it was", "task.verbalizer=0=bad,1=good")
 
 ROWS = {
     "classification": "text\tlabel\ntasty\tyes\nawful\tno\n",
@@ -45,45 +56,47 @@ ROWS = {
     ),
     "chat": '{"talk": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n',
 }
-FLAGS = {
-    "classification": ("--set", "task.template={text} it was", "--set", "task.verbalizer=yes=good,no=bad"),
-    "choice": (
-        *("--set", "task.template={question} =", "--set", "task.completion={candidate}"),
-        *("--set", "task.candidates_field=options", "--label", "answer"),
-    ),
-    "completion": ("--set", "task.template={question} =", "--set", "task.completion={answer}"),
-    "text": ("--set", "task.template={text}"),
-    "sequence-classification": ("--set", "task.template={text}", "--set", "task.verbalizer=yes=good,no=bad"),
-    "chat": ("--set", "task.messages_field=talk"),
+OWN = {
+    "classification": ("task.template={text} it was", "task.verbalizer=yes=good,no=bad"),
+    "sequence-classification": ("task.template={text}", "task.verbalizer=yes=good,no=bad"),
+    "choice": ("task.template={question} =", "task.completion={candidate}", "task.candidates_field=options"),
+    "completion": ("task.template={question} =", "task.completion={answer}"),
+    "text": ("task.template={text}",),
+    "chat": ("task.messages_field=talk",),
     "reward": (
-        *("--set", "task.template={question} it was", "--set", "task.verifier=length.toml"),
-        *("--set", "task.answer_tokens=4", "--set", r"task.stop= .\n"),
+        *("task.template={question} it was", "task.verifier=length.toml", "task.answer_tokens=4"),
+        r"task.stop= .\n",
     ),
 }
 LENGTH = 'kind = "sum"\n' + "".join(
-    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {2 * n} }}\n' for n in range(1, 9)
+    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
 )
 """A verifier that likes longer answers better."""
 
+FILES = {
+    "rows.tsv": "text\tlabel\nfine\t1\npoor\t0\n",
+    "few.tsv": "text\tlabel\n" + "tasty\t1\nawful\t0\n" * 10,
+    "length.toml": LENGTH,
+    "numeric.toml": 'kind = "numeric"\ncolumn = "answer"\nwhich = "last"\n',
+    "half.toml": 'kind = "numeric"\n',
+    "sums.jsonl": '{"sum": "2+2=", "answer": 4}\n{"sum": "2+3="}\n',
+    "empty.txt": "",
+    **{f"{kind}.{'tsv' if kind == 'classification' else 'jsonl'}": rows for kind, rows in ROWS.items()},
+}
 
 FEW = 8
 """Slopes that most of these tests measure: what follows from them does not depend on their number."""
 
 
-def default_manifest() -> Manifest:
-    """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
-    built = manifest_builder.build({})
-    return built.model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
-
-
 @pytest.fixture(autouse=True)
 def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure little, and try numbers out only where a test asks for it."""
-    monkeypatch.setattr(scalar_limit, "SLOPES", FEW)
+    """Measure where a test asks for it, and little; bring files with rows."""
+    monkeypatch.setattr(scalars, "SLOPES", FEW)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
-    monkeypatch.setattr(reward_trial, "UPDATES", FEW)
-    monkeypatch.setenv("SFNODE_CALIBRATE", "false")
-    monkeypatch.setenv("SFNODE_DETAILS", "true")
+    monkeypatch.setattr(rewards, "UPDATES", FEW)
+    monkeypatch.setenv("SFNODE_MEASURE", "false")
+    for name, text in FILES.items():
+        Path(name).write_text(text)
 
 
 @pytest.fixture
@@ -98,29 +111,25 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def data_file(kind: str) -> Path:
-    """Rows for a task of this kind."""
-    path = Path("rows.tsv" if kind == "classification" else "rows.jsonl").resolve()
-    path.write_text(ROWS[kind])
-    Path("length.toml").write_text(LENGTH)
-    return path
+def own(kind: str) -> Flags:
+    """A task of one's own, with rows for it."""
+    (file,) = Path().glob(f"{kind}.*")
+    label = ("--label", "answer") if kind == "choice" else ()
+    return (*sets(f"task.kind={kind}", *OWN[kind]), *label, file.resolve())
 
 
 READING = r"(loading libraries.*\n)+(reading the model and the data.*\n)+"
 """What is said at first; on a slow machine more than once."""
 
-MEASURING = r"measuring what suits the model: about \d+ (s|min) left\n(measuring what suits .*\n)*"
-"""What is said while numbers are measured."""
-
-WRITING = r"measuring what suits the model\n(measuring what suits .*\n)*"
-"""What is said where the model writes answers, which takes a time that is not known before."""
+MEASURING = r"(measuring what suits the model(: about \d+ (s|min) left)?\n(measuring what suits .*\n)*)?"
+"""What is said while numbers are measured, with the time that it takes unless the model writes answers."""
 
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
     """The manifest that was written; what was printed of it is right."""
     assert ended.status == 0, ended.err
     manifest = Manifest.from_toml(Path(file))
-    assert re.fullmatch(READING + (WRITING if manifest.task.is_rewarded else MEASURING), ended.err)
+    assert re.fullmatch(READING + MEASURING, ended.err)
     printed = re.search(rf"wrote {re.escape(file)}: run (\S+), id ([0-9a-f]{{64}})\n", ended.out)
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
@@ -130,86 +139,162 @@ def written(ended: Ended, file: str = "run.toml") -> Manifest:
     return manifest
 
 
+def default_manifest() -> Manifest:
+    """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
+    return build({}).model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
+
+
 def but_for_prior(manifest: Manifest) -> Manifest:
     """The manifest as it was before its base model's prior was measured."""
     return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": ()})})
 
 
 def test_the_built_in_run_needs_its_name_alone(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        scalar_limit, "SLOPES", SLOPES
-    )  # all of them: a limit that is near that of the run stays
-    manifest = written(sfnode("init", "--task", "reviews", "--open"))
+    monkeypatch.setattr(scalars, "SLOPES", SLOPES)  # all: a limit that is near that of the run stays
+    manifest = written(sfnode("init", *REVIEWS, "--open", *MEASURED))
     assert but_for_prior(manifest) == default_manifest()
-    assert manifest.model.source == "builtin:tiny"
-    assert manifest.data.train == "builtin:reviews:train"
+    assert (manifest.model.source, manifest.data.train) == ("builtin:tiny", "builtin:reviews:train")
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model: Path, sfnode: Run) -> None:
     expected = PRESETS[preset]
-    flags = ("--task", preset, "--set", "init.measure=no")
-    assert sfnode("init", "--open", "--model", expected.model or model, *flags).status == 0
-    manifest = Manifest.from_toml(Path("run.toml"))
+    manifest = written(sfnode("init", "--open", "--model", expected.model or model, "--task", preset))
     head = bool(expected.texts) and "{separator}" not in expected.texts and not expected.model
     assert manifest.name == preset
     assert manifest.data == expected.data.model_copy(update={"train_limit": 4096} if head else {})
     loss = DEFAULT_LOSS if expected.task.labelled and not head else "plain"
-    numbers = {"max_tokens": manifest.task.max_tokens, "answer_tokens": manifest.task.answer_tokens}
-    numbers |= {"loss": loss}
-    assert but_for_prior(manifest).task == task_of(expected, headed=head, asking=head).model_copy(
-        update=numbers
-    )
-
-
-def test_prompts_are_never_longer_than_the_model_can_take(model: Path, sfnode: Run) -> None:
-    manifest = written(sfnode("init", "--model", model, "--task", "boolq"))
-    assert manifest.task.max_tokens == 64 < PRESETS["boolq"].task.max_tokens
+    sizes = {"max_tokens": manifest.task.max_tokens, "answer_tokens": manifest.task.answer_tokens}
+    task = task_of(expected, headed=head, asking=head)
+    assert manifest.task == task.model_copy(update=sizes | {"loss": loss})
 
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode: Run) -> None:
-    data = data_file(kind)
-    flags = ("--set", f"task.kind={kind}", *FLAGS[kind], data, "--test", data)
-    manifest = written(
-        sfnode("init", "--out", "own.toml", "--set", "name=mine", "--model", model, *flags), "own.toml"
-    )
+    flags = own(kind)
+    made = ("init", "--out", "own.toml", *sets("name=mine"), "--model", model, *MEASURED)
+    manifest = written(sfnode(*made, *flags, "--test", flags[-1]), "own.toml")
     assert (manifest.name, manifest.task.kind) == ("mine", kind)
-    assert FLAGS[kind][1].partition("=")[2] in (manifest.task.template, manifest.task.messages_field)
+    assert OWN[kind][0].partition("=")[2] in (manifest.task.template, manifest.task.messages_field)
+    data = Path(str(flags[-1]))
     assert manifest.data.train == manifest.data.test == data.name
     assert manifest.data.digests == dict.fromkeys(("train", "test"), public_files.digest_of(data))
 
 
-@pytest.mark.parametrize(
-    ("kind", "group", "rows", "length"), [("classification", 8, 8, 94), ("text", 0, 4, 1024)]
+BUDGET = sets("training.update_budget=750")
+LONG = sets("training.epoch_updates=1000")
+NUMBERS = sets(
+    *("training.rank=16", "training.epsilon=0.01", "training.learning_rate=0.002", "training.batch_size=3"),
+    *("training.schedule=cosine", "training.group=5", "training.epoch_updates=11"),
+    *("data.train_limit=99", "data.train_min_words=2"),
 )
-def test_answers_in_words_are_measured_in_groups_in_eight_rounds(
-    kind: str, group: int, rows: int, length: int, model: Path, sfnode: Run
+MADE: dict[str, tuple[Flags, dict[str, object]]] = {
+    "prompts are no longer than the model can take": (("--task", "boolq", "MODEL"), {"task.max_tokens": 64}),
+    "answers in words are measured in groups in eight rounds": (
+        ("classification", "MODEL", *BUDGET),
+        {"training.group": 8, "training.batch_size": 8, "training.epoch_updates": 94},
+    ),
+    "other tasks are not": (
+        ("text", "MODEL", *BUDGET),
+        {"training.group": 0, "training.batch_size": 4, "training.epoch_updates": 1024},
+    ),
+    "the length of rounds may be given": (
+        ("classification", "MODEL", *sets("training.epoch_updates=50")),
+        {"training.epoch_updates": 50},
+    ),
+    "a verifier may be in a file": (
+        ("MODEL", *sets("task.template={sum}", "task.verifier=numeric.toml")),
+        {
+            "task.kind": "reward",
+            "task.verifier": {"kind": "numeric", "column": "answer"},
+            "task.answer_tokens": 32,
+            "task.max_tokens": 64,
+        },
+    ),
+    "a run may have no public training data": (
+        ("MODEL", *TEXT, "--test", "text.jsonl"),
+        {"data.train": "", "data.test": "text.jsonl"},
+    ),
+    "every number can be given": (
+        (
+            "MODEL",
+            "--open",
+            *REVIEWS,
+            *BUDGET,
+            *NUMBERS,
+            *sets("data.train_limit=99", "data.train_min_words=2"),
+        ),
+        {
+            "training.rank": 16,
+            "training.epsilon": 0.01,
+            "training.learning_rate": 0.002,
+            "training.schedule": "cosine",
+            "training.batch_size": 3,
+            "training.group": 5,
+            "training.epoch_updates": 11,
+            "training.update_budget": 750,
+            "data.train_limit": 99,
+            "data.train_min_words": 2,
+        },
+    ),
+    "what an organised run is bounded by can be given": (
+        (
+            *(*REVIEWS, "--private", *sets("organised.quota=77", "organised.subspace_epochs=5")),
+            *sets("data.validation_limit=9"),
+        ),
+        {
+            "organised.quota": 77,
+            "organised.subspace_epochs": 5,
+            "organised.private": True,
+            "data.validation_limit": 9,
+        },
+    ),
+    **{
+        f"a run of {budget} updates has subspaces of {epochs} epochs": (
+            (*REVIEWS, *LONG, *sets(f"training.update_budget={budget}")),
+            {"organised.subspace_epochs": epochs},
+        )
+        for budget, epochs in [(1000, 1), (16_000, 1), (16_001, 2), (1_000_000, 63)]
+    },
+    "validation rows may have a file of their own": (
+        (*REVIEWS, *sets("data.validation=rows.tsv")),
+        {"data.validation": "rows.tsv", "data.validation_limit": 0},
+    ),
+    "a fifth of few rows validates": ((*CLASSES, "few.tsv"), {"data.withheld": 4}),
+    "none does where training rows are tested on": (
+        (*CLASSES, "few.tsv", "--test", "few.tsv"),
+        {"data.withheld": 0},
+    ),
+    "an open run asks newcomers for work": (
+        (*REVIEWS, "--open"),
+        {"open.quota": 0, "open.work_bits": OPEN_WORK_BITS},
+    ),
+    "and may limit their feeds": (
+        (*REVIEWS, "--open", *sets("open.quota=50", "open.work_bits=3")),
+        {"open.quota": 50, "open.work_bits": 3},
+    ),
+    "there is no other file where all rows are good": (
+        (*REVIEWS, "--open", "rows.tsv", "--skip-bad-rows"),
+        {"data.train": "rows.tsv"},
+    ),
+}
+"""What is in a manifest, by the options that it is made of. MODEL stands for a model of the user's own, and a
+kind for such a task with rows."""
+
+
+@pytest.mark.parametrize(("flags", "found"), MADE.values(), ids=MADE)
+def test_a_manifest_has_what_options_ask_for(
+    flags: Flags, found: dict[str, object], model: Path, sfnode: Run
 ) -> None:
-    flags = ("--set", f"task.kind={kind}", *FLAGS[kind], data_file(kind))
-    budget = ("--set", "training.update_budget=750")
-    training = written(sfnode("init", "--model", model, *flags, *budget)).training
-    assert (training.group, training.batch_size, training.epoch_updates) == (group, rows, length)
-    chosen = ("--set", "training.epoch_updates=50")
-    training = written(sfnode("init", "--force", "--model", model, *flags, *budget, *chosen)).training
-    assert training.epoch_updates == 50
+    given = [part for one in flags for part in (own(str(one)) if one in ROWS else (one,))]
+    given = [part for one in given for part in (("--model", model) if one == "MODEL" else (one,))]
+    manifest = written(sfnode("init", *given))
+    assert {name: attrgetter(name)(manifest) for name in found} == found
 
 
-def test_a_verifier_may_be_in_a_file(model: Path, sfnode: Run) -> None:
-    Path("verifier.toml").write_text('kind = "numeric"\ncolumn = "answer"\nwhich = "last"\n')
-    Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n')
-    flags = ("--set", "task.template={sum}", "rows.jsonl")
-    made = ("init", "--model", model, *flags, "--set", "init.measure=no", "--set")
-    assert sfnode(*made, "task.verifier=verifier.toml").status == 0
-    found = Manifest.from_toml(Path("run.toml")).task
-    assert (found.kind, found.verifier) == ("reward", {"kind": "numeric", "column": "answer"})
-    assert (found.answer_tokens, found.max_tokens) == (32, 64)
-    Path("verifier.toml").write_text('kind = "numeric"\n')
-    assert (
-        "task.verifier: verifier.toml: column: Field required"
-        in sfnode(*made, "task.verifier=verifier.toml", "--force").err
-    )
-    assert "cannot read nothing.toml" in sfnode(*made, "task.verifier=nothing.toml", "--force").err
+def test_environment_variables_are_options_too(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
+    assert written(sfnode("init", *REVIEWS)).training.update_budget == 77
 
 
 def test_a_plug_in_is_named_by_the_digest_of_its_file(
@@ -218,9 +303,8 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     monkeypatch.setattr(plugins, "_allowed", {})
     source = "def longer(answer, row):\n    return min(len(answer) / 20, 1)\n"
     Path("mine.py").write_text(source)
-    monkeypatch.setenv("SFNODE_CALIBRATE", "true")
-    flags = ("--set", "task.template={question} it was", "--set", "task.answer_tokens=4", data_file("reward"))
-    ended = sfnode("init", "--model", model, "--set", "task.verifier=mine:longer", *flags)
+    flags = (*sets("task.template={question} it was", "task.answer_tokens=4"), "reward.jsonl", *MEASURED)
+    ended = sfnode("init", "--model", model, *sets("task.verifier=mine:longer"), *flags)
     manifest = written(ended)
     for command in ("swarm --run run.toml", "join --run run.toml"):
         assert f"  sfnode {command} --verifier mine:longer " in ended.out
@@ -232,224 +316,202 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     assert "answers/s" in sfnode("organise", "try-reward", "run.toml", "--verifier", "mine:longer").out
 
 
-def test_rows_that_a_verifier_cannot_score_are_found_before_anybody_joins(model: Path, sfnode: Run) -> None:
-    Path("rows.jsonl").write_text('{"sum": "2+2=", "answer": 4}\n{"sum": "2+3="}\n')
-    flags = (
-        "--set",
-        "task.template={sum}",
-        "--set",
-        "task.verifier=sums",
-        "--set",
-        "task.answer_tokens=4",
-        "rows.jsonl",
-    )
-    ended = sfnode("init", "--model", model, "--set", "task.kind=reward", *flags)
-    assert ended.status == 1
-    assert "rows.jsonl, line 2: no 'answer'" in ended.err
-
-
-def test_of_rewards_it_says_where_the_numbers_are_from(
-    model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
+def test_rewards_are_learnt_by_gradients_unless_forward_passes_are_asked_for(
+    model: Path, sfnode: Run
 ) -> None:
-    monkeypatch.delenv("SFNODE_CALIBRATE")
-    data = data_file("reward")
-    made = ("init", "--model", model, *FLAGS["reward"], data)
+    made = ("init", "--model", model, *own("reward"), *MEASURED)
     ended = sfnode(*made)
     assert "Learns by gradients: 96 updates of " in ended.out
     training = written(ended).training
     assert (training.estimator, training.batch_size, training.epoch_updates) == ("first-order", 8, 6)
-    ended = sfnode(*made, "--force", "--set", "training.estimator=zeroth-order")
+    ended = sfnode(*made, "--force", *sets("training.estimator=zeroth-order"))
     training = written(ended).training
-    assert "The model wrote 32 answers in " in ended.out
-    assert f"learning_rate is {training.learning_rate:g}: one update then moves" in ended.out
-    assert "Measured 16 scalars: root mean square " in ended.out
     assert (training.basis, training.rank) == ("published", RANKS["gradients"])
     assert {name.partition(":")[0].rpartition(".")[2] for name in written(ended).model.targets} == {"v_proj"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--set", "task.answer_tokens=64"), "fewer than the max_tokens of prompt and answer"),
-        (("--set", "task.temperature=0.001"), "temperature is 0 or at least"),
-        (("--task", "sst2"), "the task kind sequence-classification has no answers that are written"),
-        (("--set", f"task.stop={'x' * 65}"), "task.stop: "),
-    ],
-)
-def test_what_makes_no_answers_is_refused(
-    flags: tuple[object, ...], says: str, model: Path, sfnode: Run
-) -> None:
-    usual = () if "--task" in flags else ("--set", "task.template={question}", data_file("reward"))
-    ended = sfnode("init", "--model", model, "--set", "task.verifier=gsm8k", *usual, *flags)
-    assert (ended.status, "sfnode: SF010: " in ended.err, says in ended.err) == (1, True, True)
-
-
-def test_a_run_may_have_no_public_training_data(model: Path, sfnode: Run) -> None:
-    flags = ("--set", "task.kind=text", "--set", "task.template={text}", "--test", data_file("text"))
-    assert written(sfnode("init", "--model", model, *flags)).data.train == ""
 
 
 def test_a_manifest_has_the_name_of_a_folder_with_a_model_and_the_command_its_place(
     model: Path, sfnode: Run
 ) -> None:
-    data_file("classification")
-    flags = ("--set", "task.kind=classification", *FLAGS["classification"], "rows.tsv")
     Path("elsewhere").mkdir()
     for out, place in (("run.toml", ""), ("elsewhere/run.toml", f" --model {model}")):
-        ended = sfnode("init", "--model", model.name, "--out", out, *flags)
-        assert ended.status == 0, ended.err
-        assert Manifest.from_toml(Path(out)).model.source == model.name
+        ended = sfnode("init", "--model", model.name, "--out", out, *own("classification"))
+        assert written(ended, out).model.source == model.name
         assert f"sfnode join --run {out}{place} --organise" in ended.out
 
 
-@pytest.mark.parametrize("flags", [("--set", "data.share=no"), ("--private",)])
+@pytest.mark.parametrize("flags", [sets("data.share=no"), ("--private",)])
 def test_data_that_nodes_are_not_to_give_away_stay_beside_the_manifest(
     model: Path, sfnode: Run, flags: tuple[str, ...]
 ) -> None:
     """A private run gives away nothing that its owner has not asked it to."""
-    data = data_file("text")
-    flags += ("--set", "task.kind=text", "--set", "task.template={text}", "--set", f"keys.dir={KEYS}")
-    ended = sfnode("init", data, "--model", model, *flags)
-    found = Manifest.from_toml(Path("run.toml")).data
-    assert (found.train, found.digests) == (data.name, {})
+    ended = sfnode("init", "text.jsonl", "--model", model, *TEXT, *flags)
+    found = written(ended).data
+    assert (found.train, found.digests) == ("text.jsonl", {})
     assert "Nodes do not give them to each other" in ended.out
     assert "sfnode join --data FILE" in ended.out
 
 
-def test_every_number_can_be_given(model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
-    monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)  # a few may all be 0, which is refused
-    flags = (
-        "--open",
-        "--set",
-        "training.rank=16",  # a column in two pushes both classes alike; all of four would, in one run of 16
-        "--set",
-        "training.epsilon=0.01",
-        "--set",
-        "training.learning_rate=0.002",
-        "--set",
-        "training.schedule=cosine",
-    )
-    more = (
-        "--set",
-        "training.batch_size=3",
-        "--set",
-        "training.group=5",
-        "--set",
-        "training.epoch_updates=11",
-        "--set",
-        "data.train_limit=99",
-        "--set",
-        "data.train_min_words=2",
-    )
-    training = written(sfnode("init", "--model", model, "--task", "reviews", *flags, *more)).training
-    assert (training.rank, training.epsilon, training.learning_rate) == (16, 0.01, 0.002)
-    assert (training.schedule, training.batch_size, training.group) == ("cosine", 3, 5)
-    assert (training.epoch_updates, training.update_budget) == (11, 77)
+def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Path, sfnode: Run) -> None:
+    ended = sfnode("init", "--model", model, *TEXT, "text.jsonl")
+    assert "other nodes download it from nodes that have it" in ended.out
+    assert "Its data are text.jsonl: leave them beside run.toml, and as they are. " in ended.out
+    assert f"Others get these {len(ROWS['text'])} B from your nodes" in ended.out
+    manifest = written(ended)
+    assert str(Path().resolve()) not in manifest.data.model_dump_json()
+    assert manifest.model.listing == files.listing_hash(model)
+    assert default_manifest().model.listing == ""
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (
-            ("--set", "training.epsilon=1e-300"),
-            "training.epsilon: points nearer than 6e-08 are the same in float16",
-        ),
-        (("--set", "training.epsilon=1e300"), "training.epsilon: Input should be less than or equal to 1"),
-        (
-            ("--set", "training.scalar_delta=5e-324"),
-            "training.scalar_delta: in units below 9.1e-13 every scalar is the largest",
-        ),
-        (("--set", "training.scalar_delta=1e300"), "and above 4.3e+09 every one is 0"),
-        (("--set", "training.learning_rate=1e-300", "--open"), "or no update moves a weight"),
-    ],
-)
-def test_numbers_with_which_nothing_can_be_measured_are_refused_unmeasured(
-    flags: tuple[str, ...], says: str, sfnode: Run
+def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
+    same = ("--open", "--model", model, "--task", "rte", *MEASURED)
+    first, second = (written(sfnode("init", "--out", out, *same), out) for out in ("a.toml", "b.toml"))
+    assert first.run_id == second.run_id
+
+
+def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
+    Path("run.toml").write_text("precious")
+    ended = sfnode("init", *REVIEWS)
+    assert (ended.status, "sfnode: SF010: run.toml exists already" in ended.err) == (1, True)
+    assert Path("run.toml").read_text() == "precious"
+    assert written(sfnode("init", *REVIEWS, "--force", "--open")).model == default_manifest().model
+
+
+# -- what is refused -----------------------------------------------------------------------------------
+
+REWARD = ("MODEL", "--set", "task.template={question}", *sets("task.verifier=gsm8k"))
+REFUSED: list[tuple[Flags, int, str]] = [
+    ((*REVIEWS, *sets("training.rank=12")), 10, "training.rank: rank must be a power of two"),
+    ((*REVIEWS, *sets("training.group=1")), 10, "training.group: a group has two updates or more"),
+    ((*REVIEWS, *sets("training.learning_rate=-1")), 10, "training.learning_rate: "),
+    ((*REVIEWS, *sets("training.update_budget=0")), 10, "training.update_budget: "),
+    (
+        (*REVIEWS, *sets("training.epsilon=1e-300")),
+        *(10, "training.epsilon: points nearer than 6e-08 are the same in float16"),
+    ),
+    ((*REVIEWS, *sets("training.epsilon=1e300")), 10, "training.epsilon: Input should be less than or"),
+    (
+        (*REVIEWS, *sets("training.scalar_delta=5e-324")),
+        *(10, "training.scalar_delta: in units below 9.1e-13 every scalar is the largest"),
+    ),
+    ((*REVIEWS, *sets("training.scalar_delta=1e300")), 10, "and above 4.3e+09 every one is 0"),
+    ((*REVIEWS, "--open", *sets("training.learning_rate=1e-300")), 10, "or no update moves a weight"),
+    ((*REVIEWS, *sets("name=?!")), 10, "'?!' is no name of a run"),
+    (("--task", "juggling"), 10, "'juggling'"),
+    (("--task", "extract"), 10, "no base model comes with the task extract"),
+    (("--task", "sst2", *sets("task.kind=text")), 10, "--task names a ready-made task"),
+    (sets("task.template={text}"), 10, "nothing says what is to be learnt"),
+    ((), 10, "nothing says what is to be learnt"),
+    (sets("task.kind=classification", "task.template={text}"), 10, "verbalizer"),
+    (sets("task.kind=completion", "task.template={text}"), 10, "completion"),
+    (sets("task.kind=text", "task.template={{text}}"), 11, "it names no field of a row"),
+    (("--open", *TEXT, *sets("task.loss=centred")), 10, "no classes whose scores could be centred"),
+    (("--open", *REVIEWS, *sets("task.loss=centred", "training.batch_size=1")), 10, "batch_size of 2"),
+    ((*REVIEWS, "--open", *sets("task.template={text} caf\udce9")), 10, "has bytes that are not UTF-8"),
+    ((*REVIEWS, "--model", "no/such/folder"), 20, "no/such/folder"),
+    (("nowhere.tsv",), 30, "there is no file nowhere.tsv"),
+    (("rows.doc",), 30, "rows.doc is not a kind of data"),
+    (("rows.txt", "--task", "sst2"), 30, "rows.txt is not a kind of data that nodes share"),
+    ((*REVIEWS, "--out", "no/folder/run.toml"), 10, "cannot write no/folder/run.toml"),
+    ((*REWARD, *sets("task.answer_tokens=64")), 10, "fewer than the max_tokens of prompt and answer"),
+    ((*REWARD, *sets("task.temperature=0.001")), 10, "temperature is 0 or at least"),
+    ((*REWARD, *sets(f"task.stop={'x' * 65}")), 10, "task.stop: "),
+    (("--task", "sst2", "MODEL", *sets("task.verifier=gsm8k")), 10, "has no answers that are written"),
+    (
+        ("MODEL", *sets("task.template={sum}", "task.verifier=half.toml")),
+        *(10, "task.verifier: half.toml: column: Field required"),
+    ),
+    (
+        ("MODEL", *sets("task.template={sum}", "task.verifier=nothing.toml")),
+        *(10, "cannot read nothing.toml"),
+    ),
+    (
+        ("MODEL", "sums.jsonl", *sets("task.template={sum}", "task.verifier=sums", "task.answer_tokens=4")),
+        *(31, "sums.jsonl, line 2: no 'answer'"),
+    ),
+    ((*REVIEWS, *sets("keys.dir=.")), 10, "keys.dir: . is the folder of the manifest"),
+    ((*REVIEWS, *sets("keys.dir=empty.txt")), 43, "empty.txt"),
+    ((*REVIEWS, *sets("organised.quota=0")), 10, "quota"),
+    ((*REVIEWS, *sets("organised.quota=2000000")), 10, "organised.quota: "),
+    ((*REVIEWS, *sets("training.schedule=cosine")), 10, "schedule is constant"),
+    ((*REVIEWS, "--open", *sets("organised.quota=5")), 10, "an open run has no organiser"),
+    ((*REVIEWS, "--open", *sets("organised.subspace_epochs=2")), 10, "an open run has no organiser"),
+    ((*REVIEWS, *sets("open.work_bits=3")), 10, "in an organised run the organiser admits"),
+    ((*REVIEWS, "--open", *sets("keys.encrypt=yes")), 10, "keys.encrypt: "),
+    (
+        (*REVIEWS, *sets("keys.encrypt=yes", "keys.passphrase_file=none")),
+        *(10, "--passphrase-file: cannot read none"),
+    ),
+    (
+        (*REVIEWS, *sets("keys.encrypt=yes", "keys.passphrase_file=empty.txt")),
+        *(10, "its first line is empty"),
+    ),
+    (
+        (*REVIEWS, "--open", *sets("data.validation=builtin:reviews:train")),
+        *(10, "neither trained nor tested on"),
+    ),
+    (
+        (*REVIEWS, "--open", "rows.tsv", *sets("data.validation_limit=2")),
+        *(31, "all of them would be validation rows"),
+    ),
+    ((*REVIEWS, *sets("training.bases=nowhere.bases")), 81, "nowhere.bases"),
+    ((*REVIEWS, *sets("training.bases=nowhere.bases", "training.basis=errors")), *(10, "Give one of them.")),
+    (("MODEL", *TEXT, *sets("training.basis=errors"), *MEASURED), 32, "this run"),
+]
+
+
+@pytest.mark.parametrize(("flags", "number", "says"), REFUSED, ids=lambda value: str(value)[:90])
+def test_what_cannot_be_is_refused_with_the_option_that_says_it(
+    flags: Flags, number: int, says: str, model: Path, sfnode: Run
 ) -> None:
-    ended = sfnode("init", "--task", "reviews", "--set", "init.measure=no", *flags)
-    assert (ended.status, "sfnode: SF010: " in ended.err, says in ended.err) == (1, True, True)
+    given = [part for one in flags for part in (("--model", model) if one == "MODEL" else (one,))]
+    ended = sfnode("init", *given)
+    assert (ended.status, ended.out) == (1, "")
+    assert f"sfnode: SF{number:03d}: " in ended.err
+    assert says in ended.err
     assert not Path("run.toml").exists()
+    assert not list(Path().rglob("*.recovery"))
 
 
-def test_the_limit_of_the_scalars_is_measured_and_said(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scalar_limit, "SLOPES", SLOPES)
-    ended = sfnode(
-        "init",
-        "--task",
-        "reviews",
-        "--set",
-        "training.learning_rate=5e-4",
-        "--set",
-        "training.scalar_delta=0.001",
-    )
-    limit = written(ended).training.scalar_limit
-    found = re.search(
-        rf"Measured 36 scalars: root mean square (\S+)\. scalar_limit is {limit}, 8 ", ended.out
-    )
-    assert found is not None
-    assert 8 <= limit / float(found[1]) < 9
+def test_in_a_program_data_without_a_task_are_not_taken_for_reviews() -> None:
+    with pytest.raises(UserError, match=r"`sfnode init news\.csv`"):
+        build({"train": "news.csv"})
+
+
+# -- what is measured ----------------------------------------------------------------------------------
+
+
+def test_the_limit_of_the_scalars_is_eight_times_what_is_measured(sfnode: Run) -> None:
+    numbers = sets("training.learning_rate=5e-4", "training.scalar_delta=0.001")
+    training = written(sfnode("init", *REVIEWS, *numbers, *MEASURED)).training
+    with scalars.any_trainer(build({}), scalars.Means())[0] as trainer:
+        spread = scalars.measure(trainer, 3 * 8 * FEW).spread
+    assert 0.5 < training.scalar_limit * training.scalar_delta / (8 * spread) < 2
 
 
 def test_a_centred_run_has_the_base_models_prior_for_nodes_without_public_rows(sfnode: Run) -> None:
-    ended = sfnode(
-        "init", "--task", "reviews", "--set", "task.loss=centred", "--set", "data.train_limit=40", "--open"
-    )
-    assert ended.status == 0, ended.err
-    assert re.fullmatch(READING + MEASURING, ended.err)
-    task = Manifest.from_toml(Path("run.toml")).task
-    assert task.loss == "centred"
-    assert (len(task.prior), max(task.prior)) == (2, 0)
+    flags = (*sets("task.loss=centred", "data.train_limit=40"), "--open", *MEASURED)
+    task = written(sfnode("init", *REVIEWS, *flags)).task
+    assert (task.loss, len(task.prior), max(task.prior)) == ("centred", 2, 0)
     assert min(task.prior) < 0
 
 
-def test_without_classes_no_loss_can_be_centred(sfnode: Run) -> None:
-    ended = sfnode(
-        "init",
-        "--set",
-        "task.kind=text",
-        "--set",
-        "task.template={text}",
-        "--set",
-        "task.loss=centred",
-        "--open",
-    )
-    assert (ended.status, "no classes whose scores could be centred" in ended.err) == (1, True)
-    few = sfnode(
-        "init", "--task", "reviews", "--set", "task.loss=centred", "--set", "training.batch_size=1", "--open"
-    )
-    assert (few.status, "batch_size of 2" in few.err) == (1, True)
-
-
-def test_a_limit_that_is_given_counts(sfnode: Run) -> None:
-    ended = sfnode("init", "--task", "reviews", "--set", "training.scalar_limit=300")
-    assert written(ended).training.scalar_limit == 300
-    assert "scalar_limit is 300, as asked." in ended.out
-    assert "Warning" not in ended.out
-
-
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("name", "value", "says"),
     [
-        (
-            ("--set", "training.scalar_delta=8"),
-            "of them are 0, as scalar_delta 8 is too coarse: give training.scalar_delta=",
-        ),
-        (
-            ("--set", "training.scalar_delta=1e-6"),
-            "of them are larger than scalar_limit: give training.scalar_delta=",
-        ),
-        (
-            ("--set", "training.scalar_limit=2"),
-            "of them are larger than scalar_limit: give training.scalar_limit=",
-        ),
+        ("scalar_limit", 300, ""),
+        ("scalar_delta", 8, "are 0, as scalar_delta 8 is too coarse: give training.scalar_delta="),
+        ("scalar_delta", 1e-6, "are larger than scalar_limit: give training.scalar_delta="),
+        ("scalar_limit", 2, "are larger than scalar_limit: give training.scalar_limit="),
     ],
-    ids=["delta too coarse", "delta too fine", "limit too low"],
 )
-def test_numbers_with_which_most_scalars_say_nothing_are_warned_of(
-    flags: tuple[object, ...], says: str, sfnode: Run
+def test_a_number_that_is_given_counts_and_is_warned_of_if_most_scalars_then_say_nothing(
+    name: str, value: float, says: str, sfnode: Run
 ) -> None:
-    assert says in sfnode("init", "--task", "reviews", *flags).out
+    ended = sfnode("init", *REVIEWS, *sets(f"training.{name}={value}"), *MEASURED)
+    assert getattr(written(ended).training, name) == value
+    assert says in ended.out
+    assert ("Warning" in ended.out) == bool(says)
 
 
 @pytest.fixture
@@ -457,293 +519,120 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """A trial that takes no time; whether it kept the epsilon that was given."""
     kept: list[bool] = []
 
-    def run(_trainer: Any, *, keep_epsilon: bool, **_: Any) -> trial.Trial:
+    def run(_trainer: Any, *, keep_epsilon: bool, **_: Any) -> scalars.Suited:
         kept.append(keep_epsilon)
-        slopes = scalar_limit.SlopeSample(np.array([1.0, -1.0]), 0.05, example_forwards=100)
-        halves = {"bfloat16": 6e-3, "float16": 3e-3}
-        costs = {"float32": 1.01, "bfloat16": 1.3, "float16": 1.04}
-        return trial.Trial(2e-3, halves, costs, slopes, 1 / 32, 3e-4, 64, 9.0)
+        slopes = scalars.SlopeSample(np.array([1.0, -1.0]), 0.05, example_forwards=100)
+        halves = {} if keep_epsilon else {"epsilons": {"bfloat16": 6e-3, "float16": 3e-3}}
+        return {"epsilon": 2e-3, "scalar_delta": 1 / 32, "learning_rate": 3e-4} | halves, slopes
 
     monkeypatch.setattr(trial, "run", run)
     return kept
 
 
-def test_numbers_that_suit_the_model_are_chosen_if_asked_and_said_why(sfnode: Run, tried: list[bool]) -> None:
-    ended = sfnode("init", "--task", "reviews", "--set", "init.calibrate=yes")
-    assert ended.status == 0, ended.err
-    training = Manifest.from_toml(Path("run.toml")).training
+@pytest.fixture
+def in_words(model: Path) -> Flags:
+    """The built-in task for a model that nothing has been measured of."""
+    return ("init", "--model", model, *REVIEWS, *sets("task.kind=classification"), *MEASURED)
+
+
+def test_numbers_that_suit_the_model_are_chosen(sfnode: Run, in_words: Flags, tried: list[bool]) -> None:
+    ended = sfnode(*in_words)
+    training = written(ended).training
     assert (training.epsilon, training.scalar_delta, training.learning_rate) == (2e-3, 1 / 32, 3e-4)
     assert training.epsilons == {"bfloat16": 6e-3, "float16": 3e-3}
-    assert (
-        "epsilon is 0.002: its slopes cost 1% more updates than exact ones; in bfloat16 it is 0.006 (30%), "
-        "in float16 it is 0.003 (4%)." in ended.out
-    )
-    assert "learning_rate is 0.0003: a share of what one update can bear, by 64 slopes and bends" in ended.out
-    assert "scalar_limit is 250, which is near 260, 8 times that." in ended.out
-    assert tried == [False]
+    assert training.scalar_limit == 260
+    assert (training.basis, training.rank, tried) == ("published", 4, [False])
 
 
 def test_numbers_that_are_given_count_and_one_that_is_far_off_is_warned_of(
-    sfnode: Run, tried: list[bool]
+    sfnode: Run, in_words: Flags, tried: list[bool]
 ) -> None:
-    ended = sfnode(
-        "init",
-        "--task",
-        "reviews",
-        "--set",
-        "init.calibrate=yes",
-        "--set",
-        "training.learning_rate=1e-5",
-        "--set",
-        "training.epsilon=1e-3",
-    )
-    assert ended.status == 0, ended.err
-    training = Manifest.from_toml(Path("run.toml")).training
+    ended = sfnode(*in_words, *sets("training.learning_rate=1e-5", "training.epsilon=1e-3"))
+    training = written(ended).training
     assert (training.epsilon, training.epsilons, training.learning_rate) == (1e-3, {}, 1e-5)
-    assert (
-        "Warning: learning_rate 1e-05 is as asked, but 0.0003 suits the model: it is 30 times too sm"
-        in ended.out
-    )
+    warned = "Warning: learning_rate 1e-05 is as asked, but 0.0003 suits the model: it is 30 times too sm"
+    assert warned in ended.out
     assert "Warning: epsilon" not in ended.out
     assert tried == [True]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        sets("init.measure=no"),
+        sets("training.basis=random"),
+        sets("training.epsilon=1e-3", "training.learning_rate=1e-5", f"training.scalar_delta={1 / 64}"),
+    ],
+    ids=["unmeasured", "asked for", "numbers given"],
+)
+def test_bases_are_random_where_that_is_asked_for_or_nothing_is_tried_out(
+    flags: Flags, sfnode: Run, in_words: Flags, tried: list[bool]
+) -> None:
+    assert written(sfnode(*in_words, *flags)).training.basis == "random"
+
+
 def test_what_cannot_be_tried_out_stays_and_is_said(model: Path, sfnode: Run) -> None:
-    flags = ("--set", "task.kind=text", "--set", "task.template={text}", "--set", "init.calibrate=yes")
-    ended = sfnode("init", "--model", model, *flags)
-    assert (
-        "Numbers were not tried out (the run names no data): they are the defaults, or as given." in ended.out
-    )
+    ended = sfnode("init", "--model", model, *TEXT, *MEASURED)
+    assert "Numbers were not tried out (the run names no data): they are the defaults, or as" in ended.out
+    assert "Bases are random ones, as none were made from errors: " in ended.out
 
 
 def test_numbers_with_which_one_update_wrecks_the_model_are_refused_with_better_ones(sfnode: Run) -> None:
-    ended = sfnode(
-        "init",
-        "--task",
-        "reviews",
-        "--set",
-        "training.learning_rate=1e-3",
-        "--set",
-        "training.scalar_limit=32767",
-    )
-    assert (ended.status, ended.out) == (1, "")
+    fast = ("init", *REVIEWS, *sets("training.learning_rate=1e-3"), *MEASURED)
+    ended = sfnode(*fast, *sets("training.scalar_limit=32767"))
+    assert (ended.status, ended.out, Path("run.toml").exists()) == (1, "", False)
     assert "sfnode: SF017: " in ended.err
-    assert not Path("run.toml").exists()
     advice = re.search(r"Lower training.scalar_limit to ([0-9]+)\.", ended.err)
     assert advice is not None
-    assert written(
-        sfnode(
-            "init",
-            "--task",
-            "reviews",
-            "--set",
-            "training.learning_rate=1e-3",
-            "--set",
-            f"training.scalar_limit={advice[1]}",
-        )
-    )
+    assert written(sfnode(*fast, *sets(f"training.scalar_limit={advice[1]}")))
 
 
 def test_a_big_model_need_not_be_loaded_and_one_is_told_what_that_means(
     sfnode: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "load", None)
-    ended = sfnode("init", "--task", "reviews", "--set", "init.measure=no", "--model", model)
-    assert ended.status == 0
-    assert re.fullmatch(READING, ended.err)
-    assert (
-        "No scalars were measured (init.measure=no). scalar_limit is 32767, the most that 16 bits"
-        in ended.out
-    )
+    ended = sfnode("init", *REVIEWS, "--model", model)
+    assert written(ended).training.scalar_limit == 32_767
+    unmeasured = "No scalars were measured (init.measure=no). scalar_limit is 32767, the most that 16 bits"
+    assert unmeasured in ended.out
     assert "Whether one update could wreck the model has not been checked either." in ended.out
 
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
-    [(("--task", "rte"), "cannot load hf:aps/super_glue:rte:train"), ((), "the run names no data")],
+    [(("--task", "rte"), "cannot load hf:aps/super_glue:rte:train"), (TEXT, "the run names no data")],
     ids=["data out of reach", "private data"],
 )
 def test_without_data_only_the_largest_update_is_checked(
     flags: tuple[str, ...], reason: str, model: Path, sfnode: Run
 ) -> None:
-    flags = flags or ("--set", "task.kind=text", "--set", "task.template={text}")
-    ended = sfnode("init", "--model", model, *flags)
+    made = ("init", "--model", model, *flags, *MEASURED)
+    ended = sfnode(*made)
     assert f"No scalars were measured ({reason}" in ended.out
     assert written(ended).training.scalar_limit == 32_767
-    refused = sfnode("init", "--model", model, *flags, "--set", "training.learning_rate=1e-3", "--force")
+    refused = sfnode(*made, *sets("training.learning_rate=1e-3"), "--force")
     assert "sfnode: SF017: " in refused.err
 
 
-def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
-    same = ("--open", "--model", model, "--task", "rte")
-    first = written(sfnode("init", "--out", "a.toml", *same), "a.toml")
-    second = written(sfnode("init", "--out", "b.toml", *same), "b.toml")
-    assert first.run_id == second.run_id
+# -- keys ----------------------------------------------------------------------------------------------
 
 
-def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Path, sfnode: Run) -> None:
-    data = data_file("text")
-    ended = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}", data)
-    assert "other nodes download it from nodes that have it" in ended.out
-    assert "Its data are rows.jsonl: leave them beside run.toml, and as they are. " in ended.out
-    assert f"Others get these {data.stat().st_size} B from your nodes" in ended.out
-    manifest = written(ended)
-    assert str(data.parent) not in manifest.data.model_dump_json()
-    assert manifest.model.listing == files.listing_hash(model)
-    assert default_manifest().model.listing == ""
-
-
-def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
-    Path("run.toml").write_text("precious")
-    ended = sfnode("init", "--task", "reviews")
-    assert ended.status == 1
-    assert "sfnode: SF010: run.toml exists already" in ended.err
-    assert Path("run.toml").read_text() == "precious"
-    assert sfnode("init", "--task", "reviews", "--force", "--open", "--set", "init.measure=no").status == 0
-    assert Manifest.from_toml(Path("run.toml")).model == default_manifest().model
-
-
-@pytest.mark.parametrize(
-    ("flags", "number", "says"),
-    [
-        (
-            ("--task", "reviews", "--set", "training.rank=12"),
-            10,
-            "training.rank: rank must be a power of two",
-        ),
-        (
-            ("--task", "reviews", "--set", "training.group=1"),
-            10,
-            "training.group: a group has two updates or more",
-        ),
-        (("--task", "reviews", "--set", "training.learning_rate=-1"), 10, "training.learning_rate: "),
-        (("--task", "reviews", "--set", "training.update_budget=0"), 10, "training.update_budget: "),
-        (("--task", "reviews", "--set", "name=?!"), 10, "'?!' is no name of a run"),
-        (("--task", "juggling"), 10, "'juggling'"),
-        (("--task", "extract"), 10, "no base model comes with the task extract"),
-        (("--task", "sst2", "--set", "task.kind=text"), 10, "--task names a ready-made task"),
-        (("--set", "task.template={text}"), 10, "nothing says what is to be learnt"),
-        ((), 10, "nothing says what is to be learnt"),
-        (("--set", "task.kind=classification", "--set", "task.template={text}"), 10, "verbalizer"),
-        (("--set", "task.kind=completion", "--set", "task.template={text}"), 10, "completion"),
-        (("--set", "task.kind=text", "--set", "task.template={{text}}"), 11, "it names no field of a row"),
-        (("--task", "reviews", "--model", "no/such/folder"), 20, "no/such/folder"),
-        (("nowhere.tsv",), 30, "there is no file nowhere.tsv"),
-        (("rows.doc",), 30, "rows.doc is not a kind of data"),
-        (("rows.txt", "--task", "sst2"), 30, "rows.txt is not a kind of data that nodes share"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_what_cannot_be_is_refused_with_the_option_that_says_it(
-    flags: tuple[str, ...], number: int, says: str, sfnode: Run
+def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_deputy(
+    sfnode: Run, home: Path
 ) -> None:
-    ended = sfnode("init", *flags)
-    assert (ended.status, ended.out) == (1, "")
-    assert f"sfnode: SF{number:03d}: " in ended.err
-    assert says in ended.err
-    assert not Path("run.toml").exists()
-
-
-def test_in_a_program_data_without_a_task_are_not_taken_for_reviews() -> None:
-    with pytest.raises(UserError, match=r"`sfnode init news\.csv`"):
-        manifest_builder.build({"train": "news.csv"})
-
-
-def test_a_place_that_cannot_be_written_to_is_named(sfnode: Run) -> None:
-    ended = sfnode("init", "--task", "reviews", "--out", "no/such/folder/run.toml")
-    assert ended.status == 1
-    assert "sfnode: SF010: cannot write no/such/folder/run.toml" in ended.err
-
-
-# -- organised runs ----------------------------------------------------------------------------------
-
-KEYS = Path("safe") / "keys"
-
-
-def organised(ended: Ended, keys: Path = KEYS) -> Manifest:
-    """The organised run that was written, with both keys in `keys`; what was said of them is right."""
-    manifest = written(ended)
-    assert manifest.admission == "organised"
-    files = [keys / manifest.run_id.hex(), keys / f"{manifest.run_id.hex()}.recovery"]
-    assert sorted(keys.iterdir()) == files
-    assert all(str(file) in ended.out for file in files)
-    return manifest
-
-
-def test_runs_are_organised_unless_asked_otherwise(sfnode: Run, home: Path) -> None:
-    assert (
-        organised(sfnode("init", "--task", "reviews"), home / ".local/share/sfnode/keys").training.schedule
-        == "constant"
-    )
-
-
-def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_deputy(sfnode: Run) -> None:
-    manifest = organised(sfnode("init", "--task", "reviews", "--organised", "--set", f"keys.dir={KEYS}"))
-    said, run_id = manifest.organised, manifest.run_id
-    assert said.votes == 1
-    assert said.quota == 4 * manifest.training.epoch_updates
-    assert load_organiser_key(run_id, [bytes.fromhex(said.organiser)], KEYS).public.hex() == said.organiser
-    (deputy,) = said.deputies
-    assert Identity.read(recovery_key(run_id, KEYS)).public.hex() == deputy
-    assert (manifest.training.schedule, manifest.data.validation_limit) == ("constant", 256)
-
-
-def test_what_an_organised_run_is_bounded_by_can_be_given(sfnode: Run) -> None:
-    flags = (
-        "--set",
-        "organised.quota=77",
-        "--set",
-        "organised.subspace_epochs=5",
-        "--set",
-        "data.validation_limit=9",
-        "--private",
-    )
-    manifest = organised(
-        sfnode("init", "--task", "reviews", "--organised", "--set", f"keys.dir={KEYS}", *flags)
-    )
-    assert (manifest.organised.quota, manifest.organised.subspace_epochs) == (77, 5)
-    assert manifest.organised.private
-    assert manifest.data.validation_limit == 9
-
-
-@pytest.mark.parametrize(("budget", "epochs"), [(1000, 1), (16_000, 1), (16_001, 2), (1_000_000, 63)])
-def test_a_long_run_has_no_more_subspaces_than_a_short_one(sfnode: Run, budget: int, epochs: int) -> None:
-    flags = (
-        "--organised",
-        "--set",
-        f"keys.dir={KEYS}",
-        "--set",
-        "training.epoch_updates=1000",
-        "--set",
-        f"training.update_budget={budget}",
-    )
-    assert sfnode("init", "--task", "reviews", *flags, "--set", "init.measure=no").status == 0
-    assert Manifest.from_toml(Path("run.toml")).organised.subspace_epochs == epochs
-
-
-def test_validation_rows_may_have_a_file_of_their_own(sfnode: Run) -> None:
-    Path("judge.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
-    flags = ("--organised", "--set", f"keys.dir={KEYS}", "--set", "data.validation=judge.tsv")
-    data = organised(sfnode("init", "--task", "reviews", *flags)).data
-    assert (data.validation, data.validation_limit) == ("judge.tsv", 0)
-
-
-def test_an_open_run_asks_newcomers_for_work_and_may_limit_their_feeds(sfnode: Run) -> None:
-    def made(*flags: object) -> Manifest:
-        assert (
-            sfnode(
-                "init", "--task", "reviews", "--open", "--set", "init.measure=no", "--force", *flags
-            ).status
-            == 0
-        )
-        return Manifest.from_toml(Path("run.toml"))
-
-    asked = made().open
-    assert (asked.quota, asked.work_bits) == (0, OPEN_WORK_BITS)
-    asked = made("--set", "open.quota=50", "--set", "open.work_bits=3").open
-    assert (asked.quota, asked.work_bits) == (50, 3)
-    parameters = made("--set", "open.work_bits=3").parameters()
-    assert (parameters.longest_feed, parameters.work_bits) == (parameters.update_budget, 3)
+    """And runs are organised unless asked otherwise."""
+    for folder, flags in ((home / ".local/share/sfnode/keys", ()), (KEYS, sets(f"keys.dir={KEYS}"))):
+        ended = sfnode("init", *REVIEWS, "--force", *flags)
+        manifest = written(ended)
+        said, run_id = manifest.organised, manifest.run_id
+        kept = [folder / run_id.hex(), folder / f"{run_id.hex()}.recovery"]
+        assert sorted(folder.iterdir()) == kept
+        assert all(str(file) in ended.out for file in kept)
+        assert (said.votes, said.quota) == (1, 4 * manifest.training.epoch_updates)
+        key = load_organiser_key(run_id, [bytes.fromhex(said.organiser)], folder)
+        assert key.public.hex() == said.organiser
+        assert (Identity.read(recovery_key(run_id, folder)).public.hex(),) == said.deputies
+        assert (manifest.training.schedule, manifest.data.validation_limit) == ("constant", 256)
 
 
 def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
@@ -751,10 +640,7 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
 ) -> None:
     typed = iter(["horse", "house", "horse", "horse"])
     monkeypatch.setattr("click.termui.hidden_prompt_func", lambda _: next(typed))
-    assert (
-        sfnode("init", "--task", "reviews", "--set", f"keys.dir={KEYS}", "--set", "keys.encrypt=yes").status
-        == 0
-    )
+    assert sfnode("init", *REVIEWS, *sets(f"keys.dir={KEYS}", "keys.encrypt=yes")).status == 0
     manifest = Manifest.from_toml(Path("run.toml"))
     organiser = bytes.fromhex(manifest.organised.organiser)
     assert load_organiser_key(manifest.run_id, [organiser], KEYS, b"horse").public == organiser
@@ -762,47 +648,28 @@ def test_keys_are_encrypted_with_a_passphrase_that_is_asked_for(
         Identity.read(recovery_key(manifest.run_id, KEYS))
 
 
-def test_the_command_that_organises_is_printed_as_it_is_to_be_typed(sfnode: Run, home: Path) -> None:
-    assert (
-        "  sfnode join --run run.toml --organise    starts"
-        in sfnode("init", "--task", "reviews", "--set", "init.measure=no").out
-    )
-    ended = sfnode(
-        "init",
-        "--task",
-        "reviews",
-        "--set",
-        "init.measure=no",
-        "--out",
-        "a b;c.toml",
-        "--set",
-        "keys.dir=my keys",
-    )
-    assert "  sfnode join --run 'a b;c.toml' --organise --keys-dir 'my keys'    starts" in ended.out
-    assert (
-        "--organise"
-        not in sfnode("init", "--task", "reviews", "--set", "init.measure=no", "--force", "--open").out
-    )
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [
+        ((), "run.toml --organise    starts"),
+        (
+            ("--out", "a b;c.toml", *sets("keys.dir=my keys")),
+            "'a b;c.toml' --organise --keys-dir 'my keys'   ",
+        ),
+        (("--open",), "run.toml    starts"),
+    ],
+)
+def test_the_command_that_organises_is_printed_as_it_is_to_be_typed(
+    flags: Flags, command: str, sfnode: Run, home: Path
+) -> None:
+    assert f"  sfnode join --run {command}" in sfnode("init", *REVIEWS, *flags).out
 
 
-def test_a_fifth_of_few_rows_validates_and_none_where_training_rows_are_tested_on(sfnode: Run) -> None:
-    Path("few.tsv").write_text("text\tlabel\n" + "tasty\t1\nawful\t0\n" * 10)
-    task = (
-        "--set",
-        "task.kind=classification",
-        "--set",
-        "task.template={text} it was",
-        "--set",
-        "task.verbalizer=0=bad,1=good",
-    )
-    assert organised(sfnode("init", *task, "few.tsv", "--set", f"keys.dir={KEYS}")).data.withheld == 4
-    tested = ("few.tsv", "--test", "few.tsv", "--set", "keys.dir=others")
-    assert organised(sfnode("init", "--force", *task, *tested), Path("others")).data.withheld == 0
-
+# -- bad rows ------------------------------------------------------------------------------------------
 
 SPOILT = {
-    "rows.CSV": "text;label\nfine;1\n;1\npoor;\ndull;0\nnice;2\nfine;1;0\n",
-    "rows.jsonl": '{"text": "fine", "label": "1", "id": 7}\n{"text": "a \\ud83d", "label": "1"}\n[]\n'
+    "bad.CSV": "text;label\nfine;1\n;1\npoor;\ndull;0\nnice;2\nfine;1;0\n",
+    "bad.jsonl": '{"text": "fine", "label": "1", "id": 7}\n{"text": "a \\ud83d", "label": "1"}\n[]\n'
     '{"text": ["x"], "label": "1"}\n{"text": "so"}\n{"text": "dull", "label": "0", "id": NaN}\n',
 }
 GOOD = [{"text": "fine", "label": "1"}, {"text": "dull", "label": "0"}]
@@ -813,107 +680,54 @@ def test_bad_rows_are_an_error_unless_they_are_left_out_of_a_file_that_the_run_t
     name: str, sfnode: Run
 ) -> None:
     Path(name).write_text(SPOILT[name])
-    task = (
-        "--set",
-        "task.kind=classification",
-        "--set",
-        "task.template={text} it was",
-        "--set",
-        "task.verbalizer=0=bad,1=good",
-    )
-    flags = ("init", "--open", *task, name, "--test", name, "--set", "init.measure=no")
+    flags = ("init", "--open", *CLASSES, name, "--test", name)
     refused = sfnode(*flags)
     assert refused.status == 1
     assert "SF031: 4 of the 6 rows of " in refused.err
     assert refused.err.count(f"{name}, line ") == 3
     assert sfnode(*flags, "--skip-bad-rows").status == 0
     data = Manifest.from_toml(Path("run.toml")).data
-    assert data.train == data.test == next(Path().glob("rows-*.jsonl")).name
+    assert data.train == data.test == next(Path().glob("bad-*.jsonl")).name
     assert [json.loads(line) for line in Path(data.train).read_text().splitlines()] == GOOD
     again = sfnode(*flags, "--skip-bad-rows", "--force")
     assert "Left out: 4 of the 6 rows of " in again.out
     assert again.out.count(f"{name}, line ") == 3
     assert f"The other rows are in {data.train}." in again.out
-    assert len(list(Path().glob("rows*"))) == 2
+    assert len(list(Path().glob("bad*"))) == 2
 
 
-def test_there_is_no_other_file_where_all_rows_are_good(sfnode: Run) -> None:
-    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
-    flags = ("init", "--open", "--task", "reviews", "rows.tsv", "--set", "init.measure=no", "--skip-bad-rows")
-    assert "Left out" not in sfnode(*flags).out
-    assert Manifest.from_toml(Path("run.toml")).data.train == "rows.tsv"
-
-
-def test_bytes_of_a_command_line_that_are_no_text_are_refused(sfnode: Run) -> None:
-    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
-    flags = ("init", "--open", "--task", "reviews", "rows.tsv", "--set", "init.measure=no")
-    assert (
-        "a text has bytes that are not UTF-8" in sfnode(*flags, "--set", "task.template={text} caf\udce9").err
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "number", "says"),
-    [
-        (("--organised", "--set", "keys.dir=."), 10, "keys.dir: . is the folder of the manifest"),
-        (("--organised", "--set", "keys.dir=rows.txt"), 43, "rows.txt"),
-        (("--organised", "--set", "organised.quota=0"), 10, "quota"),
-        (("--organised", "--set", "organised.quota=2000000"), 10, "organised.quota: "),
-        (("--organised", "--set", "training.schedule=cosine"), 10, "schedule is constant"),
-        (("--set", "organised.quota=5"), 10, "an open run has no organiser"),
-        (("--set", "organised.subspace_epochs=2"), 10, "an open run has no organiser"),
-        (("--organised", "--set", "open.work_bits=3"), 10, "in an organised run the organiser admits"),
-        (
-            (
-                "--set",
-                "keys.encrypt=yes",
-            ),
-            10,
-            "keys.encrypt: ",
-        ),
-        (
-            ("--organised", "--set", "keys.encrypt=yes", "--set", "keys.passphrase_file=none"),
-            10,
-            "--passphrase-file: cannot read none",
-        ),
-        (
-            ("--organised", "--set", "keys.encrypt=yes", "--set", "keys.passphrase_file=rows.txt"),
-            10,
-            "its first line is empty",
-        ),
-        (("--set", "data.validation=builtin:reviews:train"), 10, "neither trained nor tested on"),
-        (
-            ("rows.tsv", "--set", "data.validation_limit=2"),
-            31,
-            "all of them would be validation rows",
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_a_run_that_cannot_be_organised_so_is_refused(
-    flags: tuple[str, ...], number: int, says: str, sfnode: Run
+@pytest.mark.parametrize("when", ["measuring", "writing the keys", "writing the manifest"])
+def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
+    when: str, sfnode: Run, in_words: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("rows.tsv").write_text("text\tlabel\nfine\t1\npoor\t0\n")
-    Path("rows.txt").write_text("")
-    ended = sfnode("init", "--task", "reviews", *(() if "--organised" in flags else ("--open",)), *flags)
-    assert (ended.status, ended.out) == (1, "")
-    assert f"sfnode: SF{number:03d}: " in ended.err
-    assert says in ended.err
-    assert not Path("run.toml").exists()
-    assert not KEYS.exists()
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    target = {
+        "measuring": "sfnode.preparing.trial.run",
+        "writing the keys": "sfnode.store.identity.Identity.write",
+        "writing the manifest": "sfnode.cli.init.write_manifest",
+    }[when]
+    Path("spoilt.tsv").write_text("text\tlabel\ntasty\t1\nawful\t0\nbad row\n")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(target, interrupted)
+    before = sorted(tmp_path.rglob("*"))
+    flags = ("spoilt.tsv", "--test", "spoilt.tsv", "--skip-bad-rows", *sets(f"keys.dir={tmp_path / 'keys'}"))
+    ended = sfnode(*in_words, *flags, *sets("training.estimator=zeroth-order"))
+    assert ended.status == 130
+    left = [file for file in tmp_path.rglob("*") if file not in before and file != tmp_path / "keys"]
+    assert left == []
 
 
-# -- published bases ---------------------------------------------------------------------------------
+# -- published bases -----------------------------------------------------------------------------------
 
 
-def bases_file(folder: Path, rank: int = 32) -> Path:
-    """Bases for the built-in model."""
-    targets = default_manifest().model.parsed_targets()
-    ones = [
-        tuple(np.full((rows, rank), 8, np.int8) for rows in (one.out_features, one.in_features))
-        for one in targets
-    ]
-    return bases.path_in(folder, bases.write(folder, [(u, v) for u, v in ones]))
+def bases_file(folder: Path) -> Path:
+    """Bases for the built-in model at rank 32."""
+    sizes = [(one.out_features, one.in_features) for one in default_manifest().model.parsed_targets()]
+    pairs = [(np.full((out, 32), 8, np.int8), np.full((inner, 32), 8, np.int8)) for out, inner in sizes]
+    return bases.path_in(folder, bases.write(folder, pairs))
 
 
 def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
@@ -921,132 +735,22 @@ def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
 ) -> None:
     file = bases_file(tmp_path / "made").rename(tmp_path / "mine")
     (tmp_path / "runs").mkdir()
-    ended = sfnode(
-        "init",
-        "--task",
-        "reviews",
-        "--out",
-        tmp_path / "runs" / "run.toml",
-        "--open",
-        "--set",
-        f"training.bases={file}",
-    )
-    assert ended.status == 0, ended.err
-    assert re.fullmatch(READING + MEASURING, ended.err)
-    training = Manifest.from_toml(tmp_path / "runs" / "run.toml").training
+    out = str(tmp_path / "runs" / "run.toml")
+    made = ("init", *REVIEWS, "--out", out, "--open", *sets(f"training.bases={file}"), *MEASURED)
+    refused = sfnode(*made, *sets("training.rank=8"))
+    assert (refused.status, "SF082" in refused.err) == (1, True)
+    assert not list((tmp_path / "runs").iterdir())
+    ended = sfnode(*made)
+    training = written(ended, out).training
     assert (training.basis, training.bases) == ("published", bases.digest_of(file))
     kept = bases.path_in(tmp_path / "runs", training.bases)
     assert kept.read_bytes() == file.read_bytes()
     assert f"Its bases are in {kept}" in ended.out
-    assert f"Measured {FEW} scalars" in ended.out
-
-
-def test_bases_for_another_rank_are_refused_and_nothing_is_written(sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode(
-        "init",
-        "--task",
-        "reviews",
-        "--open",
-        "--set",
-        "training.rank=8",
-        "--set",
-        f"training.bases={bases_file(tmp_path / 'made')}",
-    )
-    assert ended.status == 1
-    assert "SF082" in ended.err
-    assert not Path("run.toml").exists()
-    assert not list(Path().glob("*.bases"))
-
-
-def test_bases_that_are_not_there_are_said_to_be_missing(sfnode: Run) -> None:
-    ended = sfnode("init", "--task", "reviews", "--set", "training.bases=nowhere.bases")
-    assert ended.status == 1
-    assert "SF081" in ended.err
 
 
 @pytest.mark.parametrize(("basis", "rank"), [("gradients", 1), ("errors", 4)])
-def test_bases_are_made_where_they_are_asked_for(sfnode: Run, basis: str, rank: int) -> None:
-    ended = sfnode(
-        "init", "--task", "reviews", "--open", "--set", "init.measure=no", "--set", f"training.basis={basis}"
-    )
-    assert ended.status == 0, ended.err
-    training = Manifest.from_toml(Path("run.toml")).training
-    assert (training.basis, training.rank) == ("published", rank)
-    assert [file.name for file in Path().glob("*.bases")] == [f"{training.bases}.bases"]
-    assert f"{rank} direction" in ended.out
-    refused = sfnode(
-        "init",
-        "--task",
-        "reviews",
-        "--force",
-        "--set",
-        f"training.basis={basis}",
-        "--set",
-        f"training.bases={training.bases}.bases",
-    )
-    assert "Give one of them." in refused.err
-    assert (
-        sfnode(
-            "init",
-            "--task",
-            "reviews",
-            "--force",
-            "--open",
-            "--set",
-            "init.measure=no",
-            "--set",
-            "training.basis=random",
-        ).status
-        == 0
-    )
-    assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
-
-
-def test_whoever_leaves_the_numbers_to_a_trial_gets_bases_from_errors(
-    sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SFNODE_CALIBRATE")
-    words = ("--model", model, "--task", "reviews", "--set", "task.kind=classification")
-    ended = sfnode("init", *words, "builtin:reviews:train")
-    assert ended.status == 0, ended.err
-    training = Manifest.from_toml(Path("run.toml")).training
-    assert (training.basis, training.rank, tried) == ("published", 4, [False])
-    assert "Made bases: 4 directions" in ended.out
-    numbers = (
-        "--set",
-        "training.epsilon=1e-3",
-        "--set",
-        "training.learning_rate=1e-5",
-        "--set",
-        f"training.scalar_delta={1 / 64}",
-    )
-    for options in (
-        (
-            "--set",
-            "init.calibrate=no",
-        ),
-        ("--set", "training.basis=random"),
-        numbers,
-    ):
-        ended = sfnode("init", "--force", *words, *options)
-        assert ended.status == 0, ended.err
-        assert Manifest.from_toml(Path("run.toml")).training.basis == "random"
-
-
-def test_where_no_bases_can_be_made_unasked_they_are_random_ones_and_it_says_why(
-    sfnode: Run, model: Path, tried: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SFNODE_CALIBRATE")
-    ended = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}")
-    assert ended.status == 0, ended.err
-    assert "Bases are random ones, as none were made from errors: " in ended.out
-    again = sfnode("init", "--model", model, "--set", "task.kind=text", "--set", "task.template={text}",
-                   "--set", "training.basis=errors", "--force")  # fmt: skip
-    assert again.status == 1
-
-
-def test_bases_of_an_organised_run_are_made_without_its_validation_rows(
-    sfnode: Run, monkeypatch: pytest.MonkeyPatch
+def test_bases_are_made_where_they_are_asked_for_without_validation_rows(
+    sfnode: Run, basis: str, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Manifest] = []
 
@@ -1056,45 +760,9 @@ def test_bases_of_an_organised_run_are_made_without_its_validation_rows(
 
     make = making_bases.make
     monkeypatch.setattr(making_bases, "make", made)
-    assert (
-        sfnode(
-            "init", "--task", "reviews", "--set", "init.measure=no", "--set", "training.basis=gradients"
-        ).status
-        == 0
-    )
-    run = Manifest.from_toml(Path("run.toml"))
+    ended = sfnode("init", *REVIEWS, *sets(f"training.basis={basis}"))
+    run = written(ended)
+    assert (run.training.basis, run.training.rank) == ("published", rank)
+    assert [file.name for file in Path().glob("*.bases")] == [f"{run.training.bases}.bases"]
     assert seen[0].data == run.data
     assert run.data.withheld
-
-
-@pytest.mark.parametrize("when", ["measuring", "writing the keys", "writing the manifest"])
-def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
-    when: str, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    target = {
-        "measuring": "sfnode.engine.trial.run",
-        "writing the keys": "sfnode.store.identity.Identity.write",
-        "writing the manifest": "sfnode.cli.init.write_manifest",
-    }[when]
-    Path("rows.tsv").write_text("text\tlabel\ntasty\t1\nawful\t0\nbad row\n")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(target, interrupted)
-    before = sorted(tmp_path.rglob("*"))
-    flags = ("--task", "reviews", "rows.tsv", "--test", "rows.tsv", "--skip-bad-rows")
-    ended = sfnode(
-        "init",
-        *flags,
-        "--set",
-        "init.calibrate=yes",
-        "--set",
-        "training.basis=errors",
-        "--set",
-        f"keys.dir={tmp_path / 'keys'}",
-    )
-    assert ended.status == 130
-    left = [file for file in tmp_path.rglob("*") if file not in before and file != tmp_path / "keys"]
-    assert left == []

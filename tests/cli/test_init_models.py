@@ -15,10 +15,11 @@ from sfnode.manifest import Manifest
 from sfnode.models.files import EMBEDDED
 from sfnode.tasks import fitting
 from sfnode.tasks.presets import PRESETS
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Ended, sets
 
 Run = Callable[..., Ended]
 
+UNMEASURED = sets("init.measure=no")
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -61,7 +62,7 @@ ENCODERS = [
 def test_what_is_an_encoder_its_configuration_says(
     fields: dict[str, Any], is_encoder: bool, encoder: Path
 ) -> None:
-    from sfnode.models.manifest_builder import _is_encoder
+    from sfnode.preparing.manifest import _is_encoder
 
     change(encoder / "config.json", **fields)
     assert _is_encoder(json.loads((encoder / "config.json").read_text())) == is_encoder
@@ -93,15 +94,7 @@ def conversations() -> Path:
 
 
 def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run) -> None:
-    flags = (
-        "--model",
-        model,
-        "--set",
-        "task.kind=chat",
-        "--set",
-        "task.messages_field=talk",
-        conversations(),
-    )
+    flags = ("--model", model, *sets("task.kind=chat", "task.messages_field=talk"), conversations())
     ended = sfnode("init", *flags)
     assert ended.status == 1
     assert "sfnode: SF022: the model's tokenizer has no chat template" in ended.err
@@ -163,25 +156,13 @@ def test_of_a_mixture_of_experts_it_says_that_slopes_may_be_jumps(tmp_path: Path
     build.from_config(settings).save_pretrained(tmp_path / "mixtral")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(EMBEDDED / "tiny" / file, tmp_path / "mixtral")
-    given = (
-        "init",
-        "--open",
-        "--model",
-        tmp_path / "mixtral",
-        "--task",
-        "reviews",
-        "--set",
-        "init.measure=no",
-    )
+    given = ("init", "--open", "--model", tmp_path / "mixtral", "--task", "reviews", *UNMEASURED)
     ended = sfnode(*given)
     assert manifest(ended).training.epsilon == 1e-3
     assert "mixture of experts" in ended.out
     assert "training.epsilon=1e-5" in ended.out
     assert "mixture" not in sfnode(*given, "--set", "training.epsilon=1e-5", "--force").out
-    assert (
-        "mixture"
-        not in sfnode("init", "--task", "reviews", "--open", "--set", "init.measure=no", "--force").out
-    )
+    assert "mixture" not in sfnode("init", "--task", "reviews", "--open", *UNMEASURED, "--force").out
 
 
 # -- rows that only training would meet -----------------------------------------------------------------
@@ -207,17 +188,7 @@ def test_a_conversation_that_the_template_refuses_is_found_before_anybody_joins(
 ) -> None:
     (model / "chat_template.jinja").write_text(STRICT)
     talks("talks.jsonl", "system")
-    flags = (
-        "init",
-        "--open",
-        "--set",
-        "task.kind=chat",
-        "--model",
-        str(model),
-        "talks.jsonl",
-        "--set",
-        "init.measure=no",
-    )
+    flags = ("init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED)
     refused = sfnode(*flags)
     assert refused.status == 1
     assert "SF031: 2 of the 20 rows of " in refused.err
@@ -251,16 +222,6 @@ def test_rows_that_there_was_no_time_for_are_counted(
     monkeypatch.setattr(fitting, "SECONDS", 0.0)
     (model / "chat_template.jinja").write_text(STRICT)
     talks("talks.jsonl", "system")
-    ended = sfnode(
-        "init",
-        "--open",
-        "--set",
-        "task.kind=chat",
-        "--model",
-        str(model),
-        "talks.jsonl",
-        "--set",
-        "init.measure=no",
-    )
+    ended = sfnode("init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED)
     assert ended.status == 0, ended.err
     assert "Warning: 20 rows have not been read as the model reads them, as 0 s were over." in ended.out

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.cli import init_screen
-from sfnode.engine import scalar_limit
 from sfnode.manifest import Manifest
 from sfnode.models import files
+from sfnode.preparing import plan, scalars
 from sfnode.tasks.templates import ASKING
 from tests.cli import tickets
 from tests.cli.helpers import Ended
@@ -25,7 +24,7 @@ TINY = ("--model", "builtin:tiny")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Measure little, and remember nothing of other tests."""
-    monkeypatch.setattr(scalar_limit, "SLOPES", 8)
+    monkeypatch.setattr(scalars, "SLOPES", 8)
     monkeypatch.setenv("SFNODE_MEASURE", "false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "100")
@@ -139,16 +138,12 @@ def test_forward_passes_alone_may_be_asked_for(sfnode: Run, monkeypatch: pytest.
     assert (run().protocol, run().training.estimator, run().training.basis) == (4, "zeroth-order", "features")
 
 
-def test_a_run_by_gradients_says_how_long_it_takes_and_if_asked_its_numbers(
-    sfnode: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_by_gradients_says_how_long_it_takes(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SFNODE_MEASURE")
-    flags = ("--yes", "--skip-bad-rows", "--set", "init.details=yes", *TINY)
+    flags = ("--yes", "--skip-bad-rows", *TINY)
     ended = sfnode("init", "tickets.csv", *flags)
     assert ended.status == 0, ended.err
     assert "trains it here alone in a minute or two, to see how well it goes" in ended.out
-    assert "Took gradients of 237 example-forwards: an update has 256 numbers of 16 bits." in ended.out
-    assert f"scalar_delta {run().training.scalar_delta:g}" in ended.out
     assert "Its bases are in " in ended.out
     assert Path(f"{run().training.bases}.bases").is_file()
 
@@ -245,21 +240,21 @@ def test_what_options_say_is_on_the_screen(sfnode: Run, answers: Answers) -> Non
 
 
 def test_the_model_that_was_used_last_is_proposed(sfnode: Run) -> None:
-    assert init_screen.last_model() == init_screen.RECOMMENDED
+    assert plan.last_model() == plan.RECOMMENDED
     flags = ("--yes", "--skip-bad-rows")
     assert sfnode("init", "tickets.csv", *flags, *TINY).status == 0
-    assert init_screen.last_model() == "builtin:tiny"
+    assert plan.last_model() == "builtin:tiny"
     again = sfnode("init", "tickets.csv", *flags, "--force")
     assert lines(again.out)["Which base model?"] == "builtin:tiny (used last)"
-    init_screen.remember_model("/a/folder/that/has/gone")
-    assert init_screen.last_model() == init_screen.RECOMMENDED
+    plan.remember_model("/a/folder/that/has/gone")
+    assert plan.last_model() == plan.RECOMMENDED
 
 
 def test_the_recommended_model_need_not_be_downloaded_where_it_is_in_the_cache() -> None:
-    folder = files.cache() / Path(init_screen.RECOMMENDED).name
+    folder = files.cache() / Path(plan.RECOMMENDED).name
     folder.mkdir(parents=True)
     (folder / files.SINGLE).touch()
-    assert init_screen.last_model() == str(folder)
+    assert plan.last_model() == str(folder)
 
 
 # -- files of all kinds ----------------------------------------------------------------------------------

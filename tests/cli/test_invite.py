@@ -15,10 +15,10 @@ from sfnode.cli.join import _following, _link_unless_run
 from sfnode.cli.main import cli
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.node import contacts as kept_contacts
 from sfnode.node import startup
-from sfnode.node.network import contacts as kept_contacts
 from sfnode.peers import contacts, invitations
+from sfnode.preparing.manifest import build
 from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
 from sfprotocol import invitation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sfnode.cli.options import note
 from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import UpdateLog
 from tests.cli.fake_node import fake_node

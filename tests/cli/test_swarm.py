@@ -20,7 +20,7 @@ from sfnode.schema.results import NodeResult, SwarmResult
 from sfnode.tasks import verifying
 from sfnode.verifiers import plugins
 from tests.cli.helpers import Run
-from tests.node.training.test_engine_loading import make_model
+from tests.node.training.test_model import make_model
 from tests.swarm.conftest import script as script
 from tests.swarm.helpers import COMMONEST, MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,19 @@ from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.models import bases, files
-from sfnode.models.manifest_builder import build
-from sfnode.schema.history import CheckoutResult, DiffResult, HistoryResult, LeaderboardResult
+from sfnode.preparing.manifest import build
+from sfnode.schema.history import (
+    CheckoutResult,
+    DiffResult,
+    HistoryResult,
+    LeaderboardResult,
+    WhyResult,
+)
+from sfnode.schema.node_state import UNCOUNTED_WORDS, Uncounted
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles
-from sfprotocol.decisions import RATE_ONE, Budget, Part, RateFrom, Worth
+from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Budget, Oversized, Part, RateFrom, Revoke, Void, Worth
 from tests.cli.helpers import Run
 from tests.node.helpers import manifest
 from tests.protocol.feeds import origin_of
@@ -85,6 +93,34 @@ def test_log_shows_decisions_seals_and_who_brought_what(sfnode: Run, folder: Pat
     assert lines[lines.index(seal) + 1].split() == [A[:8], "6,", "Ada", "3"]
     assert lines[-1].startswith(f"run {RUN.name} (")
     assert lines[-1].endswith("4 rounds, 36 of 1,000 updates count, 2 are not judged yet")
+
+
+def test_log_tells_a_member_why_its_work_does_not_count(sfnode: Run, tmp_path: Path) -> None:
+    with Folder(tmp_path / "node", RUN, "a", organises=True) as made:
+        made.admit("a", "b")
+        for epoch in range(3):
+            made.bring("b", [1] * 8)
+            made.close()
+            if epoch == 1:
+                made.decide(Oversized(1, (64,)))
+            made.seal(skipped=[64] * (epoch == 1), factor=0 if epoch == 2 else FACTOR_ONE)
+        made.decide(Revoke(1, 9))
+        made.decide(Void(0, 0, (1,)))
+        made.bring("b", [1] * 8)
+        made.close()
+        made.call("b", "Ada")
+    ask = partial(sfnode, "log", "--data-dir", tmp_path / "node", "--why")
+    lines = ask("Ada").out.splitlines()
+    assert lines[0].endswith("0 of 8 updates count: its round was taken back, or it comes from one that was")
+    assert lines[1] == f"round 1: 0 of 8 updates count: {UNCOUNTED_WORDS[Uncounted.OVERSIZED]}"
+    assert lines[2].endswith(UNCOUNTED_WORDS[Uncounted.NOTHING])
+    assert lines[3].endswith("no seal has judged it yet")
+    assert lines[4] == f"member 1, Ada ({B[:8]}): 0 updates count, revoked from round 9 on"
+    assert ask(1).out == ask(B[:8]).out == ask("Ada").out
+    said = WhyResult.model_validate_json(ask(1, "--json").out)
+    assert [one.reason for one in said.verdicts] == ["taken-back", "oversized", "nothing", "waits"]
+    assert "0 of 2 members are 'nobody'" in ask("nobody").err
+    assert "0 of 8 updates of round 1 count, 1 left out (oversized)" in sfnode(*ask.args[:3]).out
 
 
 def test_log_as_data(parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]

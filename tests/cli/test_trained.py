@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from tests.cli.helpers import Run
 
 LAYERS = [f"model.decoder.layers.{n}" for n in range(3)]

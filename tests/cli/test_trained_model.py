@@ -15,7 +15,7 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.limits import Limits
 from sfnode.models import bases
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.resources.sensors import Sensors
 from sfnode.store import checkpoint
 from sfnode.store.checkpoint import compute, plan

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from sfnode.cli.use import in_words
-from sfnode.engine.ten_lines import ASKED
+from sfnode.engine.model_card import ASKED
 from sfnode.engine.trainer import Trainer
 from sfnode.engine.using import ModelInUse, of_trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
 from sfnode.models import loader
-from sfnode.models.manifest_builder import build
 from sfnode.models.targets import DEFAULT, Selection
+from sfnode.preparing.manifest import build
 from sfnode.tasks.prompts import questions
 from tests.cli.helpers import Run
 from tests.engine.helpers import HEADED_TASK, TASK, data_file, manifest, model_folder, trainer, updates

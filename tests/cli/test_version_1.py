@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest.training import Training
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from tests.cli.helpers import Run

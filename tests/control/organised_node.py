@@ -12,12 +12,12 @@ from unittest.mock import Mock
 
 from sfnode.control.server import serve
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
 from sfnode.organising import owner_decisions
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.reporting.alarms import Restarted
 from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.invitations import compose, invite
+from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import Layout
 from sfprotocol import decisions
 from sfprotocol.control_feed import decision_message, extend
@@ -29,6 +29,9 @@ from tests.protocol.swarm import Swarm
 
 DEPUTIES = ("d1", "d2", "d3")
 QUOTA = 40
+BEGAN = 1_700_000_000
+"""The time at which the first decision came."""
+
 ADDRESS = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
 
 
@@ -90,7 +93,7 @@ class OrganisedNode:
         self.api.reports = Reports(self.manifest, organised, 0.0)
         self.api.driver.post = self.post
         self.api.clock = lambda: self.swarm.now
-        self.api.log.arrivals = list
+        self.api.log = Mock(spec_set=["arrival"], arrival={0: BEGAN}.get)
         self.api.organising = self.organising
         self.api.views.invitation = lambda: invite(
             self.manifest, compose(self.manifest.run_id, [ADDRESS], [])

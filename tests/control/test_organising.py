@@ -19,7 +19,7 @@ from sfprotocol import decisions, messages, wire_codec
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import Admit, Announce, Budget, Evaluated, Finish, Invite, Revoke, Seal
 from sfprotocol.events import LinkUp, Received
-from tests.control.organised_node import DEPUTIES, QUOTA, OrganisedNode
+from tests.control.organised_node import BEGAN, DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
 
 A, B = origin_of("a"), origin_of("b")
@@ -56,6 +56,7 @@ async def test_any_node_tells_how_the_run_is_organised(node: OrganisedNode, clie
     said = await client.organising()
     assert said.run_id == node.manifest.run_id.hex()
     assert (said.term, said.decisions, said.frozen, said.unsupported) == (0, 4, False, False)
+    assert said.term_since == BEGAN
     assert (said.open_epoch, said.sealed, said.counted, said.budget) == (0, 0, 0, 99)
     assert (said.members, said.invitations, said.quota, said.behind) == (1, 1, QUOTA, 0)
     assert (said.organiser, said.petitions) == (None, None)

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.transport.base import Asker
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from sfprotocol import wire_codec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,9 +22,13 @@ from sfnode.doctor import examination as examine
 from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Examination, Subject, number
 from sfnode.doctor.network import look_at_ports
+from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
-from sfnode.store.data_folder import open_data_dir
+from sfnode.models.files import EMBEDDED
+from sfnode.node import equipment
+from sfnode.store.data_folder import DataDir, Layout, open_data_dir
+from sfnode.store.named_files import NamedFiles
 from tests.doctor.helpers import Peer, TimeServer
 from tests.models import hostile
 from tests.transport.helpers import plain_peer
@@ -307,10 +312,10 @@ def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: CheckedCase,
 
 
 def test_a_narrower_format_is_proposed_where_it_would_do() -> None:
-    finding = compute._fit(compute.Size(7_000_000_000, True), "float32", 16 << 30, "cpu")
+    finding = compute._fit((7_000_000_000, True), "float32", 16 << 30, "cpu")
     assert finding.verdict == "problem"
     assert "--dtype bfloat16 or int8 or nf4" in finding.fix
-    assert compute._fit(compute.Size(7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
+    assert compute._fit((7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
 
 
 def test_the_parameters_of_the_built_in_model_are_counted(case: CheckedCase, run: Manifest) -> None:
@@ -364,6 +369,21 @@ def test_a_device_that_is_not_here_is_a_problem() -> None:
     finding = compute.look_at_device("cuda:77")
     assert finding.verdict == "problem"
     assert "cuda:77" in finding.what
+
+
+def test_whatever_join_would_refuse_is_a_problem(case: CheckedCase, run: Manifest, tmp_path: Path) -> None:
+    """Here the folder of another model, which the owner of this machine has named before."""
+    folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "other"))
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    layout = Layout(case.data_dir)
+    layout.path.mkdir()
+    NamedFiles(model=folder).keep(layout)
+    finding = compute.look_at_speed(case, run)
+    assert finding
+    assert (finding.verdict, "a trainer would not start: " in finding.what) == ("problem", True)
+    with pytest.raises(UserError) as refused:
+        equipment.equipped(case, run, DataDir(layout.path, 0))
+    assert refused.value.what in finding.what
 
 
 def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(
@@ -423,7 +443,7 @@ def test_every_number_is_documented_and_every_entry_is_a_number() -> None:
 def test_every_replica_has_to_fit_and_every_device_is_named(
     case: CheckedCase, run: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = compute.Size(7_000_000_000, True)
+    size = (7_000_000_000, True)
     assert compute._fit(size, "bfloat16", 16 << 30, "cuda:0").verdict == "ok"
     twice = compute._fit(size, "bfloat16", 16 << 30, "cpu", replicas=2)
     assert (twice.verdict, "2 times" in twice.what) == ("problem", True)

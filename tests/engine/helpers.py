@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
@@ -20,7 +21,7 @@ from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import files, loader
 from sfnode.models.quantized import Int8Linear
-from sfnode.models.targets import DEFAULT, Selection
+from sfnode.models.targets import DEFAULT, Selection, view
 from sfnode.tasks.public_files import typed
 from sfprotocol.seeds import update_seeds
 from tests.models.families import ENCODERS, FAMILIES, WORDS, model_folder, random_model
@@ -132,3 +133,38 @@ def own_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def weights(run: Trainer) -> list[torch.Tensor]:
     """A copy of every tensor of the live model."""
     return [tensor.to("cpu", copy=True) for tensor in run.loaded.model.state_dict().values()]
+
+
+def live(run: Trainer) -> list[torch.Tensor]:
+    """The targets as W (out, in), sharing the model's memory."""
+    return [loader.matrix(site) for site in run.loaded.sites]
+
+
+def same(one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors are equal to the bit."""
+    return all(torch.equal(*both) for both in zip(one, other, strict=True))
+
+
+def whole_gradients(run: Trainer, loss: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """Those of a loss by every target (out, in), by backpropagation through the weights themselves."""
+    parameters = [getattr(site.module, site.parameter).requires_grad_() for site in run.loaded.sites]
+    try:
+        with torch.enable_grad():
+            found = torch.autograd.grad(loss(), parameters)
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+    return [view(part, site.form).cpu() for part, site in zip(found, run.loaded.sites, strict=True)]
+
+
+def passes_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list to which every pass through a model adds its rows and tokens."""
+    seen: list[tuple[int, int]] = []
+    plain = forward._outputs
+
+    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
+        seen.append(tuple(this.input_ids.shape))
+        return plain(loaded, this, **cached)
+
+    monkeypatch.setattr(forward, "_outputs", outputs)
+    return seen

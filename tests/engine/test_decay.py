@@ -22,7 +22,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models.loader import matrix
-from tests.engine.helpers import ROWS, data_file, manifest, part, trainer, updates
+from tests.engine.helpers import ROWS, data_file, manifest, part, same, trainer, updates
 
 ORGANISER = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
 SUBSPACES = (0, 1, 1, 4, 2)
@@ -78,10 +78,6 @@ def expected() -> list[torch.Tensor]:
     run = trainer(SHARED)
     run.apply(counted())
     return rebuilt(run)
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(*both) for both in zip(one, other, strict=True))
 
 
 def test_powers_are_repeated_products() -> None:

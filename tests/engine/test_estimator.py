@@ -22,10 +22,20 @@ from sfnode.engine.estimator import estimates, of_groups, quantise
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
-from sfnode.models.targets import Form, Selection, view
+from sfnode.models.targets import Form, Selection
 from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode, encode_written
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds
-from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, data_file, trainer, updates, weights
+from tests.engine.helpers import (
+    ENCODERS,
+    FAMILIES,
+    ROWS,
+    data_file,
+    passes_seen,
+    trainer,
+    updates,
+    weights,
+    whole_gradients,
+)
 from tests.engine.helpers import manifest as described
 
 manifest = partial(described, name="engine-2")
@@ -154,7 +164,9 @@ def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) ->
     for seed, batch, estimate in zip(SEEDS, batches(run), found, strict=True):
         slope = sum(
             float((gradient * move).sum())
-            for gradient, move in zip(gradients(run, batch), written_directions(run, seed, 0), strict=True)
+            for gradient, move in zip(
+                whole_gradients(run, partial(loss, run, batch)), written_directions(run, seed, 0), strict=True
+            )
         )
         assert estimate.alpha == pytest.approx(slope, rel=0.01, abs=0.01)
 
@@ -183,7 +195,7 @@ def averages(count: int, *, signed: bool) -> Averages:
         moved = directions._replace(u=tuple(u * kept[:, k, None] for k, u in enumerate(directions.u)))
         alphas += [estimate.alpha for estimate in estimates(run.loaded, moved, [batch] * 40, 1e-3)]
     found, times, derivatives = np.zeros((3, len(run.loaded.sites), 2, 2))
-    for layer, gradient in enumerate(gradients(run, batch)):
+    for layer, gradient in enumerate(whole_gradients(run, partial(loss, run, batch))):
         u, v = (side.cpu().float() for side in run.space.basis.matrices(0, layer))
         derivatives[layer] = u.t() @ gradient @ v
         where = drawn.row[:, layer], drawn.column[:, layer]
@@ -209,17 +221,6 @@ def test_without_a_sign_of_its_own_each_gets_the_mean_derivatives_of_all_other_l
     others = means.sum() - means
     assert 0.7 < in_standard_errors(found - (derivatives + others), error) < 1.3
     assert in_standard_errors(found - derivatives, error) > 5
-
-
-def gradients(run: Trainer, batch: Encoded) -> list[torch.Tensor]:
-    """Of the mean loss with respect to every target matrix, by automatic differentiation."""
-    parameters: list[Any] = [getattr(site.module, site.parameter) for site in run.loaded.sites]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    found = torch.autograd.grad(loss(run, batch), parameters)
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-    return [view(gradient, site.form).cpu() for gradient, site in zip(found, run.loaded.sites, strict=True)]
 
 
 def test_a_step_writes_no_weight(tmp_path: Path) -> None:
@@ -271,19 +272,6 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
     assert len(exact) > 2
     for found, wanted in zip(moved, exact, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-
-
-def passes_seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Return a list to which every pass through a model adds its rows and tokens."""
-    seen: list[tuple[int, int]] = []
-    plain = forward._outputs
-
-    def outputs(loaded: Any, this: Any, **cached: Any) -> Any:
-        seen.append(tuple(this.input_ids.shape))
-        return plain(loaded, this, **cached)
-
-    monkeypatch.setattr(forward, "_outputs", outputs)
-    return seen
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -28,8 +28,8 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.training import Training
 from sfnode.models import loader
-from sfnode.models.manifest_builder import routes_tokens
 from sfnode.models.targets import DEFAULT, Selection
+from sfnode.preparing.manifest import routes_tokens
 from tests.engine import elsewhere
 from tests.engine.elsewhere import CLASSIFIER, EXPECTED, HEADLESS, SETTINGS, logits, read
 from tests.engine.helpers import HEADED_TASK, TASK, updates

@@ -20,12 +20,13 @@ from sfnode.engine.estimator import standing
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, complete, drawn, generate
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
-from sfnode.models.manifest_builder import build
+from sfnode.errors import Code
 from sfnode.models.perturbation import Perturber
+from sfnode.preparing.manifest import build
 from sfprotocol.seeds import token_draws, token_keys, update_seeds
-from tests.engine.helpers import FAMILIES, manifest, trainer, weights
+from tests.engine.helpers import FAMILIES, manifest, passes_seen, trainer, weights
 from tests.engine.test_estimator import SEEDS, hand_moved
+from tests.refusals import refused
 
 PROMPTS = [[1, 2, 4, 6, 8], [1, 3], [1, 2, 5, 7, 9, 10, 11, 12, 13]]
 """Of unequal lengths, the last one longer than any window."""
@@ -117,15 +118,7 @@ def of_rows(
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Rows and tokens of each pass from now on."""
-    seen: list[tuple[int, int]] = []
-    plain = forward.logits
-
-    def logits(loaded: Any, this: Any, *begun: int, **cached: Any) -> Any:
-        seen.append(tuple(this.input_ids.shape))
-        return plain(loaded, this, *begun, **cached)
-
-    monkeypatch.setattr(forward, "logits", logits)
-    return seen
+    return passes_seen(monkeypatch)
 
 
 def test_rows_cost_a_pass_for_their_prompts_and_one_for_each_further_token(
@@ -320,7 +313,5 @@ def test_a_prompt_longer_than_the_model_can_take_loses_its_beginning(built_in: T
 
 
 def test_a_classifier_refuses(built_in: Trainer) -> None:
-    with pytest.raises(UserError) as refusal:
+    with refused(Code.BAD_OPTION, "writes no text"):
         complete(replace(built_in.loaded, classifies=True), ["the film"], 3)
-    assert refusal.value.code == Code.BAD_OPTION
-    assert "writes no text" in refusal.value.what

@@ -13,18 +13,17 @@ import torch
 from sfnode.engine import drift, export, forward, gradients
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.engine.estimator import LocalNoise
-from sfnode.engine.gradients import numbers_for, quantised, usual
+from sfnode.engine.gradients import quantised
 from sfnode.engine.head import HeadLosses
 from sfnode.engine.line import Line
-from sfnode.engine.losses import Losses, line_batches, line_rows, losses_at
-from sfnode.engine.objective import Held
-from sfnode.engine.replicas import ReplicatedTrainer
+from sfnode.engine.losses import Held, Losses, line_batches, line_rows, losses_at
 from sfnode.engine.reward_objective import Rewards
-from sfnode.engine.trainer import Trainer
+from sfnode.engine.trainer import ReplicatedTrainer, Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.models import loader
 from sfnode.models.targets import Selection
+from sfnode.preparing.first_order import numbers_for, usual
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.public_files import Places
 from sfprotocol.decisions import RATE_ONE, RateFrom
@@ -37,6 +36,7 @@ from tests.engine.helpers import (
     manifest,
     model_folder,
     trainer,
+    whole_gradients,
 )
 from tests.engine.published import first_order
 from tests.engine.test_reward_objective import run_of as reward_run
@@ -52,20 +52,9 @@ def explicit(run: Trainer, seed: int) -> np.ndarray:
 def of_whole(run: Trainer, batch: Encoded) -> np.ndarray:
     """The gradient by every entry of X where weights are W + U X V^T, by autograd through whole matrices."""
     total = []
-    wholes = []
-    for site in run.loaded.sites:
-        weight = getattr(site.module, site.parameter)
-        wholes.append(weight.requires_grad_())
-    try:
-        with torch.enable_grad():
-            found = torch.autograd.grad(forward.mean_loss(run.loaded, batch), wholes)
-    finally:
-        for weight in wholes:
-            weight.requires_grad_(False)
-    for number, (site, part) in enumerate(zip(run.loaded.sites, found, strict=True)):
+    for number, part in enumerate(whole_gradients(run, lambda: forward.mean_loss(run.loaded, batch))):
         u, v = (side.double() for side in run.space.matrices(0, number))
-        gradient = loader.view(part, site.form).double()
-        total.append((u.t() @ gradient @ v * run.space.unit(number)).flatten().numpy())
+        total.append((u.t() @ part.to(u) @ v * run.space.unit(number)).flatten().numpy())
     return np.concatenate(total)
 
 

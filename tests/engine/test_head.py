@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from sfnode.engine import forward, head, trial
+from sfnode.engine import forward, head
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
@@ -22,8 +23,9 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, Parent
 from sfnode.manifest.training import Training, features_text
 from sfnode.models import loader
-from sfnode.models.manifest_builder import forked, unsuited
 from sfnode.models.targets import Selection
+from sfnode.preparing import trial
+from sfnode.preparing.manifest import forked, unsuited
 from sfnode.store.run_keys import RunKeys
 from sfnode.tasks.encoding import Encoded
 from sfnode.tasks.encoding import _collate as collate
@@ -182,23 +184,18 @@ def test_features_make_a_basis_of_equal_spread_with_a_bias(tmp_path: Path) -> No
 def test_numbers_follow_from_the_features_but_for_those_that_are_given(tmp_path: Path) -> None:
     file = str(data_file(tmp_path))
     run = trainer(headed("llama", rows=file, epsilon=0.5), Path(file))
-    fit = trial.with_features(run, {"epsilon"}, lambda done, total: None)
-    manifest = fit.manifest
-    assert Manifest(**manifest.model_dump()) == manifest
-    assert len(manifest.training.scales_and_means()) == 16
-    assert (manifest.training.basis, manifest.training.epsilon) == ("features", 0.5)
-    assert manifest.training.learning_rate != run.manifest.training.learning_rate
-    assert any(fit.step(SEEDS, 0).scalars)
+    found, sample = trial.of_head(run, {"epsilon"}, lambda done, total: None)
+    assert found.keys() == {"basis", "features", "learning_rate", "scalar_delta"}
+    training = Training(**run.manifest.training.model_dump() | found)
+    assert len(training.scales_and_means()) == 16
+    assert (training.basis, training.epsilon) == ("features", 0.5)
+    assert training.learning_rate != run.manifest.training.learning_rate
+    assert sample.slopes.any()
 
 
 @pytest.mark.parametrize(
     ("features", "told"),
-    [
-        ("AQAA", "as many"),
-        ("AQ", "three bytes"),
-        ("AAAA", "from 1 to"),
-        ("AQAA\n", "three bytes"),
-    ],
+    [("AQAA", "as many"), ("AQ", "three bytes"), ("AAAA", "from 1 to"), ("AQAA\n", "three bytes")],
 )
 def test_features_that_do_not_fit_are_refused(features: str, told: str) -> None:
     given = headed("llama").model_dump()
@@ -263,7 +260,7 @@ def test_rows_that_the_model_reads_alike_are_refused_before_a_run_is_made_of_the
         trainer(headed("opt", rows=str(rows)), rows) as run,
         pytest.raises(UserError, match="as if all were the same") as no,
     ):
-        trial.with_features(run, (), lambda done, total: None)
+        trial.of_head(run, (), lambda done, total: None)
     assert no.value.code is Code.LOSS_FLAT
 
 
@@ -272,14 +269,14 @@ def test_while_all_rows_are_read_for_the_first_update_it_tells_how_far_it_is(
 ) -> None:
     told: list[tuple[int, int] | None] = []
     run = trainer(headed("llama"), data_file(tmp_path))
-    original = head.rows_of
+    original = forward.states
 
-    def noted(*given: Any) -> head.HeadRows:
+    def noted(*given: Any) -> Tensor:
         told.append(run.objective.reading)
         return original(*given)
 
     monkeypatch.setattr(head, "EVALUATION_BATCH", 2)
-    monkeypatch.setattr(head, "rows_of", noted)
+    monkeypatch.setattr(forward, "states", noted)
     run.step(SEEDS, 0)
     assert told == [(0, 5), (2, 5), (4, 5)]
     assert run.objective.reading is None

@@ -12,14 +12,15 @@ import torch
 from sfnode.cli.bases import words
 from sfnode.engine import making_bases
 from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.training import PUBLISHED_UNIT, Training, units_of
 from sfnode.models.cuts import hidden
 from sfnode.models.quantized import QuantisedLinear
 from sfnode.models.targets import Form, Selection, blocks_of, view
 from sfnode.tasks.encoding import Encoded, encode
-from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer
+from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer, whole_gradients
 from tests.engine.test_estimator import loss
+from tests.refusals import refused
 
 RANK = 2
 NUMBERS = Training(rank=RANK)
@@ -31,18 +32,7 @@ def batches(run: Trainer) -> list[Encoded]:
 
 
 def mean_gradients(run: Trainer) -> list[torch.Tensor]:
-    """The gradient of each target, (out, in), by backpropagation through the weights themselves."""
-    parameters = [getattr(site.module, site.parameter) for site in run.loaded.sites]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    with torch.enable_grad():
-        for batch in batches(run):
-            loss(run, batch).backward()  # type: ignore[no-untyped-call]
-    found = [view(one.grad, site.form).cpu() for one, site in zip(parameters, run.loaded.sites, strict=True)]
-    for parameter in parameters:
-        parameter.requires_grad_(False)
-        parameter.grad = None
-    return found
+    return whole_gradients(run, lambda: sum((loss(run, batch) for batch in batches(run)), torch.zeros(())))
 
 
 def orthonormal(columns: np.ndarray) -> torch.Tensor:
@@ -188,13 +178,7 @@ def test_columns_have_root_mean_square_one_in_units_of_what_is_published(rank: i
 
 def test_those_of_a_first_order_run_are_orthonormal_in_its_units() -> None:
     run = trainer(manifest("llama"))
-    numbers = Training(
-        rank=4,
-        estimator="first-order",
-        basis="published",
-        bases="0" * 64,
-        norm_limit=1,
-    )
+    numbers = Training(rank=4, estimator="first-order", basis="published", bases="0" * 64, norm_limit=1)
     for target, pair in zip(
         run.manifest.model.parsed_targets(),
         making_bases.gradients(run.loaded, batches(run), numbers).pairs,
@@ -265,6 +249,5 @@ def test_gradients_of_quantised_weights_have_the_directions_of_those_that_they_s
 def test_what_is_not_finite_is_refused() -> None:
     run = trainer(manifest("opt"))
     getattr(run.loaded.sites[0].module, run.loaded.sites[0].parameter).data[0, 0] = torch.nan
-    with pytest.raises(UserError) as raised:
+    with refused(Code.BAD_OPTION):
         making_bases.gradients(run.loaded, batches(run), NUMBERS)
-    assert raised.value.code == Code.BAD_OPTION

@@ -16,7 +16,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.models import quantized
 from sfnode.models.loader import matrix
 from sfprotocol.seeds import basis_signs
-from tests.engine.helpers import manifest, part, trainer, updates, weights
+from tests.engine.helpers import live, manifest, part, same, trainer, updates, weights
 
 EPOCHS = (0, 0, 1, 3, 1)
 """Late updates of old epochs come between those of new ones."""
@@ -79,10 +79,6 @@ def written_weights(run: Trainer) -> list[torch.Tensor]:
     return found
 
 
-def live(run: Trainer) -> list[torch.Tensor]:
-    return [matrix(site) for site in run.loaded.sites]
-
-
 def assert_close(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -114,7 +110,7 @@ def test_rebuilt_weights_depend_to_the_bit_on_the_updates_and_not_on_their_order
     for run in (one, other):
         run.weights.rebuild()
     assert one.core.digest() == other.core.digest()
-    assert all(torch.equal(a, b) for a, b in zip(live(one), live(other), strict=True))
+    assert same(live(one), live(other))
 
 
 def test_an_epoch_that_begins_brings_rebuilds_that_undo_rounding_one_target_a_step() -> None:
@@ -140,7 +136,7 @@ def test_a_fold_rests_many_times_as_long_as_it_took() -> None:
     clock.now += MERGE_REST * took - 0.5
     run.weights.follow(0)
     assert took > 0
-    assert all(torch.equal(a, b) for a, b in zip(weights(run), merged, strict=True))
+    assert same(weights(run), merged)
     clock.now += 0.5
     run.weights.follow(0)
     assert_close(live(run), written_weights(run))
@@ -208,7 +204,7 @@ def test_looking_at_the_base_model_leaves_the_live_one_as_it_was() -> None:
     run.weights.rebuild()
     for _ in range(2):
         with run.weights.at_base():
-            assert all(torch.equal(a, b) for a, b in zip(live(run), base, strict=True))
+            assert same(live(run), base)
         assert_close(live(run), written_weights(run))
 
 
@@ -222,7 +218,7 @@ def test_updates_that_are_subtracted_leave_no_trace_in_the_rebuilt_weights() -> 
     feed(other, [kept], follow=False)
     other.weights.rebuild()
     assert run.core.digest() == other.core.digest()
-    assert all(torch.equal(*pair) for pair in zip(weights(run), weights(other), strict=True))
+    assert same(weights(run), weights(other))
 
 
 def by_integers(run: Trainer, number: int) -> NDArray[np.float64]:

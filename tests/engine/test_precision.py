@@ -32,9 +32,7 @@ from tests.engine.helpers import (
     trainer,
     updates,
 )
-from tests.engine.helpers import (
-    manifest as described,
-)
+from tests.engine.helpers import manifest as described
 
 manifest = partial(described, name="engine-2")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.engine.prefetching import PREPARED_STEPS, MiniBatches
+from sfnode.engine.trainable_model import PREPARED_STEPS, MiniBatches
 
 
 @pytest.fixture

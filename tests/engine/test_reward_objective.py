@@ -34,6 +34,7 @@ from sfprotocol.seeds import batch_rows, token_keys, update_seeds
 from tests.engine.helpers import manifest, trainer, updates
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_export import ABOUT
+from tests.refusals import refused
 
 VERIFIER: dict[str, Any] = {
     "kind": "sum",
@@ -263,15 +264,13 @@ def test_sampled_answers_are_the_same_for_everybody(tmp_path: Path) -> None:
 
 
 def test_a_run_without_rewards_has_no_pass_at_k() -> None:
-    with pytest.raises(UserError, match="one of several") as caught:
+    with refused(Code.BAD_OPTION, "one of several"):
         trainer(manifest("opt")).pass_at(0, 2, 2)
-    assert caught.value.code is Code.BAD_OPTION
 
 
 def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.PAUSED):
         started(tmp_path).evaluate(keep_going=lambda: False)
-    assert caught.value.code is Code.PAUSED
 
 
 def judged(folder: Path, **training: Any) -> Trainer:
@@ -297,9 +296,8 @@ def test_a_line_search_measures_what_answers_get_on_the_way(tmp_path: Path) -> N
     assert (found[0] != found[1]).any(), "the line leads somewhere"
     search = LineSearch(len(ROWS))
     assert run.search(there.cores(), search) == len(ROWS) * len(AMOUNTS)
-    with pytest.raises(UserError) as paused:
+    with refused(Code.PAUSED):
         run.search(there.cores(), LineSearch(len(ROWS)), lambda: False)
-    assert paused.value.code is Code.PAUSED
 
 
 def test_what_updates_bring_is_told_by_the_slopes_of_drawn_answers(tmp_path: Path) -> None:
@@ -347,6 +345,5 @@ def test_the_card_says_how_answers_were_scored(tmp_path: Path) -> None:
 
 def test_what_measures_losses_of_given_answers_says_that_there_are_none(tmp_path: Path) -> None:
     run = started(tmp_path)
-    with pytest.raises(UserError, match="written, and not given") as caught:
+    with refused(Code.BAD_OPTION, "written, and not given"):
         encode(TASK, run.loaded.tokenizer, ROWS)
-    assert caught.value.code is Code.BAD_OPTION

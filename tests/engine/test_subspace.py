@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sfnode.engine.basis import RandomBasis
-from sfnode.engine.subspace import CACHED_EPOCHS, Subspace
+from sfnode.engine.subspace import CACHED_EPOCHS, ComputedBasis, Subspace, random_basis
 from sfnode.manifest.sections import Target
 from sfnode.models.perturbation import Directions
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds
@@ -26,11 +25,12 @@ TARGETS = [
 SEEDS = update_seeds(9, 0, 7).tolist()
 
 
-class Counted(RandomBasis):
+class Counted(ComputedBasis):
     """Remembers what it was asked for."""
 
     def __init__(self) -> None:
-        super().__init__(RUN, TARGETS, RANK, torch.device(DEVICE))
+        random = random_basis(RUN, TARGETS, RANK, torch.device(DEVICE))
+        super().__init__(random._sides, torch.device(DEVICE))
         self.asked: list[tuple[int, int]] = []
 
     def matrices(self, epoch: int, layer: int) -> tuple[Tensor, Tensor]:

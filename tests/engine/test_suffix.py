@@ -15,7 +15,7 @@ import torch
 from sfnode.engine import forward, generation, making_bases
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models import kept_states, loader
@@ -33,6 +33,7 @@ from tests.engine.helpers import (
     own_states,
     trainer,
 )
+from tests.refusals import refused
 
 SEEDS = update_seeds(5, 0, 6).tolist()
 WORDED = TASK.model_copy(update={"verbalizer": {"0": "bad film .", "1": "good story ."}})
@@ -254,6 +255,5 @@ def test_a_text_with_more_tokens_than_positions_is_refused(tmp_path: Path) -> No
         "targets": torch.ones(1).long(),
     }
     encoded = replace(batch, **given, **one)
-    with pytest.raises(UserError) as caught:
+    with refused(Code.MODEL_UNSUPPORTED):
         forward.score_in_passes(run.loaded, encoded)
-    assert caught.value.code is Code.MODEL_UNSUPPORTED

@@ -15,12 +15,12 @@ import torch
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.losses import EVALUATION_BATCH
-from sfnode.engine.scalar_limit import any_trainer, prior_of
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import PRIOR_ONE
+from sfnode.preparing.scalars import Means, any_trainer, prior_of
 from sfnode.tasks import public_files
 from sfnode.tasks.encoding import evaluate
 from sfnode.tasks.public_files import Places, typed
@@ -37,6 +37,7 @@ from tests.engine.helpers import (
     trainer,
     updates,
 )
+from tests.refusals import refused
 
 
 def test_a_step_repeats_itself_and_changes_nothing_until_it_is_applied(tmp_path: Path) -> None:
@@ -159,9 +160,8 @@ def test_nobody_trains_on_validation_rows_and_the_model_can_be_measured_on_them(
 
 
 def test_a_run_on_private_data_asks_for_it() -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_NEEDED):
         Trainer.load(manifest("opt"))
-    assert caught.value.code is Code.DATA_NEEDED
 
 
 def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_path: Path) -> None:
@@ -182,9 +182,8 @@ def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_pat
 
 
 def test_a_run_without_test_data_cannot_be_evaluated_and_says_so() -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_NEEDED):
         trainer(manifest("opt")).evaluate()
-    assert caught.value.code is Code.DATA_NEEDED
 
 
 def centred(run: Manifest, data: Data, **task: Any) -> Manifest:
@@ -261,7 +260,7 @@ def test_the_prior_for_a_manifest_is_measured_on_test_rows_if_there_are_no_other
 
     def measured(data: Data) -> tuple[int, ...]:
         run = centred(manifest("opt"), data)
-        found, reason = any_trainer(run, DEVICE, "float32", model=model_folder("opt"), places=typed(run.data))
+        found, reason = any_trainer(run, Means(DEVICE, model=model_folder("opt"), places=typed(run.data)))
         with found:
             return () if reason else prior_of(found)[0]
 

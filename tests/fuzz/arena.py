@@ -12,18 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from sflab.simulator.checks.invariants import SPARE, TABLES, entries, tables
-from sflab.simulator.world.keys import remembering
+from sflab.simulator.invariants import SPARE, TABLES, entries, tables
+from sflab.simulator.world.runs import remembering
 from sfprotocol import fork_proofs, wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Received, Writable
+from sfprotocol.fields import Names
+from sfprotocol.fork_resolution import MAX_INQUIRIES
 from sfprotocol.host import Advanced, Close, Commit, Effect, Send, cut_chain
 from sfprotocol.host import Host as ProtocolHost
-from sfprotocol.inquiries import MAX_INQUIRIES
 from sfprotocol.link import Link
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Proof, Segment, Summary
-from sfprotocol.names import Names
 from sfprotocol.plumtree import MAX_BURST, TTL
 from sfprotocol.pulls import MAX_PULLS_PER_LINK
 from tests.fuzz.stories import RUN, SAGAS, Stories, key_of, origin_of, saying

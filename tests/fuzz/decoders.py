@@ -94,11 +94,7 @@ def of_roster(data: bytes) -> None:
     except Exception:  # hivemind's decoder, not ours
         return
     record = read_record(PEER, value)
-    assert record is None or pack_record(record) == [
-        value[0],
-        list(value[1]),
-        *value[2:4],
-    ]
+    assert record is None or pack_record(record) == [value[0], list(value[1]), *value[2:4]]
 
 
 def of_listing(data: bytes) -> None:

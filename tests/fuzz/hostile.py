@@ -10,32 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from sfprotocol import wire_codec
+from sfprotocol import messages, wire_codec
 from sfprotocol.frontier import UNCUT
 from sfprotocol.machine import Machine
-from sfprotocol.messages import (
-    Ahead,
-    Branch,
-    Card,
-    Claim,
-    Feed,
-    Floor,
-    Goodbye,
-    Have,
-    Hello,
-    ManifestReply,
-    ManifestRequest,
-    Message,
-    PartReply,
-    PartRequest,
-    Position,
-    Proof,
-    Prune,
-    RunParameters,
-    Segment,
-    Summary,
-    Want,
-)
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.seeds import feed_key
 from tests.fuzz.choices import Choices
@@ -45,10 +22,10 @@ from tests.fuzz.stories import HISTORY, Saga, origin_of, saying
 class Scene(Protocol):
     """What the hostile peer knows of those it speaks to: everything."""
 
-    run: RunParameters
+    run: messages.RunParameters
     sagas: Sequence[Saga]
     """The hostile feeds, whose keys it has."""
-    named: set[Feed]
+    named: set[messages.Feed]
     """All feeds that anybody has ever named."""
     focus: int
     """Number of the story that it tells at present."""
@@ -62,26 +39,26 @@ class Scene(Protocol):
 
 S = TypeVar("S", bound=Scene)
 
-INVENTED = (*(Feed(bytes([n]) * 32, n) for n in range(3)), Feed(origin_of("nobody"), 5))
+INVENTED = (*(messages.Feed(bytes([n]) * 32, n) for n in range(3)), messages.Feed(origin_of("nobody"), 5))
 """Names of feeds that do not exist; the first two have keys under which anybody could sign."""
 
 STRANGE_CHAINS = (bytes(32), bytes([7]) * 32)
 
 
-def feeds(scene: Scene) -> list[Feed]:
+def feeds(scene: Scene) -> list[messages.Feed]:
     """Return all feeds that can be named: hostile ones, those of the hosts, and invented ones."""
     hostile = [saga.feed for saga in scene.sagas]
     own = [feed for feed in sorted(scene.named) if feed not in set(hostile)]
     return [*hostile, *own[-12:], *INVENTED]
 
 
-def some_feeds(scene: Scene, choices: Choices) -> list[Feed]:
+def some_feeds(scene: Scene, choices: Choices) -> list[messages.Feed]:
     chosen = sorted(set(choices.some(feeds(scene))))
     scene.named.update(chosen)
     return chosen
 
 
-def step(scene: Scene, feed: Feed, choices: Choices) -> int:
+def step(scene: Scene, feed: messages.Feed, choices: Choices) -> int:
     """Return a step near the end or the cut of a host's feed, or anywhere."""
     if choices.flip(8):
         return choices.below(min(scene.run.update_budget, 1000) + 2)
@@ -94,7 +71,7 @@ def step(scene: Scene, feed: Feed, choices: Choices) -> int:
 NEARBY = (0, 1, -1, 2, 5, -3, 0, 12)
 
 
-def tag(scene: Scene, feed: Feed, choices: Choices) -> bytes:
+def tag(scene: Scene, feed: messages.Feed, choices: Choices) -> bytes:
     state = choices.pick(scene.machines).frontier.state(feed)
     return choices.pick((state.claim().tag, NO_TAG, b"fals"))
 
@@ -109,20 +86,20 @@ def saga_of(scene: Scene, choices: Choices) -> tuple[Saga, int]:
     return saga, choices.below(len(saga.histories))
 
 
-def true_segment(scene: Scene, choices: Choices) -> Segment:
+def true_segment(scene: Scene, choices: Choices) -> messages.Segment:
     saga, branch = saga_of(scene, choices)
     first = min(step(scene, saga.feed, choices), HISTORY - 1)
     stop = min(first + 1 + choices.below(12), HISTORY)
     return saga.segment(branch, first, stop, choices.below(20))
 
 
-def story(scene: Scene, choices: Choices) -> Segment:
+def story(scene: Scene, choices: Choices) -> messages.Segment:
     """Return a history from its beginning."""
     saga, branch = saga_of(scene, choices)
     return saga.segment(branch, 0, 1 + choices.below(HISTORY), choices.below(3))
 
 
-def false_segment(scene: Scene, choices: Choices) -> Segment:
+def false_segment(scene: Scene, choices: Choices) -> messages.Segment:
     segment = true_segment(scene, choices)
     match choices.below(4):
         case 0:
@@ -140,14 +117,14 @@ def false_segment(scene: Scene, choices: Choices) -> Segment:
 # -- proofs --------------------------------------------------------------------------------------------
 
 
-def true_proof(scene: Scene, choices: Choices) -> Proof:
+def true_proof(scene: Scene, choices: Choices) -> messages.Proof:
     saga, branch = saga_of(scene, choices)
     if not branch:
         return invented_proof(scene, choices)
     return saga.fork(branch, 1 + choices.below(4))
 
 
-def invented_proof(scene: Scene, choices: Choices) -> Proof:
+def invented_proof(scene: Scene, choices: Choices) -> messages.Proof:
     """Return a valid proof of histories that nobody has; its step may be one that hosts have reached."""
     saga, _ = saga_of(scene, choices)
     at = min(step(scene, saga.feed, choices), HISTORY)
@@ -157,7 +134,7 @@ def invented_proof(scene: Scene, choices: Choices) -> Proof:
     return saga.invented(at, (one, other), empty=one != other and choices.flip())
 
 
-def false_proof(scene: Scene, choices: Choices) -> Proof:
+def false_proof(scene: Scene, choices: Choices) -> messages.Proof:
     proof = true_proof(scene, choices)
     match choices.below(4):
         case 0:
@@ -167,75 +144,79 @@ def false_proof(scene: Scene, choices: Choices) -> Proof:
         case 2:
             return replace(proof, branches=(proof.branches[0], proof.branches[0]))
         case _:
-            return replace(proof, branches=(proof.branches[0], Branch((), bytes(64))))
+            return replace(proof, branches=(proof.branches[0], messages.Branch((), bytes(64))))
 
 
 # -- everything else -----------------------------------------------------------------------------------
 
 
-def hello(scene: Scene, choices: Choices) -> Hello:
+def hello(scene: Scene, choices: Choices) -> messages.Hello:
     if choices.flip(4):
-        return Hello(
+        return messages.Hello(
             choices.below(3), choices.take(32).ljust(32, b"\0"), choices.below(3), choices.below(600)
         )
-    return Hello(scene.run.version, scene.run.run_id, 0, choices.below(600))
+    return messages.Hello(scene.run.version, scene.run.run_id, 0, choices.below(600))
 
 
-def summary(scene: Scene, choices: Choices) -> Summary:
+def summary(scene: Scene, choices: Choices) -> messages.Summary:
     claims = [
-        Claim(feed, step(scene, feed, choices), tag(scene, feed, choices))
+        messages.Claim(feed, step(scene, feed, choices), tag(scene, feed, choices))
         for feed in some_feeds(scene, choices)
     ]
     digests = [bytes(32), *(machine.frontier.digest() for machine in scene.machines)]
-    return Summary(choices.flip(), choices.below(600), choices.pick(digests), tuple(claims))
+    return messages.Summary(choices.flip(), choices.below(600), choices.pick(digests), tuple(claims))
 
 
-def truth(scene: Scene, choices: Choices) -> Summary:
+def truth(scene: Scene, choices: Choices) -> messages.Summary:
     """Return the Summary that some host would send."""
     frontier = choices.pick(scene.machines).frontier
-    return Summary(choices.flip(), frontier.known, frontier.digest(), tuple(frontier.claims()))
+    return messages.Summary(choices.flip(), frontier.known, frontier.digest(), tuple(frontier.claims()))
 
 
-def want(scene: Scene, choices: Choices) -> Want:
+def want(scene: Scene, choices: Choices) -> messages.Want:
     wanted = some_feeds(scene, choices)
-    return Want(tuple(Position(feed, step(scene, feed, choices)) for feed in wanted))
+    return messages.Want(tuple(messages.Position(feed, step(scene, feed, choices)) for feed in wanted))
 
 
-def have(scene: Scene, choices: Choices) -> Have:
+def have(scene: Scene, choices: Choices) -> messages.Have:
     ahead = {
         feed_key(scene.run.run_id, *feed): step(scene, feed, choices) for feed in some_feeds(scene, choices)
     }
-    return Have(tuple(Ahead(key, ahead[key]) for key in sorted(ahead)))
+    return messages.Have(tuple(messages.Ahead(key, ahead[key]) for key in sorted(ahead)))
 
 
-def crowd(scene: Scene, choices: Choices) -> Summary:
+def crowd(scene: Scene, choices: Choices) -> messages.Summary:
     """Return claims of many feeds that do not exist."""
     first, count = choices.below(200), 1 + choices.below(90)
-    invented = [Feed(bytes(31) + bytes([9]), 1 + number) for number in range(first, first + count)]
-    return Summary(choices.flip(), 0, bytes(32), tuple(Claim(feed, 3, NO_TAG) for feed in invented))
+    invented = [messages.Feed(bytes(31) + bytes([9]), 1 + number) for number in range(first, first + count)]
+    return messages.Summary(
+        choices.flip(), 0, bytes(32), tuple(messages.Claim(feed, 3, NO_TAG) for feed in invented)
+    )
 
 
-def prune(scene: Scene, choices: Choices) -> Prune:
-    return Prune(tuple(sorted({feed_key(scene.run.run_id, *feed) for feed in some_feeds(scene, choices)})))
+def prune(scene: Scene, choices: Choices) -> messages.Prune:
+    return messages.Prune(
+        tuple(sorted({feed_key(scene.run.run_id, *feed) for feed in some_feeds(scene, choices)}))
+    )
 
 
-def card(scene: Scene, choices: Choices) -> Card:
+def card(scene: Scene, choices: Choices) -> messages.Card:
     """Return a card with one of many names, perhaps another's."""
     saga, _ = saga_of(scene, choices)
     shown = saga.card(step(scene, saga.feed, choices), choices.pick(("", "a", "b")))
     return replace(shown, feed=choices.pick(feeds(scene))) if choices.flip(4) else shown
 
 
-def out_of_place(scene: Scene, choices: Choices) -> Message:
-    messages: tuple[Message, ...] = (
-        Goodbye("so long"),
-        *(ManifestRequest(), ManifestReply(b"\x80")),
-        *(PartRequest(bytes(32), 0, 0, 1), PartReply(1, b"a"), Floor(1)),
+def out_of_place(scene: Scene, choices: Choices) -> messages.Message:
+    known: tuple[messages.Message, ...] = (
+        messages.Goodbye("so long"),
+        *(messages.ManifestRequest(), messages.ManifestReply(b"\x80")),
+        *(messages.PartRequest(bytes(32), 0, 0, 1), messages.PartReply(1, b"a"), messages.Floor(1)),
     )
-    return choices.pick(messages)
+    return choices.pick(known)
 
 
-Writer = Callable[[Scene, Choices], Message]
+Writer = Callable[[Scene, Choices], messages.Message]
 
 TALES: Sequence[Writer] = (true_segment, story, false_segment, true_segment, summary)
 """Writers that fill feeds: a host without updates has nothing that could be lost."""
@@ -253,7 +234,7 @@ REST: Sequence[Writer] = (
 MIXTURES = (TALES, TALES, FORKS, REST)
 
 
-def written(scene: S, choices: Choices, writers: Sequence[Callable[[S, Choices], Message]]) -> bytes:
+def written(scene: S, choices: Choices, writers: Sequence[Callable[[S, Choices], messages.Message]]) -> bytes:
     """Return one message, or bytes that are none."""
     kind = choices.below(16 * len(writers) + 4)
     if kind == 16 * len(writers):
@@ -277,9 +258,9 @@ def greeting(scene: Scene, choices: Choices) -> list[bytes]:
         return []
     names = sorted({*(saga.feed for saga in scene.sagas), *INVENTED[: choices.below(3)]})
     scene.named.update(names)
-    claims = tuple(Claim(feed, 0, NO_TAG) for feed in names)
-    messages = (
-        Hello(scene.run.version, scene.run.run_id, 0, 0),
-        Summary(choices.flip(4), 0, bytes(32), claims),
+    claims = tuple(messages.Claim(feed, 0, NO_TAG) for feed in names)
+    said = (
+        messages.Hello(scene.run.version, scene.run.run_id, 0, 0),
+        messages.Summary(choices.flip(4), 0, bytes(32), claims),
     )
-    return [wire_codec.encode(message) for message in messages]
+    return [wire_codec.encode(message) for message in said]

@@ -38,14 +38,13 @@ from sfnode.history.exchange import take_in
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, OrganisedSection
 from sfnode.node import checkpoints, organising
-from sfnode.organising import checkpoints as organised_checkpoints
-from sfnode.organising import organiser
+from sfnode.organising import making, organiser
 from sfnode.peers import address_book
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol import control_sync, fork_resolution, inquiries, petitions
+from sfprotocol import control_sync, fork_resolution, petitions
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Announce, Invite, encode
@@ -155,11 +154,10 @@ def hurried() -> Iterator[None]:
         (organising, {"WORK_BITS": EASY_WORK, "LOOK_INTERVAL": 0.05}),
         (organising, {"policy_of": lambda *said: replace(policy_of(*said), **hasty)}),
         (organiser, {"LOOK_INTERVAL": 0.05, "SETTLE_TIME": 0.5, "FIRST_TIME": 0.2, "SIGN_AGAIN": 1.0}),
-        (organised_checkpoints, {"SETTLED": 1}),
+        (making, {"SETTLED": 1}),
         (checkpoints, {"LOOK_INTERVAL": 0.05, "RETRY": 0.5, "PATIENCE": 1.0}),
         (control_sync, {"WANT_AGAIN": 0.3}),
-        (fork_resolution, {"SHOW_AGAIN": 0.5}),
-        (inquiries, {"INQUIRY_TIME": 3.0}),
+        (fork_resolution, {"SHOW_AGAIN": 0.5, "INQUIRY_TIME": 3.0}),
         (petitions, {"SEND_AGAIN": 0.5, "REPEAT_TIME": 0.3}),
         (address_book, {"BACKOFF_MOST": 1.0, "BOOTSTRAP_MOST": 1.0, "FAULT_FIRST": 1.0, "FAULT_MOST": 2.0}),
     )

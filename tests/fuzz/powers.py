@@ -17,31 +17,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.organising.admission import solve, voucher_message
-from sfprotocol import decisions, wire_codec
+from sfprotocol import decisions, messages, wire_codec
 from sfprotocol.control_feed import ControlFeed, decision_message, extend, succession_message
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.link import ALLOWED, LinkState
 from sfprotocol.machine import Machine
-from sfprotocol.messages import (
-    OLDEST_VERSION,
-    Commitment,
-    Control,
-    ControlFork,
-    ControlHead,
-    ControlWant,
-    Entry,
-    Feed,
-    Finding,
-    Floor,
-    Goodbye,
-    Hello,
-    Message,
-    Petition,
-    RunParameters,
-    Succession,
-    Summary,
-    Vote,
-)
 from sfprotocol.petitions import petition_message
 from sfprotocol.signing import Sign
 from tests.fuzz import hostile
@@ -84,7 +64,9 @@ class Keys:
 class Stage:
     """Whole nodes as the hostile peer's scene: it knows all their machines, and hears what they send."""
 
-    def __init__(self, run: RunParameters, machines: Callable[[], Sequence[Machine]], keys: Keys) -> None:
+    def __init__(
+        self, run: messages.RunParameters, machines: Callable[[], Sequence[Machine]], keys: Keys
+    ) -> None:
         self.run = run
         self.keys = keys
         self.sagas = [Saga(name, 0, (3, 9), run=run, labels=(0, 1)) for name in NAMES]
@@ -93,7 +75,7 @@ class Stage:
         self.recorded: deque[bytes] = deque(maxlen=MAX_RECORDED)
         self.signed = -1
         """Position of the last decision that it has signed, if it is careful: `said`."""
-        self.said = Entry(0, b"", bytes(64))
+        self.said = messages.Entry(0, b"", bytes(64))
         self._machines = machines
 
     @property
@@ -120,7 +102,7 @@ class Stage:
         self.named.add(saga.feed)
 
 
-Writer = Callable[[Stage, Choices], Message]
+Writer = Callable[[Stage, Choices], messages.Message]
 
 
 # -- anything, changed -----------------------------------------------------------------------------------
@@ -179,13 +161,13 @@ def _known_bytes(stage: Stage) -> list[bytes]:
     return found
 
 
-def heard(stage: Stage, choices: Choices) -> Message:
+def heard(stage: Stage, choices: Choices) -> messages.Message:
     """Return what an honest node has sent, with something changed."""
     frame = choices.pick(stage.recorded) if stage.recorded else choices.pick(seeds("codec"))
     return _changed(stage, choices, frame)
 
 
-def exemplary(stage: Stage, choices: Choices) -> Message:
+def exemplary(stage: Stage, choices: Choices) -> messages.Message:
     """Return a message of any kind: that of a test vector, with something changed."""
     return _changed(stage, choices, choices.pick(seeds("codec") if choices.flip(16) else _on_links()))
 
@@ -193,18 +175,18 @@ def exemplary(stage: Stage, choices: Choices) -> Message:
 @cache
 def _on_links() -> list[bytes]:
     """Return the test vectors of messages that may come on a link: others end it."""
-    allowed, found = ALLOWED[LinkState.SYNCED] - {Goodbye}, []
+    allowed, found = ALLOWED[LinkState.SYNCED] - {messages.Goodbye}, []
     for frame in seeds("codec"):
         with suppress(RemoteProtocolError):  # of a run with scalars of another width
             found += [frame] if type(wire_codec.decode(frame)) in allowed else []
     return found
 
 
-def _changed(stage: Stage, choices: Choices, frame: bytes) -> Message:
+def _changed(stage: Stage, choices: Choices, frame: bytes) -> messages.Message:
     try:
         message = wire_codec.decode(frame, *stage.run.form)
     except RemoteProtocolError:
-        return Hello(stage.run.version, stage.run.run_id, 0, 0)
+        return messages.Hello(stage.run.version, stage.run.run_id, 0, 0)
     for _ in range(1 + choices.below(3)):
         message = altered(message, choices, like(stage, choices))
     return message
@@ -243,14 +225,14 @@ def record(stage: Stage, choices: Choices) -> bytes:
 
 def entry(
     stage: Stage, term: int, chain: bytes, stop: int, choices: Choices, forged: bool = False
-) -> tuple[Entry, bytes]:
+) -> tuple[messages.Entry, bytes]:
     """Return a decision that makes it `stop` ones after those with this chain hash, and the chain hash then:
     signed by the organiser's key if it is here, unless it is to be `forged`."""
     said = record(stage, choices)
     chain = extend(chain, term, said)
     sign = None if forged else stage.keys.organiser
     sign = sign or key_of(choices.pick(NAMES)).sign
-    return Entry(term, said, sign(decision_message(stage.run.run_id, term, stop, chain))), chain
+    return messages.Entry(term, said, sign(decision_message(stage.run.run_id, term, stop, chain))), chain
 
 
 def position(feed: ControlFeed, choices: Choices) -> int:
@@ -258,7 +240,7 @@ def position(feed: ControlFeed, choices: Choices) -> int:
     return feed.stop - choices.below(min(feed.stop, 6) + 1) if choices.flip() else feed.stop
 
 
-def control(stage: Stage, choices: Choices) -> Control:
+def control(stage: Stage, choices: Choices) -> messages.Control:
     """Return decisions that follow from those of some node, or stand where there are others."""
     if stage.keys.careful:
         return next_decision(stage, choices)
@@ -269,65 +251,69 @@ def control(stage: Stage, choices: Choices) -> Control:
     for stop in range(first + 1, first + 2 + choices.below(3)):
         made, chain = entry(stage, term, chain, stop, choices)
         entries.append(made)
-    return Control(first + (choices.pick((1, -1, 1000)) if choices.flip(8) and first else 0), tuple(entries))
+    return messages.Control(
+        first + (choices.pick((1, -1, 1000)) if choices.flip(8) and first else 0), tuple(entries)
+    )
 
 
-def next_decision(stage: Stage, choices: Choices) -> Control:
+def next_decision(stage: Stage, choices: Choices) -> messages.Control:
     """Return a decision that follows from all that were ever made."""
     feed = max((control_feed(machine) for machine in stage.machines), key=lambda feed: feed.stop)
     if feed.stop > stage.signed:
         stage.signed = feed.stop
         stage.said, _ = entry(stage, feed.term, feed.chain, feed.stop + 1, choices)
-    return Control(stage.signed, (stage.said,))
+    return messages.Control(stage.signed, (stage.said,))
 
 
-def true_control(stage: Stage, choices: Choices) -> Control:
+def true_control(stage: Stage, choices: Choices) -> messages.Control:
     """Return decisions that were made, perhaps at another position."""
     feed = control_of(stage, choices)
     first = position(feed, choices)
     entries = tuple(feed.entries[first : first + 1 + choices.below(8)])
-    return Control(position(feed, choices) if choices.flip(4) else first, entries)
+    return messages.Control(position(feed, choices) if choices.flip(4) else first, entries)
 
 
-def control_fork(stage: Stage, choices: Choices) -> ControlFork:
+def control_fork(stage: Stage, choices: Choices) -> messages.ControlFork:
     """Return two decisions at one position; of who is careful, nobody has signed them."""
     feed = control_of(stage, choices)
     first, term = position(feed, choices), choices.pick((feed.term, feed.term, 0))
     (one, before), (other, after) = (
         entry(stage, term, feed.chains[first], first + 1, choices, stage.keys.careful) for _ in range(2)
     )
-    return ControlFork(term, first + 1, (before, after), (one.signature, other.signature))
+    return messages.ControlFork(term, first + 1, (before, after), (one.signature, other.signature))
 
 
-def succession(stage: Stage, choices: Choices) -> Succession:
+def succession(stage: Stage, choices: Choices) -> messages.Succession:
     """Return a succession with the votes of the deputies whose keys are here, one of them perhaps twice."""
     feed = control_of(stage, choices)
     kept = position(feed, choices)
     term = choices.pick((feed.next_term, feed.next_term, feed.term, 0, 2**31))
     key = choices.pick((*map(origin_of, NAMES), feed.authority.organiser, bytes(32)))
-    unsigned = Succession(term, kept, choices.pick((feed.chains[kept], bytes(32))), key, ())
+    unsigned = messages.Succession(term, kept, choices.pick((feed.chains[kept], bytes(32))), key, ())
     message = succession_message(stage.run.run_id, unsigned)
-    votes = [Vote(place, holder.sign(message)) for place, holder in sorted(stage.keys.deputies.items())]
+    votes = [
+        messages.Vote(place, holder.sign(message)) for place, holder in sorted(stage.keys.deputies.items())
+    ]
     if votes and choices.flip(4):
-        votes.append(Vote(votes[-1].deputy + choices.below(3), votes[-1].signature))
+        votes.append(messages.Vote(votes[-1].deputy + choices.below(3), votes[-1].signature))
     return replace(unsigned, votes=tuple(votes))
 
 
-def control_head(stage: Stage, choices: Choices) -> ControlHead:
+def control_head(stage: Stage, choices: Choices) -> messages.ControlHead:
     feed = control_of(stage, choices)
     stop = position(feed, choices)
-    told = ControlHead(feed.term, stop, feed.chains[stop])
+    told = messages.ControlHead(feed.term, stop, feed.chains[stop])
     return altered(told, choices, like(stage, choices)) if choices.flip() else told
 
 
-def control_want(stage: Stage, choices: Choices) -> ControlWant:
-    return ControlWant(position(control_of(stage, choices), choices))
+def control_want(stage: Stage, choices: Choices) -> messages.ControlWant:
+    return messages.ControlWant(position(control_of(stage, choices), choices))
 
 
 # -- members, and those who want to be -------------------------------------------------------------------
 
 
-def petition(stage: Stage, choices: Choices) -> Petition:
+def petition(stage: Stage, choices: Choices) -> messages.Petition:
     """Return the petition of an origin of its own or of a new one, with what speaks for it or without."""
     name = choices.pick((*NAMES, f"new{choices.below(64)}"))
     return signed_petition(stage.run.run_id, name, stage.keys.invitations, worked=choices.flip())
@@ -335,37 +321,41 @@ def petition(stage: Stage, choices: Choices) -> Petition:
 
 def signed_petition(
     run_id: bytes, name: str, invitations: dict[int, Ed25519PrivateKey], *, worked: bool
-) -> Petition:
+) -> messages.Petition:
     origin = origin_of(name)
     nonce = (solve(run_id, origin, EASY_WORK, lambda: False) or 0) if worked else 0
     number = min(invitations, default=0)
     voucher = invitations[number].sign(voucher_message(run_id, origin)) if number else b""
-    unsigned = Petition(origin, nonce, number, voucher, bytes(64))
+    unsigned = messages.Petition(origin, nonce, number, voucher, bytes(64))
     return replace(unsigned, signature=key_of(name).sign(petition_message(run_id, unsigned)))
 
 
-def introduction(stage: Stage, names: Sequence[str]) -> list[Message]:
+def introduction(stage: Stage, names: Sequence[str]) -> list[messages.Message]:
     """Return what an honest newcomer says who asks for these origins to be admitted."""
     run = stage.run.run_id
     asked = [signed_petition(run, name, {}, worked=True) for name in names]
-    return [Hello(OLDEST_VERSION, run, 0, 0), Summary(False, 0, bytes(32), ()), *asked]
+    return [
+        messages.Hello(messages.OLDEST_VERSION, run, 0, 0),
+        messages.Summary(False, 0, bytes(32), ()),
+        *asked,
+    ]
 
 
-def floor(stage: Stage, choices: Choices) -> Floor:
-    return Floor(choices.pick((1, choices.pick(stage.machines).epoch, 2**16 - 1)))
+def floor(stage: Stage, choices: Choices) -> messages.Floor:
+    return messages.Floor(choices.pick((1, choices.pick(stage.machines).epoch, 2**16 - 1)))
 
 
-def finding(stage: Stage, choices: Choices) -> Finding:
+def finding(stage: Stage, choices: Choices) -> messages.Finding:
     """Return figures as versions before 0.3 told them."""
     worth = choices.pick((0, 1, -(2**62), 2**62))
     parts = tuple(decisions.Part(number, 1 + choices.below(99), worth, worth) for number in (0, 65))
-    return Finding(choices.pick(stage.machines).epoch, origin_of(choices.pick(NAMES)), 7, 64, parts)
+    return messages.Finding(choices.pick(stage.machines).epoch, origin_of(choices.pick(NAMES)), 7, 64, parts)
 
 
-def commitment(stage: Stage, choices: Choices) -> Commitment:
+def commitment(stage: Stage, choices: Choices) -> messages.Commitment:
     """Return a commitment to such figures."""
     epoch, name = choices.pick(stage.machines).epoch, choices.pick(NAMES)
-    return Commitment(epoch, origin_of(name), choices.take(32), choices.take(64))
+    return messages.Commitment(epoch, origin_of(name), choices.take(32), choices.take(64))
 
 
 # -- all of it -------------------------------------------------------------------------------------------
@@ -380,7 +370,7 @@ DECIDING: Sequence[Writer] = (
 JOINING: Sequence[Writer] = (petition, petition, floor, *2 * (commitment, finding))
 
 
-def mixtures(run: RunParameters) -> Sequence[Sequence[Writer]]:
+def mixtures(run: messages.RunParameters) -> Sequence[Sequence[Writer]]:
     """Return kinds of messages of which one is chosen for some messages in a row."""
     of_any = (*hostile.MIXTURES, CHANGED)
     return (*of_any, CHANGED, DECIDING, DECIDING, JOINING) if run.organised else of_any
@@ -393,7 +383,7 @@ def written(stage: Stage, choices: Choices, writers: Sequence[Writer]) -> bytes:
     return choices.take(32)
 
 
-def names_in(frame: bytes, scalar_bytes: int) -> set[Feed]:
+def names_in(frame: bytes, scalar_bytes: int) -> set[messages.Feed]:
     """Return the feeds that a frame names in full."""
     try:
         message = wire_codec.decode(frame, scalar_bytes)
@@ -402,8 +392,8 @@ def names_in(frame: bytes, scalar_bytes: int) -> set[Feed]:
     return set(_feeds_in(message))
 
 
-def _feeds_in(value: Any) -> list[Feed]:
-    if isinstance(value, Feed):
+def _feeds_in(value: Any) -> list[messages.Feed]:
+    if isinstance(value, messages.Feed):
         return [value]
     parts = value if isinstance(value, tuple) else [getattr(value, name) for name in _slots(value)]
     return [feed for part in parts for feed in _feeds_in(part)]

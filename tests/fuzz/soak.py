@@ -11,10 +11,10 @@ import sys
 import time
 from random import Random
 
-from sflab.simulator import report
+from sflab.simulator import runner
 from sflab.simulator.runner import Outcome, simulate
 from sflab.simulator.scenarios import SCENARIOS
-from sflab.simulator.world.topology import names
+from sflab.simulator.world.runs import topologies
 
 PATIENCE = 120.0
 """Seconds of real time after which a run counts as hanging."""
@@ -48,7 +48,7 @@ def soak(seconds: float, random: Random, chosen: list[str]) -> list[Outcome]:
         runs += 1
         if outcome.failure:
             failures.append(outcome)
-            print("\n".join(report.lines(outcome)), flush=True)
+            print("\n".join(runner.lines(outcome)), flush=True)
     pace = runs * 60 / (time.monotonic() - start)
     print(f"{runs} runs, {pace:.0f} a minute, {len(failures)} failures")
     for outcome in failures:
@@ -59,7 +59,8 @@ def soak(seconds: float, random: Random, chosen: list[str]) -> list[Outcome]:
 def one(random: Random, chosen: list[str]) -> Outcome:
     """Run a random scenario, with a random seed and size and perhaps a random topology."""
     scenario = SCENARIOS[random.choice(chosen)]
-    topology = scenario.topology if random.random() < USUAL or scenario.attack else random.choice(names())
+    as_usual = random.random() < USUAL or scenario.attack
+    topology = scenario.topology if as_usual else random.choice(topologies())
     return simulate(
         scenario,
         random.getrandbits(32),

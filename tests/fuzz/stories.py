@@ -12,11 +12,11 @@ from functools import cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sfprotocol.fields import Values
 from sfprotocol.messages import Branch, Card, EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.seeds import feed_key
 from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import card_message, extend, genesis, head_message
-from sfprotocol.values import Values
 
 CELLS = int(os.environ.get("SFNODE_FUZZ_CELLS", "0"))
 """Scalars of an update, in place of one along a direction: courses are then those of a first-order run."""

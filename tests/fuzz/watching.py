@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from sflab.simulator.checks.invariants import SPARE, TABLES, entries
+from sflab.simulator.invariants import SPARE, TABLES, entries
 from sfnode.node.link_pump import MAX_QUEUED_FRAMES
 from sfnode.organising.admission import MAX_PENDING
 from sfnode.peers.address_book import MAX_BOOK, MAX_MET
 from sfnode.peers.selection import MAX_LINKS
+from sfprotocol.fork_resolution import MAX_INQUIRIES
 from sfprotocol.host import MAX_UNHANDLED
-from sfprotocol.inquiries import MAX_INQUIRIES
 from sfprotocol.messages import Feed
 from sfprotocol.pulls import MAX_PULLS_PER_LINK
 from tests.node.helpers import Node

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import HubRows, hub_rows, is_on_hub, names_folders, public_name
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 
 
 @pytest.mark.parametrize(

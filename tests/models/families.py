@@ -145,11 +145,7 @@ def tokenizer(family: str) -> Any:
         special_tokens=[(mark, vocabulary[mark]) for mark in MARKS],
     )
     return build(
-        tokenizer_object=words,
-        pad_token="<pad>",
-        cls_token=begin,
-        sep_token=end,
-        model_max_length=POSITIONS,
+        tokenizer_object=words, pad_token="<pad>", cls_token=begin, sep_token=end, model_max_length=POSITIONS
     )
 
 

@@ -25,12 +25,13 @@ from transformers import (
 )
 
 from sfnode.cli.init_output import notes
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.models import loader
 from sfnode.models.files import broken
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from tests.engine.helpers import model_folder
+from tests.refusals import refusal
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
@@ -54,13 +55,6 @@ def run_of(tmp_path: Path) -> Callable[..., Manifest]:
         return build({"model": str(folder), "train": str(rows), "verbalizer": verbalizer} | usual | given)
 
     return built
-
-
-def refusal(action: Callable[[], object]) -> UserError:
-    with pytest.raises(UserError) as caught:
-        action()
-    assert caught.value.fix
-    return caught.value
 
 
 def change(folder: Path, file: str = "config.json", **settings: Any) -> Path:

@@ -16,9 +16,11 @@ from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 from sfnode.models import examination, files, loader, shapes
 from sfnode.models.examination import ModelPart, require_sound
+from tests import refusals
 from tests.models import hostile
 from tests.models.families import model_folder
 from tests.models.hostile import added, configured, nested, sequence
+from tests.refusals import refused
 
 LITTLE = 512 << 20
 """Bytes that an examination may take here: its libraries take most of it."""
@@ -40,10 +42,7 @@ def change(file: Path, **settings: Any) -> None:
 
 def refusal(folder: Path) -> UserError:
     """The error of whoever starts a run with a model, and of whoever joins it."""
-    with pytest.raises(UserError) as caught:
-        (loader.describe(str(folder), ""), loader.tokenizer_of(folder))
-    assert caught.value.fix
-    return caught.value
+    return refusals.refusal(lambda: (loader.describe(str(folder), ""), loader.tokenizer_of(folder)))
 
 
 XLM = {"model_type": "xlm", "emb_dim": 64, "n_heads": 2, "n_layers": 1, "sinusoidal_embeddings": True}
@@ -86,9 +85,8 @@ def test_a_configuration_that_makes_no_model_is_refused(name: str, tmp_path: Pat
 
 def test_a_configuration_without_weights_is_examined_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "opt", "num_hidden_layers": 300000}')
-    with pytest.raises(UserError) as caught:
+    with refused(Code.MODEL_UNSAFE):
         shapes.describe(str(tmp_path))
-    assert caught.value.code is Code.MODEL_UNSAFE
     change(tmp_path / "config.json", num_hidden_layers=3)
     assert shapes.describe(str(tmp_path)).num_hidden_layers == 3
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from sfnode import hub
 from sfnode.engine import forward
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.sections import Model
 from sfnode.manifest.task import Task
 from sfnode.models import files, loader
@@ -21,6 +21,7 @@ from sfnode.tasks.encoding import encode
 from tests.engine.helpers import manifest, model_folder
 from tests.models import hostile
 from tests.models.families import WORDS
+from tests.refusals import refusal
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
@@ -30,14 +31,6 @@ WEIGHTS = "model.safetensors"
 def copy(tmp_path: Path) -> Path:
     """A copy of the OPT model to spoil."""
     return Path(shutil.copytree(model_folder("opt"), tmp_path / "copy"))
-
-
-def refusal(action: object, *args: object, **named: object) -> UserError:
-    with pytest.raises(UserError) as caught:
-        action(*args, **named)  # type: ignore[operator]
-    assert caught.value.what
-    assert caught.value.fix
-    return caught.value
 
 
 def shard(folder: Path) -> None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.models.loader import LoadedModel
 from sfnode.models.quantized import INT8_STEPS, Int8Linear, Nf4Linear, QuantisedLinear, quantise_layers
 from sfnode.models.targets import TargetSite
 from tests.engine.helpers import DEVICE, FAMILIES, held_weights, manifest, trainer, updates, weights
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None
@@ -158,11 +159,8 @@ def test_rebuilt_weights_are_quantised_from_full_precision_and_not_from_quantise
 
 @pytest.mark.skipif(HAS_NF4, reason="bitsandbytes is installed")
 def test_four_bits_without_their_library_say_what_to_install() -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DEVICE, "bitsandbytes", fix="sfnode[nf4]"):
         trainer(manifest("opt"), dtype="nf4")
-    assert caught.value.code is Code.DEVICE
-    assert "bitsandbytes" in caught.value.what
-    assert "sfnode[nf4]" in caught.value.fix
 
 
 def nf4(weight: Tensor, dtype: torch.dtype = torch.float32) -> Nf4Linear:

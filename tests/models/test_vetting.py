@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sfnode.errors import Code, UserError
 from sfnode.models import files, loader, shapes, vetting
 from tests.engine.helpers import manifest, model_folder
+from tests.refusals import refusal
 
 CPU = torch.device("cpu")
 
@@ -44,18 +45,11 @@ def contents(settings: Any) -> dict[str, Any]:
     return found
 
 
-def refusal(folder: Path) -> UserError:
-    with pytest.raises(UserError) as caught:
-        load(folder)
-    assert caught.value.fix
-    return caught.value
-
-
 def test_a_configuration_names_no_other_file_of_weights(copy: Path) -> None:
     others = {name: tensor + 1 for name, tensor in load_file(copy / files.SINGLE).items()}
     save_file(others, copy / "other.safetensors", {"format": "pt"})
     change(copy / "config.json", transformers_weights="other.safetensors")
-    error = refusal(copy)
+    error = refusal(load, copy)
     assert error.code is Code.MODEL_UNSAFE
     assert "config.json sets transformers_weights" in error.what
 
@@ -65,7 +59,7 @@ def test_a_configuration_names_no_other_file_of_weights(copy: Path) -> None:
 def test_a_key_that_chooses_code_or_files_is_refused_by_name(copy: Path, key: str, place: str) -> None:
     value = {key: {"quant_method": "any"}}
     change(copy / "config.json", **(value if place == "here" else {"text_config": {"layers": [value]}}))
-    error = refusal(copy)
+    error = refusal(load, copy)
     assert error.code is Code.MODEL_UNSAFE
     assert f"sets {key}, which chooses" in error.what
     with pytest.raises(UserError, match=f"sets {key}"):
@@ -143,7 +137,7 @@ def test_an_index_names_safetensors_beside_it_and_nothing_else(copy: Path, name:
     (copy / files.SINGLE).rename(copy / "model-1.safetensors")  # what the digest would be taken of
     index = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
     (copy / files.INDEX).write_text(json.dumps(index))
-    assert refusal(copy).code is Code.MODEL_UNSUPPORTED
+    assert refusal(load, copy).code is Code.MODEL_UNSUPPORTED
 
 
 @pytest.mark.parametrize("file", vetting.TOKENIZER_SETTINGS)
@@ -170,7 +164,7 @@ def test_a_template_that_the_digest_does_not_cover_is_not_read(copy: Path) -> No
 @pytest.mark.parametrize("name", ["AutoModelForCausalLM", "pipeline", ["GPT2Tokenizer"]])
 def test_only_a_tokenizer_is_made_as_the_tokenizer(copy: Path, file: str, name: object) -> None:
     change(copy / file, tokenizer_class=name)
-    assert refusal(copy).code is Code.MODEL_UNSAFE
+    assert refusal(load, copy).code is Code.MODEL_UNSAFE
 
 
 def test_generation_takes_numbers_from_the_model_and_nothing_else(copy: Path) -> None:
@@ -190,7 +184,7 @@ def test_generation_takes_numbers_from_the_model_and_nothing_else(copy: Path) ->
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_a_configuration_that_is_none_is_refused(copy: Path, file: str, content: str) -> None:
     (copy / file).write_text(content)
-    assert refusal(copy).code is Code.MODEL_UNSUPPORTED
+    assert refusal(load, copy).code is Code.MODEL_UNSUPPORTED
 
 
 def test_transformers_reads_the_same_numbers_from_what_it_is_shown(copy: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.modelshare import download
@@ -22,6 +22,7 @@ from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE, ListedFile, encode, hash_data
 from tests.modelshare.test_modelshare import ask
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
+from tests.refusals import fails_with
 
 SwarmOf = Callable[..., Swarm]
 ROWS = "text\n" + "".join(f"row {number} of the organiser's\n" for number in range(50_000))
@@ -145,9 +146,8 @@ async def test_a_changed_file_of_the_organiser_is_refused(
 ) -> None:
     run = run_with(tmp_path)
     (tmp_path / "train.tsv").write_text(ROWS.replace("row 7 ", "row 8 "))
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.DATA_DIFFERS) as refusal:
         await swarm_of(run).first()
-    assert refusal.value.code == Code.DATA_DIFFERS
     assert f"{tmp_path / 'train.tsv'} is not what the run has as its training data" in refusal.value.what
     assert run.data.digests["train"][:16] in refusal.value.what
 
@@ -255,9 +255,8 @@ async def test_data_that_nobody_sends_are_asked_for_and_then_said_to_be_missing(
     a = await swarm.first(share_model=False)
     await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.DATA_NOT_FOUND) as refusal:
         await b.ended()
-    assert refusal.value.code == Code.DATA_NOT_FOUND
     assert "no peer has sent a part of the training data" in refusal.value.what
     assert b.engine is None
 
@@ -291,9 +290,8 @@ async def test_what_a_manifest_must_not_name_is_refused_before_any_piece_is_aske
     stranger = await Stranger(swarm, listing).start()
     b = swarm.node("b")
     await b.start(peers=("/memory/a/p2p/a", stranger.address))
-    with pytest.raises(UserError) as refusal:
+    with fails_with(code):
         await b.ended()
-    assert refusal.value.code == code
     assert list(b.layout.data.glob("**/*")) == []
 
 
@@ -306,9 +304,8 @@ async def test_a_run_without_public_data_says_so_before_anything_is_downloaded(
     run = manifest().model_copy(update={"data": Data()})
     swarm = swarm_of(run)
     await swarm.first(role="relay")
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.DATA_NEEDED) as refusal:
         await swarm.join("b")
-    assert refusal.value.code == Code.DATA_NEEDED
     assert "this run wants your own data" in refusal.value.what
     assert "--data FILE" in refusal.value.fix
     assert '{"text": "some text"}' in refusal.value.fix
@@ -326,9 +323,8 @@ async def test_a_manifest_from_peers_opens_no_file_of_a_volunteer(
     data = Data(train=source.format(folder=elsewhere))
     swarm = swarm_of(manifest().model_copy(update={"data": data}))
     await swarm.first(role="relay")
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.DATA_NOT_NAMED) as refusal:
         await swarm.join("b")
-    assert refusal.value.code is Code.DATA_NOT_NAMED
     assert "--data FILE" in refusal.value.fix
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.models import files
 from sfnode.models import files as listing
@@ -23,6 +23,7 @@ from sfprotocol import wire_codec
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE, ListedFile, decode, encode, hash_listing
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
+from tests.refusals import fails_with
 
 SwarmOf = Callable[..., Swarm]
 """Makes a swarm of a run."""
@@ -263,9 +264,8 @@ async def test_a_listing_of_another_model_is_detected_before_anything_is_loaded(
     a = await swarm.first(role="relay", share_model=True, model=model)
     await a.until(lambda: a.node.sharing.folder)
     b = await swarm.join("b")
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.MODEL_DIGEST):
         await b.ended()
-    assert refusal.value.code == Code.MODEL_DIGEST
     assert b.engine is None
     assert not b.layout.model.exists()
     assert not b.layout.partial_model.exists()
@@ -280,9 +280,8 @@ async def test_a_model_that_nobody_shares_cannot_be_downloaded(
     a = await swarm.first(model=model, share_model=False)
     await a.until(lambda: a.node.model.loaded)
     b = await swarm.join("b")
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.MODEL_NOT_FOUND) as refusal:
         await b.ended()
-    assert refusal.value.code == Code.MODEL_NOT_FOUND
     assert "no peer has sent a part" in refusal.value.what
 
 
@@ -290,9 +289,8 @@ async def test_a_node_that_starts_a_run_without_its_model_says_so_at_once(
     swarm_of: SwarmOf, model: Path
 ) -> None:
     a = await swarm_of(run_of(model)).first()
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.MODEL_NOT_FOUND) as refusal:
         await a.ended()
-    assert refusal.value.code == Code.MODEL_NOT_FOUND
     assert "/nowhere/model" in refusal.value.what
 
 
@@ -501,18 +499,16 @@ async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_the_downl
     if size < shutil.disk_usage(tmp_path).free:
         pytest.skip("this disk has room for any model")
     encoded = encode([ListedFile("model.safetensors", size, bytes(32 * -(-size // PIECE)))])
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.DISK_FULL):
         await model_download(encoded, tmp_path / "model").run(encoded)
-    assert refusal.value.code == Code.DISK_FULL
     assert os.listdir(tmp_path / "model") == []
 
 
 @pytest.mark.parametrize("name", ["modeling_evil.py", "pytorch_model.bin", "tokenizer_config.json.py"])
 async def test_a_listing_with_a_file_that_no_model_needs_is_refused(name: str, tmp_path: Path) -> None:
     encoded = encode([ListedFile(name, 1, bytes(32))])
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.MODEL_UNSAFE):
         await model_download(encoded, tmp_path / "model").run(encoded)
-    assert refusal.value.code == Code.MODEL_UNSAFE
     assert not (tmp_path / "model").exists()
 
 
@@ -521,8 +517,7 @@ async def test_a_listing_with_a_file_larger_than_that_of_any_model_is_refused(
     name: str, most: int, tmp_path: Path
 ) -> None:
     encoded = encode([ListedFile(name, most + 1, bytes(32 * (most // PIECE + 1)))])
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.MODEL_UNSAFE) as refusal:
         await model_download(encoded, tmp_path / "model").run(encoded)
-    assert refusal.value.code == Code.MODEL_UNSAFE
     assert f"{name} is larger" in refusal.value.what
     assert not (tmp_path / "model").exists()

@@ -17,7 +17,7 @@ import uvloop
 from sfnode.daemon import Node
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
-from sfnode.node import shutdown
+from sfnode.node import readiness
 from sfnode.schema.evaluation import Evaluation
 from sfnode.settings import Settings
 from sfnode.store.data_folder import DataDir
@@ -90,5 +90,5 @@ def complete_run(folder: Path, address: str) -> None:
             await node.wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutdown, "SETTLE_TIME", SETTLED)
+        patch.setattr(readiness, "SETTLE_TIME", SETTLED)
         uvloop.run(live())

@@ -1,6 +1,6 @@
 """Packet loss, partitions and NAT in one network namespace: netfilter rules set without the program iptables.
 
-    ip netns exec NAME python netfilter.py loss 0.05 | deaf | deaf ADDRESS | masquerade DEVICE | none
+    ip netns exec NAME python netfilter.py loss 0.05 | deaf [ADDRESS ...] | masquerade DEVICE | none
 
 The kernel takes rules over a netlink socket (linux/netfilter/nf_tables.h). What `iptables-nft` writes for
 `-m statistic --mode random -j DROP`, `-s ADDRESS -j DROP` and `-j MASQUERADE` is written here by hand, as
@@ -95,18 +95,19 @@ def rule(chain_name: str, expressions: bytes) -> tuple[int, int, bytes]:
     return NEW_RULE, CREATE | APPEND, text(1, TABLE) + text(2, chain_name) + nested(4, expressions)
 
 
-def commands(what: str, argument: str) -> list[tuple[int, int, bytes]]:
+def commands(what: str, *arguments: str) -> list[tuple[int, int, bytes]]:
     """Return the messages that set these rules in an empty table."""
     if what == "masquerade":
-        into = rule("out", leaving_by(argument) + expression("masq"))
+        into = rule("out", leaving_by(arguments[0]) + expression("masq"))
         return [*chain("out", "nat", POSTROUTING, NAT_PRIORITY), into]
     if what == "none":
         return []
     if what == "loss":
-        which = one_in(round(1 / float(argument)))
+        matches = [one_in(round(1 / float(arguments[0])))]
     else:
-        which = coming_from(argument) if argument else b""
-    return [*chain("in", "filter", INPUT, FILTER_PRIORITY), rule("in", which + drop())]
+        matches = [coming_from(address) for address in arguments] or [b""]
+    dropped = [rule("in", match + drop()) for match in matches]
+    return [*chain("in", "filter", INPUT, FILTER_PRIORITY), *dropped]
 
 
 def put(*batch: tuple[int, int, bytes]) -> None:
@@ -124,10 +125,10 @@ def put(*batch: tuple[int, int, bytes]) -> None:
                 raise OSError(code, f"netfilter refuses: error {code}")
 
 
-def main(what: str, argument: str = "") -> None:
+def main(what: str, *arguments: str) -> None:
     table = text(1, TABLE)
     put((NEW_TABLE, CREATE, table), (DELETE_TABLE, 0, table))  # there may be none yet
-    put((NEW_TABLE, CREATE, table), *commands(what, argument))
+    put((NEW_TABLE, CREATE, table), *commands(what, *arguments))
 
 
 if __name__ == "__main__":

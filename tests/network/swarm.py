@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.status import Status
 from tests.network.completion import complete_run
 from tests.processes.helpers import PATIENCE, Node, until

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from sfnode import stats
-from sfnode.node import link_pump, organising, readiness, shutdown
+from sfnode.node import link_pump, organising, readiness
 from sfnode.organising import organiser
-from sfnode.peers import address_book, intervals
-from sfnode.transport.libp2p import restarts
+from sfnode.peers import address_book, manager
+from sfnode.transport.libp2p import health
 from sfprotocol import anti_entropy, machine, pulls
 from tests.node.helpers import Swarm
 
@@ -30,10 +30,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the intervals of nodes."""
-    monkeypatch.setattr(intervals, "CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(intervals, "LONELY_INTERVAL", 0.05)
-    monkeypatch.setattr(restarts, "RESTART_SPACING", 0.05)
-    monkeypatch.setattr(restarts, "RESTART_PAUSE", 0.05)
+    monkeypatch.setattr(manager, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(manager, "LONELY_INTERVAL", 0.05)
+    monkeypatch.setattr(health, "RESTART_SPACING", 0.05)
+    monkeypatch.setattr(health, "RESTART_PAUSE", 0.05)
     monkeypatch.setattr(address_book, "BACKOFF_FIRST", 0.1)
     monkeypatch.setattr(link_pump, "LAST_FRAMES", 0.2)
     monkeypatch.setattr(machine, "SYNC_INTERVAL", 0.1)
@@ -41,7 +41,7 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anti_entropy, "FULL_SUMMARY_BASE", 0.2)
     monkeypatch.setattr(machine, "ASK_TIMEOUT", 2.0)
     monkeypatch.setattr(readiness, "ASK_TIMEOUT", 2.0)
-    monkeypatch.setattr(shutdown, "SETTLE_TIME", 0.5)
+    monkeypatch.setattr(readiness, "SETTLE_TIME", 0.5)
     monkeypatch.setattr(stats, "MIN_AGE", 0.0)
     monkeypatch.setattr(stats, "AGE_FACTOR", 0)
 

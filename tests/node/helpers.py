@@ -36,8 +36,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfnode.store.log import Record, Tail, UpdateLog
 from sfnode.store.run_keys import organiser_key, write_key
-from sfnode.transport.conditions import PERFECT, Conditions
-from sfnode.transport.memory import MemoryTransport
+from sfnode.transport.memory import PERFECT, Conditions, MemoryTransport
 from sfprotocol import seeds, signing
 from sfprotocol.decisions import Bases
 from sfprotocol.frontier import Frontier
@@ -390,13 +389,7 @@ class Node:
         return self.engine
 
     def _watch(self, driver: Driver) -> None:
-        after_round = driver._after_round
-
-        def observed() -> None:
-            after_round()
-            self._changed.set()
-
-        driver._after_round = observed
+        driver.after_round.append(self._changed.set)
 
 
 class Swarm:

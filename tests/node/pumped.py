@@ -60,11 +60,10 @@ class Pumped:
             self.machine,
             self.log,
             clock=asyncio.get_running_loop().time,
-            advanced=self._advanced,
-            retreat=self._retreat,
             continue_as=self._continue_as,
-            after_round=lambda: None,
         )
+        self.driver.advanced.append(self._advanced)
+        self.driver.retreat.append(self._retreat)
         self.transport.on_link(self.driver.carry)
         self.task = asyncio.create_task(self.driver.run())
         self.carrying: list[asyncio.Task[None]] = []

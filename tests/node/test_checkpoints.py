@@ -15,7 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node import checkpoints
 from sfnode.node.training.model import LocalModel
-from sfnode.organising import checkpoints as organised_checkpoints
+from sfnode.organising import making
 from sfprotocol.checkpoints import listing
 from sfprotocol.decisions import Checkpoint, Void, encode
 from sfprotocol.events import OwnDecision
@@ -30,7 +30,7 @@ SwarmOf = Callable[..., Swarm]
 def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proofs of work take no time, and every second epoch has a checkpoint."""
     work_takes_no_time(monkeypatch, checkpoint_epochs=2, target_updates=40)
-    monkeypatch.setattr(organised_checkpoints, "SETTLED", 1)
+    monkeypatch.setattr(making, "SETTLED", 1)
     monkeypatch.setattr(checkpoints, "LOOK_INTERVAL", 0.05)
 
 

@@ -39,7 +39,7 @@ from sfprotocol.messages import (
     Summary,
     Want,
 )
-from sfprotocol.proof_of_work import value
+from sfprotocol.signing import work
 from tests.node.helpers import batch, eventually, feed_of, machine, record
 from tests.node.pumped import RUN, Pumped, greet, hear, stranger
 
@@ -319,7 +319,7 @@ async def test_a_feed_that_makes_room_is_subtracted_and_stays_away_after_a_resta
 ) -> None:
     monkeypatch.setattr("sfprotocol.frontier.MAX_FEEDS", 2)
     a = pumped["a"]
-    names = sorted(("eve", "joe", "sue"), key=lambda name: value(RUN.run_id, *feed_of(name)), reverse=True)
+    names = sorted(("eve", "joe", "sue"), key=lambda name: work(RUN.run_id, *feed_of(name)), reverse=True)
     link, transport = await stranger(pumped, "postman")
     await greet(link)
     for name in names:  # the last one has the lowest work
@@ -390,7 +390,7 @@ async def test_nobody_needs_updates_any_more_when_others_take_their_place_on_dis
         told.append((dict(stops), a.log.stop(a.feed)))
         await release.wait()
 
-    monkeypatch.setattr(a.driver, "_retreat", retreat)
+    monkeypatch.setattr(a.driver, "retreat", [retreat])
     run = replace(a.machine.run, organised=Authority(RUN.run_id, bytes(32), (), 1))
     monkeypatch.setattr(a.driver._store, "_run", run)
     others = [record(RUN, "b", [5]), record(RUN, "a", [1, 7, 8, 9], incarnation=1)]

@@ -19,8 +19,10 @@ from sfnode.node.training.step_scheduler import FAILURES
 from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from sfnode.transport import memory
-from sfnode.transport.conditions import Conditions, Latency
-from sfprotocol.messages import Feed
+from sfnode.transport.base import TransportError
+from sfnode.transport.memory import Conditions, Latency, MemoryTransport
+from sfprotocol import wire_codec
+from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
 from sfprotocol.seeds import feed_key, update_seeds
 from tests.node.helpers import Node, Result, SmallEngine, Swarm, let_train, manifest, scalar_of
 
@@ -280,3 +282,20 @@ def own_feed(node: Node) -> Feed:
 def made(node: Node) -> int:
     """Own updates of this start."""
     return node.node.model.scheduler.made if node.node.model.scheduler else 0
+
+
+# -- questions of peers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", [b"\xc1", b"", wire_codec.encode(Goodbye("hello"))])
+async def test_a_node_answers_one_question_and_shrugs_at_others(
+    swarm: Swarm, caplog: pytest.LogCaptureFixture, question: bytes
+) -> None:
+    a = await swarm.first(role="relay")
+    asker = MemoryTransport(swarm.network, "asker")
+    await asker.start()
+    with pytest.raises(TransportError):
+        await asker.request(a.address, question)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    answer = wire_codec.decode(await asker.request(a.address, wire_codec.encode(ManifestRequest())))
+    assert answer == ManifestReply(swarm.run.canonical())

@@ -445,7 +445,7 @@ async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_w
     organiser.handle = lambda event, now: told.append(event) or handle(event, now)
     async with a.node.driver.between_rounds:
         told.clear()
-        a.node.driver.on_petition(Petitioned(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
+        a.node.driver.on_petition[0](Petitioned(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
         asked = asyncio.create_task(a.node.organising.decide(Budget(500)))
         await asyncio.sleep(0)
         assert told == []

@@ -24,7 +24,7 @@ from sfnode.verifiers import plugins
 from sfprotocol.decisions import Evaluated, Seal, Worth, read
 from tests.node.fixtures import work_takes_no_time
 from tests.node.helpers import Node, Swarm, organised
-from tests.node.training.test_engine_loading import fingerprint, make_model, trains
+from tests.node.training.test_model import fingerprint, make_model, trains
 
 VERIFIER: dict[str, Any] = {
     "kind": "sum",

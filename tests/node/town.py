@@ -9,7 +9,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 from sfnode.node.driver import Driver
-from sfnode.node.network.peering import Peering
+from sfnode.node.peering import Peering
 from sfnode.peers.address_book import AddressBook
 from sfnode.store.log import UpdateLog
 from sfnode.transport.base import Link, PeerRecord, Transport, TransportError
@@ -69,10 +69,7 @@ class Relay(Generic[T]):
             machine(RUN, self.log.tails(), now=clock()),
             self.log,
             clock=clock,
-            advanced=lambda _: None,
-            retreat=_nobody_needs_them,
             continue_as=lambda _: None,
-            after_round=lambda: None,
         )
         self.book = AddressBook(name, known, (), Random(name))
         self.remembered: list[str] | None = None
@@ -117,10 +114,6 @@ class Relay(Generic[T]):
 
     def _remember(self, addresses: list[str]) -> None:
         self.remembered = addresses
-
-
-async def _nobody_needs_them(_: object) -> None:
-    pass
 
 
 class Town:

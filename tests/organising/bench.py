@@ -9,29 +9,28 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sfnode.organising.evaluation.evidence import MembersEvidence
-from sfnode.organising.evaluation.judging import Judge, Judgement, at_rate
 from sfnode.organising.events import (
     Action,
     AnswerOwner,
     Evaluate,
     EvaluationEnded,
     Event,
-    MakeBases,
+    Make,
     OwnerDecision,
     Round,
     Sign,
     StopSigning,
-    Summarise,
 )
 from sfnode.organising.organiser import Organiser
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import Judge, Judgement, at_rate
 from sfnode.organising.view import Boundary, View
 from sfnode.schema.evaluation import Evaluation
-from sfprotocol import holding
+from sfprotocol import validation
 from sfprotocol.control_feed import ControlFeed, extend
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS as INCARNATIONS
-from sfprotocol.decisions import Admit, Amend, Close, Decision, Recorded, encode
+from sfprotocol.decisions import Admit, Amend, Bases, Close, Decision, Recorded, encode
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import ELECTED_TERMS, Authority, Entry, Feed
 from sfprotocol.quotas import UNPROVEN_PART
@@ -201,7 +200,7 @@ class Bench:
 
     @property
     def origins(self) -> MembersEvidence:
-        return self.organiser._known
+        return self.organiser.known.verdicts.evidence
 
     def _draw(self, count: int) -> bytes:
         self.drawn += 1
@@ -221,10 +220,8 @@ class Bench:
                 case Evaluate(epoch=epoch):
                     self.asked.append(epoch)
                     self.plans.append(action)
-                case Summarise(epoch=epoch):
-                    self.summarising.append(epoch)
-                case MakeBases(epoch=epoch):
-                    self.making.append(epoch)
+                case Make(what=what, epoch=epoch):
+                    (self.making if what is Bases else self.summarising).append(epoch)
                 case AnswerOwner(refused=reason):
                     self.refused += [action] if reason else []
                 case StopSigning(reason=reason):
@@ -273,7 +270,7 @@ class Bench:
             feed = self.counting.feed(number)
             stop = self.counting.named(number) + steps
             chains = {one.stop: one.chain for one in self.boundaries[feed]}
-            assert tag == holding.tag(decision.salt, chains[stop])
+            assert tag == validation.tag(decision.salt, chains[stop])
             assert self.alone or stop <= self.node.shows[feed]
             taken.setdefault(number // INCARNATIONS, []).append(steps)
         for member, several in taken.items():

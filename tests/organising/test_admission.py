@@ -18,7 +18,7 @@ from sfnode.organising.admission import (
     work,
 )
 from sfnode.organising.policy import Admission, OrganiserPolicy
-from sfprotocol import proof_of_work
+from sfprotocol import signing
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Invite, Recorded, RevokeInvitation
 from sfprotocol.messages import Petition
@@ -185,7 +185,7 @@ def test_work_is_for_one_origin_and_one_run() -> None:
 
 
 def test_solving_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof_of_work, "_ASK_EVERY", 10)
+    monkeypatch.setattr(signing, "_ASK_EVERY", 10)
     answers = iter([False, False, True])
     assert solve(RUN_ID, feed_of("anne").origin, 250, lambda: next(answers)) is None
     assert not list(answers)

@@ -239,7 +239,7 @@ def test_what_a_stranger_signed_as_a_whole_at_the_start_waits_where_it_is_more_t
     town = Town(told=False)
     town.begin(members=2, strangers=0, pace=16.0)
     quick = town.admit(Person("quick", 4.0, acts=acts))
-    town.advance(town.organiser.policy.longest_epoch - 10)
+    town.advance(town.organiser.known.policy.longest_epoch - 10)
     assert len(town.closes) > 3
     assert quick.made > EPOCH
     assert town.named([quick]) < EPOCH // UNPROVEN_PART

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from sfnode.organising import guard as policy
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.events import EvaluationEnded
 from sfnode.organising.guard import END, LOWER, MOST_RETURNS, PATIENCE, Guard
+from sfnode.organising.steps import Judgement, at_rate
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics

@@ -6,23 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from sfnode.organising import sanctions
-from sfnode.organising.evaluation.judging import Judgement, at_rate
+from sfnode.organising import verdicts
 from sfnode.organising.events import NobodyElse, OwnerDecision, Round
 from sfnode.organising.organiser import (
-    ACTIVE_TIME,
     FIRST_TIME,
     FORKED,
     LEAST_INTERVAL,
     LOOK_INTERVAL,
-    MAX_UNSEALED,
     PASSED_ON,
     PROOF_TIME,
     SETTLE_TIME,
-    UNPROVEN_EPOCH,
     OrganiserState,
 )
 from sfnode.organising.policy import LEAST_EPOCH, Admission
+from sfnode.organising.rules import ACTIVE_TIME, MAX_UNSEALED, UNPROVEN_EPOCH
+from sfnode.organising.steps import Judgement, at_rate
 from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
@@ -460,7 +458,7 @@ def test_skipped_work_is_recounted_once_its_member_is_trusted() -> None:
 
 
 def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sanctions, "RECOUNTS_PER_SEAL", 2)
+    monkeypatch.setattr(verdicts, "RECOUNTS_PER_SEAL", 2)
     distrusted = {1}
     bench = Bench(judge=skipping(distrusted)).begin("anne", "bob")
     for _ in range(3):
@@ -596,7 +594,7 @@ def test_who_stands_in_decides_once_elected_and_admits_whom_the_organiser_did() 
     assert bench.organiser.state is OrganiserState.STANDING_BY
     bench.node.decide(NAMED)
     bench.advance(1)
-    assert bench.organiser.policy.admission is Admission.APPROVE
+    assert bench.organiser.known.policy.admission is Admission.APPROVE
     bench.do(OwnerDecision(Announce("not yet")))
     bench.advance(5)
     assert bench.signed == []

@@ -261,7 +261,7 @@ def test_a_head_whose_first_rounds_make_it_worse_goes_on_at_a_lower_rate() -> No
 
 def test_rounds_of_a_head_take_their_time_and_twice_as_long_while_nobody_has_joined() -> None:
     run = bench("anne", whole=True, budget=10_000)
-    run.organiser.policy = replace(run.policy, least_epoch=HEAD_EPOCH, patience=HEAD_PATIENCE)
+    run.organiser.known.policy = replace(run.policy, least_epoch=HEAD_EPOCH, patience=HEAD_PATIENCE)
 
     def closes(names: tuple[str, ...]) -> int:
         before = len(run.of(Close))

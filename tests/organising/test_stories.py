@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.events import Round
 from sfnode.organising.policy import Admission
+from sfnode.organising.steps import at_rate
 from sfprotocol.counting import NEVER
 from sfprotocol.decisions import (
     Admit,

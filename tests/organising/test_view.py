@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sfnode.organising.evaluation.judging import at_rate
 from sfnode.organising.events import Action, AnswerOwner, OwnerDecision, Round, Sign
 from sfnode.organising.feeds import HeldFeed
 from sfnode.organising.organiser import Organiser
+from sfnode.organising.steps import at_rate
 from sfnode.organising.view import View
 from sfprotocol import decisions
 from sfprotocol.decisions import Announce, Finish, Part, Worth
@@ -70,7 +70,7 @@ class Office:
                 self.node.host.post(OwnDecision(decisions.encode(action.decision)))
 
     def held(self, feed: Feed) -> HeldFeed:
-        return self.organiser._feeds._feeds[feed]
+        return self.organiser.known.feeds.of(feed, self.made.now)
 
     def signed(self) -> list[decisions.Decision]:
         """Return what was to be signed."""
@@ -104,9 +104,9 @@ def test_a_round_in_which_nothing_has_happened_reads_nothing(
 def test_after_a_start_the_evidence_is_that_of_all_figures_in_the_control_feed(office: Office) -> None:
     parts = tuple(Part(64 * member, 9, 1000, 1000) for member in range(3))
     decide(office.node, Worth(0, 64, parts))
-    again = office.opened()
-    assert again._known.members == office.organiser._known.members
-    assert [one.updates for one in again._known.members.values()] == [9, 9, 9]
+    evidence = office.opened().known.verdicts.evidence.members
+    assert evidence == office.organiser.known.verdicts.evidence.members
+    assert [one.updates for one in evidence.values()] == [9, 9, 9]
 
 
 def test_of_a_feed_that_grows_only_the_news_is_read(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_of_a_feed_that_grows_only_the_news_is_read(office: Office, monkeypatch:
     made.run(2)
     read, log = list[tuple[Feed, int]](), office.node.read
     monkeypatch.setattr(office.node, "read", lambda *of: read.append(of[:2]) or log(*of))
-    office.organiser._view = View(office.node.machine, office.node)
+    office.organiser.known.view = View(office.node.machine, office.node)
     made["b"].compute(3)
     made.run(2)
     assert [first for of, first in read if of == feed] == [5]
@@ -171,6 +171,10 @@ def test_a_proof_of_a_fork_is_seen_even_if_it_cuts_nothing(monkeypatch: pytest.M
     assert office.held(feed).forked == 0
 
 
+def _missing(office: Office) -> int:
+    return sum(one.named - one.stop for one in office.organiser.known.feeds.missing().values())
+
+
 def test_who_says_that_it_has_what_is_missing_here_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     made = swarm()
     feed = made["b"].own
@@ -183,8 +187,8 @@ def test_who_says_that_it_has_what_is_missing_here_is_seen(monkeypatch: pytest.M
     made["a"].restart()
     office = Office(made, monkeypatch)
     made.run(5)
-    assert office.organiser.behind == 2
-    view = office.organiser._view
+    assert _missing(office) == 2
+    view = office.organiser.known.view
     assert not view.claimed(feed), "nobody is there"
     made.connect(made["a"], made["c"])
     for wire in made["c"].wires.values():
@@ -196,7 +200,7 @@ def test_who_says_that_it_has_what_is_missing_here_is_seen(monkeypatch: pytest.M
     for wire in made["c"].wires.values():
         made.resume(wire)
     made.run(60)
-    assert office.organiser.behind == 0
+    assert _missing(office) == 0
     assert not view.claimed(feed)
 
 

@@ -1,6 +1,6 @@
 """A run on a virtual clock: its organiser, honest members at a steady pace, strangers who do what they may.
 
-What is shipped decides everything: the organiser signs, `counting` folds, `holding` says which updates of
+What is shipped decides everything: the organiser signs, `counting` folds, `validation` says which updates of
 whom are held, and `room_left` how many an honest member makes. Links and disks are left out: all hear of
 everything at once. `sflab.simulator` has them, for some dozens of nodes; here a thousand are no trouble.
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.events import Round, Sign
 from sfnode.organising.organiser import Organiser
+from sfnode.organising.steps import Judgement
 from sfnode.organising.view import Boundary
-from sfprotocol import holding
+from sfprotocol import validation
 from sfprotocol.checkpoints import Base
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Close, Decision, encode
@@ -167,7 +167,7 @@ class Town:
         shelf = self.shelves.setdefault((person.number, incarnation), Shelf())
         base = Base(Feed(person.origin, incarnation), shelf.stop, b"", shelf.label, shelf.labelled)
         parts = (EpochScalars(label, (0,) * zeros + (size,) * (count - zeros)),)
-        refused = holding.refused(self.counting, number, base, parts, 0)
+        refused = validation.refused(self.counting, number, base, parts, 0)
         held = refused.step - shelf.stop if refused else count
         if held <= 0:
             return 0

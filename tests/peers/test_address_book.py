@@ -5,28 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
+from sfnode.peers import address_book
 from sfnode.peers import address_book as book_module
-from sfnode.peers.address_book import (
-    BACKOFF_FIRST,
-    BACKOFF_MOST,
-    BACKOFF_MOST_GIVEN,
-    BACKOFF_PLAIN,
-    BOOTSTRAP_FIRST,
-    BOOTSTRAP_MOST,
-    FAULT_FIRST,
-    FAULT_MOST,
-    MAX_BOOK,
-    MAX_FAULTS,
-    MAX_MET,
-    AddressBook,
-)
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.roster import MAX_ADDRESSES
+from tests.refusals import fails_with
 
 
 def address(peer: str, number: int = 0) -> str:
@@ -37,14 +24,13 @@ def record(peer: str, *addresses: str) -> PeerRecord:
     return PeerRecord(peer, addresses or (address(peer),), 0, 0)
 
 
-def book(*given: str, remembered: tuple[str, ...] = ()) -> AddressBook:
-    return AddressBook("me", map(address, given), remembered, Random(0))
+def book(*given: str, remembered: tuple[str, ...] = ()) -> address_book.AddressBook:
+    return address_book.AddressBook("me", map(address, given), remembered, Random(0))
 
 
 def test_what_a_user_gives_must_be_an_address() -> None:
-    with pytest.raises(UserError) as refusal:
-        AddressBook("me", ["somewhere"], (), Random(0))
-    assert refusal.value.code == Code.BAD_ADDRESS
+    with fails_with(Code.BAD_ADDRESS):
+        address_book.AddressBook("me", ["somewhere"], (), Random(0))
 
 
 def test_this_node_is_not_in_its_own_book() -> None:
@@ -66,17 +52,17 @@ def test_the_roster_displaces_neither_neighbours_nor_peers_known_otherwise() -> 
     made.note([record("linked")], ())
     for flood in range(3):
         made.note([record(f"x{flood}-{number}") for number in range(500)], {"linked"})
-        assert len(made) == MAX_BOOK + 3
+        assert len(made) == address_book.MAX_BOOK + 3
     assert all(made.addresses(peer) for peer in ("given", "old", "linked"))
 
 
 def test_peers_that_could_not_be_reached_make_room_first() -> None:
     made = book()
-    made.note([record(f"p{number:02}") for number in range(MAX_BOOK)], ())
+    made.note([record(f"p{number:02}") for number in range(address_book.MAX_BOOK)], ())
     for number in range(10):
         made.failed(f"p{number:02}", 0)
     made.note([record(f"q{number}") for number in range(10)], ())
-    assert len(made) == MAX_BOOK
+    assert len(made) == address_book.MAX_BOOK
     assert not any(made.addresses(f"p{number:02}") for number in range(10))
 
 
@@ -84,7 +70,8 @@ def test_a_peer_that_fails_is_left_alone_for_longer_and_longer_but_never_for_goo
     made, now, waits = book(), 0.0, []
     made.note([record("a")], ())
     longest = [
-        min(1.2 * book_module.BACKOFF_FIRST * 2.0**doubled, 1.2 * BACKOFF_MOST) for doubled in range(12)
+        min(1.2 * book_module.BACKOFF_FIRST * 2.0**doubled, 1.2 * address_book.BACKOFF_MOST)
+        for doubled in range(12)
     ]
     for _ in range(2000):
         made.failed("a", now)
@@ -92,7 +79,7 @@ def test_a_peer_that_fails_is_left_alone_for_longer_and_longer_but_never_for_goo
         waits.append(next(wait for wait in longest if made.candidates(now + wait)))
         now += waits[-1]
     assert waits[:10] == sorted(set(waits[:10]))
-    assert 0.8 * BACKOFF_MOST <= waits[-1] <= 1.2 * BACKOFF_MOST
+    assert 0.8 * address_book.BACKOFF_MOST <= waits[-1] <= 1.2 * address_book.BACKOFF_MOST
     made.succeeded("a")
     assert made.candidates(now) == ["a"]
 
@@ -104,7 +91,7 @@ def test_a_peer_that_the_user_gave_is_never_left_alone_for_long() -> None:
     for _ in range(12):
         made.failed("given", 0)
         made.failed("stranger", 0)
-    assert made.candidates(1.2 * BACKOFF_MOST_GIVEN) == ["given"]
+    assert made.candidates(1.2 * address_book.BACKOFF_MOST_GIVEN) == ["given"]
 
 
 def test_nobody_is_everybodys_first_choice() -> None:
@@ -138,7 +125,7 @@ def test_neighbours_are_remembered_first_and_a_bounded_number_in_all() -> None:
     made.note([record("z")], {"z"})
     kept = made.worth_keeping({"z"})
     assert address("z") in kept
-    assert len(kept) <= MAX_BOOK * MAX_ADDRESSES
+    assert len(kept) <= address_book.MAX_BOOK * MAX_ADDRESSES
     assert kept == made.worth_keeping({"z"})
     again = book(remembered=tuple(kept))
     assert again.worth_keeping({"z"}) == kept
@@ -152,11 +139,11 @@ addresses = st.one_of(texts, texts.map(lambda text: f"/{text}/p2p/a"), st.just(a
 def test_nothing_in_the_roster_or_on_the_disk_makes_a_book_that_cannot_be_kept(
     heard: list[str], remembered: list[str]
 ) -> None:
-    made = AddressBook("me", (), remembered, Random(0))
+    made = address_book.AddressBook("me", (), remembered, Random(0))
     made.note([record("a", *heard)], ())
     words = " ".join(made.worth_keeping(())).split()
     assert words == made.worth_keeping(())
-    again = AddressBook("me", (), words, Random(0))
+    again = address_book.AddressBook("me", (), words, Random(0))
     assert set(again.addresses("a")) == set(made.addresses("a")[:MAX_ADDRESSES])
 
 
@@ -175,9 +162,12 @@ def test_given_and_remembered_peers_are_bootstrapped_from_for_ever_less_and_less
             attempts.append(now)
         now += 0.5
     waits = [after - before for before, after in pairwise(attempts)]
-    assert 0.8 * BOOTSTRAP_FIRST <= waits[0] <= 1.2 * BOOTSTRAP_FIRST + 0.5
-    assert all(0.8 * BOOTSTRAP_MOST <= wait <= 1.2 * BOOTSTRAP_MOST + 0.5 for wait in waits[8:])
-    assert len(attempts) > 3600 / (1.2 * BOOTSTRAP_MOST)
+    assert 0.8 * address_book.BOOTSTRAP_FIRST <= waits[0] <= 1.2 * address_book.BOOTSTRAP_FIRST + 0.5
+    assert all(
+        0.8 * address_book.BOOTSTRAP_MOST <= wait <= 1.2 * address_book.BOOTSTRAP_MOST + 0.5
+        for wait in waits[8:]
+    )
+    assert len(attempts) > 3600 / (1.2 * address_book.BOOTSTRAP_MOST)
 
 
 def test_a_peer_that_answers_after_a_silence_is_back_once_and_may_be_dialled_at_once() -> None:
@@ -216,7 +206,7 @@ def test_looking_beyond_the_neighbours_spares_nobody_because_they_failed() -> No
 
 def test_a_flood_in_the_roster_does_not_displace_the_latest_peers_whose_links_were_of_use() -> None:
     made = book()
-    friends = [f"f{number:02}" for number in range(MAX_MET + 8)]
+    friends = [f"f{number:02}" for number in range(address_book.MAX_MET + 8)]
     for friend in friends:
         made.note([record(friend)], {friend})
         made.succeeded(friend)
@@ -224,7 +214,7 @@ def test_a_flood_in_the_roster_does_not_displace_the_latest_peers_whose_links_we
         made.note([record(f"x{flood}-{number}") for number in range(500)], ())
     assert all(made.trusted(friend) and made.addresses(friend) for friend in friends[8:])
     assert not any(made.trusted(friend) for friend in friends[:8])
-    assert len(made) == MAX_BOOK + MAX_MET
+    assert len(made) == address_book.MAX_BOOK + address_book.MAX_MET
 
 
 def test_a_peer_that_broke_a_rule_is_refused_for_longer_each_time_but_never_for_good() -> None:
@@ -233,27 +223,27 @@ def test_a_peer_that_broke_a_rule_is_refused_for_longer_each_time_but_never_for_
         made.misbehaved("bad", now)
         assert made.refused("bad", now)
         assert made.candidates(now) == []
-        wait = FAULT_FIRST
+        wait = address_book.FAULT_FIRST
         while made.refused("bad", now + wait):
             wait *= 2
         waits.append(wait)
         now += wait
         assert made.candidates(now) == ["bad"]
-    assert waits[:3] == [FAULT_FIRST, 2 * FAULT_FIRST, 4 * FAULT_FIRST]
-    assert FAULT_MOST <= waits[-1] <= 2 * FAULT_MOST
+    assert waits[:3] == [address_book.FAULT_FIRST, 2 * address_book.FAULT_FIRST, 4 * address_book.FAULT_FIRST]
+    assert address_book.FAULT_MOST <= waits[-1] <= 2 * address_book.FAULT_MOST
 
 
 def test_faults_of_peers_that_nobody_has_heard_of_take_a_bounded_room() -> None:
     made = book()
-    for number in range(MAX_FAULTS + 100):
+    for number in range(address_book.MAX_FAULTS + 100):
         made.misbehaved(f"p{number}", float(number))
-    assert len(made._faults) == MAX_FAULTS
+    assert len(made._faults) == address_book.MAX_FAULTS
     assert not made.refused("p0", 0.0)
-    assert made.refused(f"p{MAX_FAULTS + 99}", 400.0 - 50)
+    assert made.refused(f"p{address_book.MAX_FAULTS + 99}", 400.0 - 50)
 
 
 def test_a_malformed_address_that_was_remembered_is_skipped() -> None:
-    made = AddressBook("me", (), ["nonsense", "/p2p/", "/ip4/x", address("a")], Random(0))
+    made = address_book.AddressBook("me", (), ["nonsense", "/p2p/", "/ip4/x", address("a")], Random(0))
     assert made.candidates(0) == ["a"]
 
 
@@ -264,8 +254,8 @@ def test_a_peer_that_is_no_node_is_dialled_rarely_and_bootstrapped_from_as_befor
     made = book("plain", "node")
     made.is_no_node("plain", 0)
     assert made.candidates(0) == ["node"]
-    assert made.candidates(0.7 * BACKOFF_PLAIN) == ["node"]
-    assert "plain" in made.candidates(1.3 * BACKOFF_PLAIN)
+    assert made.candidates(0.7 * address_book.BACKOFF_PLAIN) == ["node"]
+    assert "plain" in made.candidates(1.3 * address_book.BACKOFF_PLAIN)
     assert address("plain") in made.due_for_bootstrap(0, (), 9)
     assert set(made.sample(9)) == {address("plain"), address("node")}
     assert made.nodes(9) == [address("node")]
@@ -305,5 +295,5 @@ def test_a_node_of_before_that_does_not_answer_yet_is_dialled_again_soon() -> No
     made.succeeded("met")
     for peer in ("given", "remembered", "met"):
         made.is_no_node(peer, 0)
-    assert {*made.dialable(2 * BACKOFF_FIRST)} == {"remembered", "met"}
-    assert "given" not in {*made.dialable(BACKOFF_PLAIN / 2)}
+    assert {*made.dialable(2 * address_book.BACKOFF_FIRST)} == {"remembered", "met"}
+    assert "given" not in {*made.dialable(address_book.BACKOFF_PLAIN / 2)}

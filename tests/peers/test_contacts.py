@@ -14,6 +14,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.peers import contacts
 from sfprotocol import invitation
+from tests.refusals import fails_with
 
 RELAY = "/ip4/9.9.9.9/tcp/31337/p2p/QmRelay"
 NODE = "/dns4/run.example/tcp/31337/p2p/QmNode"
@@ -73,9 +74,8 @@ async def test_what_one_writes_others_fetch(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_run_json_is_refused(data: bytes) -> None:
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.CONTACTS_UNUSABLE):
         contacts.read(data, "https://run.example")
-    assert refusal.value.code == Code.CONTACTS_UNUSABLE
 
 
 def test_of_many_contacts_as_many_are_taken_as_a_link_holds() -> None:

@@ -18,6 +18,7 @@ from sfprotocol import wire_codec
 from sfprotocol.messages import Goodbye, ManifestReply
 from tests.node.helpers import manifest
 from tests.peers.inn import Inn, from_the_future, serving
+from tests.refusals import fails_with
 
 RUN = manifest()
 OLD = RUN.model_copy(update={"protocol": 1})
@@ -44,13 +45,10 @@ async def test_the_first_peer_that_answers_well_is_enough(inn: Inn) -> None:
     assert await asked(inn, ("/memory/gone/p2p/gone", *peers)) == RUN
 
 
-async def test_when_nobody_answers_the_user_hears_why_of_each(
-    inn: Inn,
-) -> None:
+async def test_when_nobody_answers_the_user_hears_why_of_each(inn: Inn) -> None:
     peers = await inn.open(garbage=b"\xc1", other=wire_codec.encode(Goodbye("no")), silent=None)
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.PEERS_UNREACHABLE) as refusal:
         await asked(inn, ("/memory/gone/p2p/gone", *peers))
-    assert refusal.value.code == Code.PEERS_UNREACHABLE
     for name in ("gone", "garbage", "other", "silent"):
         assert f"/memory/{name}/" in refusal.value.what
 
@@ -72,17 +70,15 @@ async def test_a_manifest_that_cannot_be_used_is_the_peers_fault_and_said_so(
     inn: Inn, reply: bytes, code: Code
 ) -> None:
     (peer,) = await inn.open(a=reply)
-    with pytest.raises(UserError) as refusal:
+    with fails_with(code) as refusal:
         await asked(inn, (peer,))
-    assert refusal.value.code == code
     assert peer in refusal.value.what
 
 
 async def test_an_address_that_is_none_is_the_users_to_correct(inn: Inn) -> None:
     await inn.open()
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.BAD_ADDRESS):
         await asked(inn, ("nonsense",))
-    assert refusal.value.code == Code.BAD_ADDRESS
 
 
 # -- peers of Hivemind's DHT ---------------------------------------------------------------------------
@@ -165,6 +161,5 @@ async def test_the_manifest_of_a_later_version_is_said_to_be_one(inn: Inn) -> No
     peers = await inn.open(plain="bare", node=reply)
     run_id = run_id_of(later.manifest)
     inn.network.write(run_id, "node", float("inf"), pack_record(named("node")[0]))
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.NEWER_PROTOCOL):
         await asked(inn, peers[:1], run_id.hex())
-    assert refusal.value.code is Code.NEWER_PROTOCOL

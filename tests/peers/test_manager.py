@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, AddressBook
+from sfnode.peers import selection
+from sfnode.peers.address_book import BACKOFF_FIRST, BOOTSTRAP_MOST, FAULT_FIRST, JITTER, AddressBook
 from sfnode.peers.events import (
     Action,
     Announce,
@@ -40,29 +41,18 @@ from sfnode.peers.events import (
     StopDial,
     Wake,
 )
-from sfnode.peers.intervals import (
+from sfnode.peers.manager import (
     ANNOUNCE_INTERVAL,
     ANNOUNCE_TTL,
+    BOOTSTRAPS_ALONE,
     CHECK_INTERVAL,
     FIND_INTERVAL,
-    JITTER,
+    FIRST_WORD_DEADLINE,
     LONELY_INTERVAL,
     PROBE_INTERVAL,
-)
-from sfnode.peers.manager import (
-    BOOTSTRAPS_ALONE,
-    FIRST_WORD_DEADLINE,
     RACE_WINDOW,
     SHORT_LIVED,
     PeerManager,
-)
-from sfnode.peers.selection import (
-    BLANK_TIME,
-    MAX_INBOUND,
-    MAX_LINKS,
-    SETTLE_TIME,
-    TARGET_LINKS,
-    WANTED_OUTBOUND,
 )
 from sfnode.transport.base import PeerRecord
 
@@ -84,7 +74,7 @@ def names(count: int, letter: str = "p") -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick() -> None:
-    """Virtual time needs no short intervals."""
+    """Virtual time needs no short intervals, as the fixture of that name makes them."""
 
 
 class Node:
@@ -143,7 +133,7 @@ def of(actions: list[Action], kind: type[A]) -> list[A]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def settled(links: int = TARGET_LINKS) -> Node:
+def settled(links: int = selection.TARGET_LINKS) -> Node:
     """A node with links of its own choice that have shown what they are, all jobs ended."""
     node = Node()
     node.tell(Wake())
@@ -177,7 +167,7 @@ def test_the_manager_that_is_woken_too_early_does_nothing() -> None:
     assert node.tell(Wake()) == []
 
 
-events = st.one_of(
+EVENTS = st.one_of(
     st.just(Wake()),
     st.builds(LinkOpened, st.integers(1, 30), st.sampled_from(names(20)), st.booleans(), st.just("")),
     st.builds(LinkEnded, st.integers(1, 30), st.booleans()),
@@ -192,7 +182,7 @@ events = st.one_of(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(events, st.floats(0, 40)), max_size=60), st.integers(0, 2**16))
+@given(st.lists(st.tuples(EVENTS, st.floats(0, 40)), max_size=60), st.integers(0, 2**16))
 def test_whatever_happens_limits_hold_and_no_deadline_stays_due(
     story: list[tuple[Event, float]], seed: int
 ) -> None:
@@ -211,8 +201,8 @@ def test_whatever_happens_limits_hold_and_no_deadline_stays_due(
             pending.append(action)
         if isinstance(event, LinkOpened):
             assert len([a for a in pending if isinstance(a, Carry | Close) and a.link == event.link]) == 1
-        assert len(manager.linked) <= MAX_LINKS
-        assert len(manager.standings()) - outbound <= MAX_INBOUND
+        assert len(manager.linked) <= selection.MAX_LINKS
+        assert len(manager.standings()) - outbound <= selection.MAX_INBOUND
         assert manager.next_deadline() > now
 
 
@@ -347,7 +337,7 @@ def test_a_given_peer_that_answers_after_a_silence_is_dialled_and_others_are_loo
     node.tell(Wake())
     node.tell(DialFailed("late"))
     node.tell(BootstrapAnswered("late", False))
-    for peer in names(TARGET_LINKS):
+    for peer in names(selection.TARGET_LINKS):
         node.opened(peer, outbound=True)
     node.count()
     actions = node.tell(BootstrapAnswered("late", True))
@@ -365,19 +355,19 @@ def test_a_given_peer_that_answers_after_a_silence_is_dialled_and_others_are_loo
 def test_a_node_dials_as_many_as_it_wants_and_no_more_while_it_waits() -> None:
     node = Node()
     node.tell(Found(tuple(map(record, names(20)))))
-    assert len(set(node.dialled)) == TARGET_LINKS
+    assert len(set(node.dialled)) == selection.TARGET_LINKS
     node.run_until(node.now + CHECK_INTERVAL)
-    assert len(node.dialled) == TARGET_LINKS
+    assert len(node.dialled) == selection.TARGET_LINKS
     assert node.manager.alone is False
 
 
 def test_a_peer_that_cannot_be_reached_is_left_alone_for_a_while_and_another_is_dialled() -> None:
     node = Node()
-    node.tell(Found(tuple(map(record, names(TARGET_LINKS + 1)))))
+    node.tell(Found(tuple(map(record, names(selection.TARGET_LINKS + 1)))))
     failed = node.dialled[0]
     node.tell(DialFailed(failed))
-    assert len(node.dialled) == TARGET_LINKS + 1
-    assert len(set(node.dialled)) == TARGET_LINKS + 1
+    assert len(node.dialled) == selection.TARGET_LINKS + 1
+    assert len(set(node.dialled)) == selection.TARGET_LINKS + 1
     assert failed not in node.book.candidates(node.now)
 
 
@@ -455,8 +445,8 @@ def test_after_a_dial_that_turned_out_double_another_peer_is_dialled_at_once() -
     node.tell(Wake())
     node.tell(Found((record("a"),)))
     node.opened("a")  # while our own dial to it is under way
-    node.tell(Found(tuple(map(record, names(TARGET_LINKS)))))
-    assert len(node.dialled) == TARGET_LINKS - 1  # as if both links to the peer would last
+    node.tell(Found(tuple(map(record, names(selection.TARGET_LINKS)))))
+    assert len(node.dialled) == selection.TARGET_LINKS - 1  # as if both links to the peer would last
     actions = node.opened("a", outbound=True)
     assert of(actions, Close) == [Close(2, Reason.DOUBLE)]
     assert len(of(actions, Dial)) == 1
@@ -477,28 +467,28 @@ def test_an_old_link_of_our_own_gives_way_to_a_peer_that_comes_back() -> None:
 
 def test_more_than_the_most_inbound_links_are_refused_but_a_neighbour_may_replace_its_own() -> None:
     node = Node()
-    for peer in names(MAX_INBOUND):
+    for peer in names(selection.MAX_INBOUND):
         assert of(node.opened(peer), Carry)
     node.count()
-    assert node.opened("late") == [Close(MAX_INBOUND + 1, Reason.UNWANTED)]
+    assert node.opened("late") == [Close(selection.MAX_INBOUND + 1, Reason.UNWANTED)]
     assert "late" not in node.linked
-    assert of(node.opened("p00"), Carry) == [Carry(MAX_INBOUND + 2, instead_of=1)]
+    assert of(node.opened("p00"), Carry) == [Carry(selection.MAX_INBOUND + 2, instead_of=1)]
     assert not node.manager.has_room_for("late", address("late"), node.now)
 
 
 def test_a_newcomer_at_a_full_node_takes_the_place_of_one_that_brings_nothing() -> None:
     node = Node()
-    for peer in names(MAX_INBOUND):
+    for peer in names(selection.MAX_INBOUND):
         node.opened(peer)
         node.now += 0.1
     node.count()
     node.count(5, only=8)
-    node.now += SETTLE_TIME
+    node.now += selection.SETTLE_TIME
     actions = node.opened("new")
     (closed,) = of(actions, Close)
     assert closed == Close(7, Reason.GAVE_WAY)  # the youngest; the eighth has been of use
     assert {"new", "p00", "p01", "p02", "p07"} <= node.linked
-    assert of(actions, Carry) == [Carry(MAX_INBOUND + 1)]
+    assert of(actions, Carry) == [Carry(selection.MAX_INBOUND + 1)]
     assert not node.book.refused(f"p{closed.link - 1:02}", node.now)
 
 
@@ -532,7 +522,7 @@ def test_a_peer_that_says_nothing_is_given_up_and_left_alone() -> None:
 def test_a_link_closed_for_its_silence_is_replaced_at_once() -> None:
     node = Node()
     node.opened("silent")
-    for link, peer in enumerate(names(TARGET_LINKS - 1), 2):
+    for link, peer in enumerate(names(selection.TARGET_LINKS - 1), 2):
         node.opened(peer, outbound=True)
         node.count(only=link)
     closed_at = node.now + FIRST_WORD_DEADLINE
@@ -546,12 +536,12 @@ def test_a_link_closed_for_its_silence_is_replaced_at_once() -> None:
 
 def test_the_links_are_checked_at_once_after_one_has_given_way_to_a_newcomer() -> None:
     node = Node()
-    for peer in names(MAX_INBOUND):
+    for peer in names(selection.MAX_INBOUND):
         node.opened(peer)
     node.count()
-    node.now += SETTLE_TIME
+    node.now += selection.SETTLE_TIME
     node.tell(Wake())
-    node.tell(Found(tuple(map(record, names(MAX_INBOUND)))))
+    node.tell(Found(tuple(map(record, names(selection.MAX_INBOUND)))))
     assert node.dialled == []  # all are neighbours
     (closed,) = of(node.opened("new"), Close)
     assert closed.reason is Reason.GAVE_WAY
@@ -573,7 +563,7 @@ def test_mute_peers_of_our_choice_make_room_for_others_and_are_refused_for_a_whi
     node = settled()
     node.count(blank=True, only=1)
     node.tell(Found((record("other"),)))
-    node.run_until(node.now + BLANK_TIME + CHECK_INTERVAL)
+    node.run_until(node.now + selection.BLANK_TIME + CHECK_INTERVAL)
     assert node.told(Close)[0][1] == Close(1, Reason.MUTE)
     assert node.book.refused("p00", node.now)
     assert "other" in node.dialled
@@ -598,19 +588,19 @@ def test_probes_come_at_random_moments_about_a_minute_apart() -> None:
 
 
 def test_a_probe_looks_beyond_the_neighbours_and_gives_up_the_least_useful_link() -> None:
-    node = settled(links=TARGET_LINKS + 1)
+    node = settled(links=selection.TARGET_LINKS + 1)
     node.count(1)
-    for link in range(1, TARGET_LINKS + 1):
+    for link in range(1, selection.TARGET_LINKS + 1):
         node.count(9, only=link)
     node.tell(Found(tuple(map(record, ["x", "y", "z"]))))
-    node.now += SETTLE_TIME
+    node.now += selection.SETTLE_TIME
     node.manager._probe_at = node.now
     node.log.clear()
     actions = node.tell(Wake())
     assert {attempt.peer for attempt in of(actions, Bootstrap)} < {"x", "y", "z"}
-    assert of(actions, Close) == [Close(TARGET_LINKS + 1, Reason.GAVE_WAY)]
+    assert of(actions, Close) == [Close(selection.TARGET_LINKS + 1, Reason.GAVE_WAY)]
     assert len([dial for dial in of(actions, Dial) if dial.peer in "xyz"]) == 1
-    assert len(node.linked) == TARGET_LINKS
+    assert len(node.linked) == selection.TARGET_LINKS
 
 
 @given(st.integers(0, 2**16))
@@ -629,8 +619,8 @@ def test_probing_for_an_hour_never_exceeds_the_most_links_nor_falls_below_those_
             elif isinstance(action, Find):
                 node.tell(Found(tuple(map(record, names(30)))))
         node.count(draw.randrange(9))
-        assert len(node.linked) <= MAX_LINKS
-        assert sum(standing.outbound for standing in node.manager.standings()) >= WANTED_OUTBOUND
+        assert len(node.linked) <= selection.MAX_LINKS
+        assert sum(standing.outbound for standing in node.manager.standings()) >= selection.WANTED_OUTBOUND
     assert node.told(Close)
 
 

@@ -18,14 +18,14 @@ from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
 
 from sfnode.control.client import Client
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.run_keys import RunKeys
+from sfprotocol.fields import Names
 from sfprotocol.messages import ELECTED_TERMS, Feed
-from sfprotocol.names import Names
 from tests.processes.helpers import LOOPBACK, Node, fresh, here, p2pd_of, sfnode, until
 
 BUDGET = 1_000_000

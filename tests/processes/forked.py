@@ -33,9 +33,9 @@ LIBRARIES = (
 )
 
 SHORTER = {
-    ("sfnode.node.network.contacts", "ALONE"): 2.0,
+    ("sfnode.node.contacts", "ALONE"): 2.0,
     ("sfnode.node.readiness", "BEGIN_ALONE"): 4.0,
-    ("sfnode.node.shutdown", "SETTLE_TIME"): 0.5,
+    ("sfnode.node.readiness", "SETTLE_TIME"): 0.5,
     ("sfnode.organising.organiser", "SETTLE_TIME"): 3.0,
     ("sfnode.organising.organiser", "FIRST_TIME"): 1.0,
     ("sfprotocol.elections", "BEAT"): 1.0,
@@ -45,7 +45,7 @@ SHORTER = {
     ("sfprotocol.petitions", "REPEAT_TIME"): 2.0,
 }
 """Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
-tested with clocks (`test_shutdown.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""
+tested with clocks (`test_readiness.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 _forking = get_context("forkserver")

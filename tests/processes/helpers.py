@@ -22,7 +22,7 @@ import pytest
 from sfnode.cli.main import main
 from sfnode.control.client import Client
 from sfnode.errors import UserError
-from sfnode.schema.organising import OrganiserStatus
+from sfnode.schema.organising import OfferStatus, OrganiserStatus
 from sfnode.schema.status import Status
 from sfnode.schema.views import FeedStatus
 from sfnode.store.data_folder import Layout
@@ -180,14 +180,24 @@ class Node:
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {self.status()} and said {self.output()}") from None
 
+    def organised(self) -> OrganiserStatus | None:
+        """Return how the run is organised, as this node knows it; None while it does not answer."""
+        try:
+            return asyncio.run(Client(Layout(self.folder).control_socket).organising())
+        except UserError:
+            return None
+
+    def offers(self) -> list[OfferStatus]:
+        """Return who would stand in, as the organiser has heard."""
+        return asyncio.run(Client(Layout(self.folder).control_socket).petitions()).offers
+
     def until_organised(self, what: str, condition: Callable[[OrganiserStatus], object]) -> OrganiserStatus:
         """Wait until the run is organised so, as this node knows it; return how."""
 
         def met() -> OrganiserStatus | None:
-            if self.status() is None:
-                return None
-            said = asyncio.run(Client(Layout(self.folder).control_socket).organising())
-            return said if condition(said) else None
+            assert self.running, f"{self.folder.name} has ended: {self.output()}"
+            said = self.organised()
+            return said if said and condition(said) else None
 
         return until(f"{self.folder.name}: {what}", met)
 

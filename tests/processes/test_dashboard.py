@@ -25,7 +25,7 @@ from sfnode.control.client import Client
 from sfnode.dashboard.server import serving
 from sfnode.dashboard.top import INTERVAL
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfprotocol import seeds, signing, wire_codec

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from tests.processes.helpers import LOOPBACK, PATIENCE, Node, nodes, until
 
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 from sfnode.control.client import Client
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 from sfnode.store.run_keys import RunKeys

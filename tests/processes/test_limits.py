@@ -12,7 +12,7 @@ import pytest
 
 from sfnode.control.client import Client
 from sfnode.limits import Limits
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import Layout
 from tests.processes.helpers import LOOPBACK, Node, nodes, sfnode, until
 

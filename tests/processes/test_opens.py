@@ -15,7 +15,7 @@ from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models import files
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from tests.processes.forked import Forked, sfnode
 from tests.processes.helpers import LOOPBACK, PATIENCE, Node, environment, nodes
 

@@ -72,8 +72,7 @@ def plain_peers(home: Path) -> Iterator[Callable[..., PlainPeer]]:
 def test_a_run_begins_grows_and_comes_back_through_peers_of_hivemind_alone(tmp_path: Path) -> None:
     made = sfnode(
         tmp_path, "init", "--model", "builtin:tiny", "--task", "reviews",
-        "--set", "training.update_budget=1000000", "--set", "task.loss=plain", "--set", "init.calibrate=no",
-        "--set", "init.measure=no",
+        "--set", "training.update_budget=1000000", "--set", "task.loss=plain", "--set", "init.measure=no",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     run_id = Manifest.from_toml(tmp_path / "run.toml").run_id.hex()

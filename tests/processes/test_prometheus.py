@@ -38,7 +38,7 @@ def test_the_configuration_of_the_compose_file_is_valid(folder: Path) -> None:
 
 def test_no_panel_is_empty_and_promtool_finds_no_fault(folder: Path, tmp_path: Path) -> None:
     made = sfnode(
-        tmp_path, "init", "--model", "builtin:tiny", "--task", "reviews", "--set", "init.calibrate=no",
+        tmp_path, "init", "--model", "builtin:tiny", "--task", "reviews", "--set", "init.measure=no",
         "--set", "task.loss=plain", "--set", "training.epoch_updates=32", "--set", "data.validation_limit=16",
         "--set", "training.update_budget=1000000",
     )  # fmt: skip

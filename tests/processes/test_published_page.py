@@ -11,7 +11,7 @@ from sfnode.publish.asking import NodeAnswers, PageContact
 from sfnode.publish.page import PageSample
 from sfnode.publish.site import PublishedFolder
 from sfnode.store.log import UpdateLog
-from sfprotocol.names import NAMELESS, Names
+from sfprotocol.fields import NAMELESS, Names
 from tests.processes.test_dashboard import PALE, SCREENS, artefacts, browser, program
 from tests.publish.helpers import link_to
 from tests.publish.runs import HOSTILE, manifest_of, write_run

@@ -51,7 +51,7 @@ def invite(home: Path, node: Node, *arguments: object) -> str:
 def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_path: Path) -> None:
     made = sfnode(
         tmp_path, "init", "--model", "builtin:tiny", "--task", "reviews",
-        "--set", "training.update_budget=1000000", "--set", "task.loss=plain", "--set", "init.calibrate=no",
+        "--set", "training.update_budget=1000000", "--set", "task.loss=plain", "--set", "init.measure=no",
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     with served(tmp_path / "www") as url, nodes(tmp_path) as make:

@@ -12,7 +12,7 @@ from signal import SIGINT, SIGKILL, SIGTERM, Signals
 import psutil
 import pytest
 
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.schema.results import SwarmResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.run_keys import RunKeys

@@ -14,8 +14,8 @@ from random import Random
 from sfprotocol import wire_codec
 from sfprotocol.events import OwnUpdates
 from sfprotocol.frontier import Frontier
-from sfprotocol.joining import Joining
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
+from sfprotocol.own_feed import Joining
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 LATENCY = 0.2

@@ -11,12 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfprotocol.checkpoints import Base
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.events import Admit, OwnUpdates, Rebase
+from sfprotocol.fields import Values
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import Host
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.segments import MAX_SEGMENT_UPDATES, first_updates, join, merge, without_front
 from sfprotocol.signing import extend, head_message
-from sfprotocol.values import Values
 
 RUN = RunParameters(bytes(range(32)), epoch_updates=50, update_budget=5000, scalar_bytes=2, scalar_limit=1000)
 

@@ -6,28 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from sfprotocol import holding
+from sfprotocol import decisions, validation
 from sfprotocol.counting import NEVER, Counting, named_digest
-from sfprotocol.decisions import (
-    FACTOR_ONE,
-    TAG_BYTES,
-    Admit,
-    Amend,
-    Bases,
-    Budget,
-    Close,
-    Decision,
-    Finish,
-    Invite,
-    Move,
-    RateFrom,
-    Recorded,
-    Recount,
-    Revoke,
-    RevokeInvitation,
-    Seal,
-    Void,
-)
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Feed, RunParameters
 from sfprotocol.quotas import LEAST_USUAL
@@ -42,30 +22,32 @@ def origin(member: int) -> bytes:
     return member.to_bytes(32, "big")
 
 
-def admit(member: int, quota: int = 100, invitation: int = 0) -> Admit:
-    return Admit(origin(member), quota, invitation)
+def admit(member: int, quota: int = 100, invitation: int = 0) -> decisions.Admit:
+    return decisions.Admit(origin(member), quota, invitation)
 
 
 def tag(epoch: int, feed: int) -> bytes:
-    return (epoch * 1000 + feed).to_bytes(TAG_BYTES, "big")
+    return (epoch * 1000 + feed).to_bytes(decisions.TAG_BYTES, "big")
 
 
-def close(epoch: int, moves: dict[int, int] | None = None, zeros: dict[int, int] | None = None) -> Close:
+def close(
+    epoch: int, moves: dict[int, int] | None = None, zeros: dict[int, int] | None = None
+) -> decisions.Close:
     """Return the close that names so many more steps of these feeds, so many of which have the scalar 0."""
     none = zeros or {}
-    said = (Move(f, n, tag(epoch, f), none.get(f, 0)) for f, n in sorted((moves or {}).items()))
-    return Close(epoch, SALT, tuple(said))
+    said = (decisions.Move(f, n, tag(epoch, f), none.get(f, 0)) for f, n in sorted((moves or {}).items()))
+    return decisions.Close(epoch, SALT, tuple(said))
 
 
-def closing(frontier: Frontier, salt: bytes = b"saltsalt") -> Close:
+def closing(frontier: Frontier, salt: bytes = b"saltsalt") -> decisions.Close:
     """Return the close of the open epoch that names everything which is held."""
     counting, moves = frontier.counting, []
     assert counting is not None
     for state in frontier:
         number = counting.number(state.feed)
         if number is not None and state.next > (named := counting.named(number)):
-            moves.append(Move(number, state.next - named, holding.tag(salt, state.chain)))
-    return Close(counting.open_epoch, salt, tuple(sorted(moves)))
+            moves.append(decisions.Move(number, state.next - named, validation.tag(salt, state.chain)))
+    return decisions.Close(counting.open_epoch, salt, tuple(sorted(moves)))
 
 
 def digest_named(
@@ -82,16 +64,16 @@ def seal(
     *,
     skip: tuple[int, ...] = (),
     recount: tuple[tuple[int, int], ...] = (),
-    factor: int = FACTOR_ONE,
+    factor: int = decisions.FACTOR_ONE,
     rates: tuple[tuple[int, ...], ...] = (),
-) -> Seal:
-    return Seal(
+) -> decisions.Seal:
+    return decisions.Seal(
         epoch,
         skip,
-        tuple(Recount(*one) for one in recount),
+        tuple(decisions.Recount(*one) for one in recount),
         DIGEST,
         factor,
-        tuple(RateFrom(*one) for one in rates),
+        tuple(decisions.RateFrom(*one) for one in rates),
     )
 
 
@@ -128,7 +110,7 @@ class Reference:
     revoked_invitations: dict[int, int] = field(default_factory=dict)
     closes: list[dict[int, set[Step]]] = field(default_factory=list)
     """For each epoch the updates that its close has named, by feed."""
-    seals: list[Seal] = field(default_factory=list)
+    seals: list[decisions.Seal] = field(default_factory=list)
     factors: dict[Step, int] = field(default_factory=dict)
     """Of the updates that a seal has counted."""
     skipped: set[Step] = field(default_factory=set)
@@ -142,6 +124,10 @@ class Reference:
 
     def named(self, feed: int) -> set[Step]:
         return set().union(*(moved.get(feed, set()) for moved in self.closes))
+
+    def stop(self, feed: int, epoch: int) -> int:
+        """Return how many steps of a feed closes up to that of an epoch have named."""
+        return sum(len(moved.get(feed, ())) for moved in self.closes[: epoch + 1])
 
     @property
     def counted(self) -> int:
@@ -170,7 +156,7 @@ class Reference:
             return 0
         if step not in self.named(step[0]) and step[0] in self.ended:
             return 0
-        return self.factors.get(step, FACTOR_ONE)
+        return self.factors.get(step, decisions.FACTOR_ONE)
 
     def runs(self, feed: int, held: int) -> tuple[tuple[int, int], ...]:
         factors = [(step, self.factor((feed, step))) for step in range(held)]
@@ -179,27 +165,27 @@ class Reference:
             for factor, group in ((f, list(g)) for f, g in groupby(factors, key=lambda one: one[1]))
         )
 
-    def apply(self, decision: Decision) -> None:
+    def apply(self, decision: decisions.Decision) -> None:
         match decision:
-            case Close():
+            case decisions.Close():
                 self._close(decision)
-            case Seal():
+            case decisions.Seal():
                 self._seal(decision)
-            case Amend() | Void():
+            case decisions.Amend() | decisions.Void():
                 self._take_back(decision)
-            case Admit() | Invite() | Revoke() | RevokeInvitation():
+            case decisions.Admit() | decisions.Invite() | decisions.Revoke() | decisions.RevokeInvitation():
                 self._say_who(decision)
-            case Budget(updates=updates):
+            case decisions.Budget(updates=updates):
                 self.budget = updates
-            case Finish():
+            case decisions.Finish():
                 self.finished = True
-            case Bases(subspace=subspace, digest=digest):
+            case decisions.Bases(subspace=subspace, digest=digest):
                 if self.bases and subspace * 2 >= len(self.closes) + 1:
                     self.bases[subspace] = digest
 
-    def _take_back(self, decision: Amend | Void) -> None:
+    def _take_back(self, decision: decisions.Amend | decisions.Void) -> None:
         match decision:
-            case Amend(feed=feed, epoch=epoch):
+            case decisions.Amend(feed=feed, epoch=epoch):
                 lost = set().union(*(moved.get(feed, set()) for moved in self.closes[epoch:]))
                 if lost:
                     self.ended.add(feed)
@@ -210,7 +196,7 @@ class Reference:
                     self.factors = {s: factor for s, factor in self.factors.items() if s not in lost}
                     self.skipped -= lost
                     self.void -= lost
-            case Void(first=first, last=last, members=members):
+            case decisions.Void(first=first, last=last, members=members):
                 if all(m < len(self.members) for m in members) and first <= last < len(self.seals):
                     for moved in self.closes[first : last + 1]:
                         for feed, steps in moved.items():
@@ -218,21 +204,23 @@ class Reference:
                                 self.void |= steps
                                 self.skipped -= steps
 
-    def _say_who(self, decision: Admit | Invite | Revoke | RevokeInvitation) -> None:
+    def _say_who(
+        self, decision: decisions.Admit | decisions.Invite | decisions.Revoke | decisions.RevokeInvitation
+    ) -> None:
         match decision:
-            case Admit(origin=member, quota=quota, invitation=invitation):
+            case decisions.Admit(origin=member, quota=quota, invitation=invitation):
                 if member in self.members:
                     self.own_quotas[member] = max(quota, self.own_quotas[member])
                 elif invitation == 0 or self._has_use(invitation - 1):
                     self._admit(member, quota, invitation)
-            case Invite(uses=uses):
+            case decisions.Invite(uses=uses):
                 self.uses.append(uses)
-            case Revoke(member=number, epoch=epoch) if number < len(self.members):
+            case decisions.Revoke(member=number, epoch=epoch) if number < len(self.members):
                 member = self.members[number]
                 self.revoked[member] = min(epoch, self.revoked.get(member, NEVER))
                 if epoch <= self.open_label:
                     self.out.add(member)
-            case RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.uses):
+            case decisions.RevokeInvitation(invitation=number, epoch=epoch) if number < len(self.uses):
                 self.revoked_invitations[number] = min(epoch, self.revoked_invitations.get(number, NEVER))
 
     def _has_use(self, invitation: int) -> bool:
@@ -240,7 +228,7 @@ class Reference:
             return False
         return self.uses[invitation] > 0
 
-    def _close(self, one: Close) -> None:
+    def _close(self, one: decisions.Close) -> None:
         if self.finished or one.epoch != len(self.closes):
             return
         moved: dict[int, set[Step]] = {}
@@ -339,7 +327,7 @@ class Reference:
         stops = [n for n in range(1, held + 1) if n == held or factors[n] != factors[n - 1]]
         return tuple((stop, factors[stop - 1]) for stop in stops)
 
-    def _seal(self, one: Seal) -> None:
+    def _seal(self, one: decisions.Seal) -> None:
         if one.epoch != len(self.seals) or one.epoch >= len(self.closes):
             return
         named = self.closes[one.epoch]
@@ -361,13 +349,13 @@ class Reference:
 
 
 def fold(
-    *decisions: Decision,
+    *said: decisions.Decision,
     budget: int = 1000,
     rate: int = 1 << 32,
     bases: bytes = b"",
     epoch_updates: int = LEAST_USUAL,
 ) -> Counting:
     counting = Counting(budget=budget, rate=rate, bases=bases, subspace_epochs=2, epoch_updates=epoch_updates)
-    for decision in decisions:
-        counting.apply(Recorded(decision))
+    for decision in said:
+        counting.apply(decisions.Recorded(decision))
     return counting

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-from sfprotocol import wire_codec
-from sfprotocol.events import (
-    Action,
-    Admit,
-    ContinueAs,
-    Drop,
-    Event,
-    LinkDown,
-    LinkUp,
-    Received,
-    Serve,
-    Transmit,
-    Wake,
-)
+from sfprotocol import events, wire_codec
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
 from sfprotocol.messages import (
@@ -69,25 +56,25 @@ class Scripted:
             now=0.0,
         )
 
-    def event(self, event: Event) -> list[Action]:
+    def event(self, event: events.Event) -> list[events.Action]:
         return self.machine.handle(event, self.now)
 
-    def hear(self, link: int, *messages: Message) -> list[Action]:
+    def hear(self, link: int, *said: Message) -> list[events.Action]:
         """Return the actions of the machine when these messages arrive."""
-        frames = [wire_codec.encode(message, *self.machine.run.form) for message in messages]
-        return [action for frame in frames for action in self.event(Received(link, frame))]
+        frames = [wire_codec.encode(message, *self.machine.run.form) for message in said]
+        return [action for frame in frames for action in self.event(events.Received(link, frame))]
 
-    def greet(self, number: int) -> list[Action]:
+    def greet(self, number: int) -> list[events.Action]:
         """Bring up a link to a peer that sends its Hello."""
-        self.event(LinkUp(number, f"peer {number}"))
+        self.event(events.LinkUp(number, f"peer {number}"))
         return self.hear(number, Hello(self.machine.run.version, self.machine.run.run_id, 0, 0))
 
-    def link(self, number: int, *entries: Position) -> list[Action]:
+    def link(self, number: int, *entries: Position) -> list[events.Action]:
         """Bring up a link to a peer that sends its Hello and has `entries`."""
         return [*self.greet(number), *self.hear(number, self.summary(*entries))]
 
-    def unlink(self, number: int) -> list[Action]:
-        return self.event(LinkDown(number))
+    def unlink(self, number: int) -> list[events.Action]:
+        return self.event(events.LinkDown(number))
 
     def summary(self, *entries: Position, more: bool = False) -> Summary:
         """Return the Summary of a peer that knows no forks and has these positions."""
@@ -98,16 +85,16 @@ class Scripted:
         ours = self.machine.frontier.state(feed).claim()
         return ours if following and ours.next == following else Claim(feed, following, NO_TAG)
 
-    def name(self, link: int, *feeds: Feed) -> list[Action]:
+    def name(self, link: int, *feeds: Feed) -> list[events.Action]:
         """Let the peer teach names and claim nothing."""
         return self.hear(link, self.summary(*(Position(feed, 0) for feed in feeds)))
 
-    def wait(self, seconds: float) -> list[Action]:
+    def wait(self, seconds: float) -> list[events.Action]:
         """Let time pass; the machine is woken whenever it wants to be."""
         end, actions = self.now + seconds, []
         while self.machine.next_deadline() <= end:
             self.now = max(self.now, self.machine.next_deadline())
-            actions += self.event(Wake())
+            actions += self.event(events.Wake())
         self.now = end
         return actions
 
@@ -115,39 +102,39 @@ class Scripted:
 # -- parts of actions --------------------------------------------------------------------------------
 
 
-def wants(actions: list[Action]) -> list[tuple[int, tuple[Position, ...]]]:
+def wants(actions: list[events.Action]) -> list[tuple[int, tuple[Position, ...]]]:
     """Return the Wants among `actions` as (link, entries)."""
-    sent = [action for action in actions if isinstance(action, Transmit)]
+    sent = [action for action in actions if isinstance(action, events.Transmit)]
     return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Want)]
 
 
-def summaries(actions: list[Action]) -> list[tuple[int, Summary]]:
-    sent = [action for action in actions if isinstance(action, Transmit)]
+def summaries(actions: list[events.Action]) -> list[tuple[int, Summary]]:
+    sent = [action for action in actions if isinstance(action, events.Transmit)]
     return [(action.link, action.message) for action in sent if isinstance(action.message, Summary)]
 
 
-def haves(actions: list[Action]) -> list[tuple[int, tuple[Ahead, ...]]]:
+def haves(actions: list[events.Action]) -> list[tuple[int, tuple[Ahead, ...]]]:
     """Return the announcements among `actions` as (link, entries)."""
-    sent = [action for action in actions if isinstance(action, Transmit)]
+    sent = [action for action in actions if isinstance(action, events.Transmit)]
     return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Have)]
 
 
-def prunes(actions: list[Action]) -> list[tuple[int, tuple[int, ...]]]:
-    sent = [action for action in actions if isinstance(action, Transmit)]
+def prunes(actions: list[events.Action]) -> list[tuple[int, tuple[int, ...]]]:
+    sent = [action for action in actions if isinstance(action, events.Transmit)]
     return [(action.link, action.message.feed_keys) for action in sent if isinstance(action.message, Prune)]
 
 
-def serves(actions: list[Action]) -> list[Serve]:
-    return [action for action in actions if isinstance(action, Serve)]
+def serves(actions: list[events.Action]) -> list[events.Serve]:
+    return [action for action in actions if isinstance(action, events.Serve)]
 
 
-def admits(actions: list[Action]) -> list[Admit]:
-    return [action for action in actions if isinstance(action, Admit)]
+def admits(actions: list[events.Action]) -> list[events.Admit]:
+    return [action for action in actions if isinstance(action, events.Admit)]
 
 
-def drops(actions: list[Action]) -> list[Drop]:
-    return [action for action in actions if isinstance(action, Drop)]
+def drops(actions: list[events.Action]) -> list[events.Drop]:
+    return [action for action in actions if isinstance(action, events.Drop)]
 
 
-def continued(actions: list[Action]) -> list[Feed]:
-    return [action.feed for action in actions if isinstance(action, ContinueAs)]
+def continued(actions: list[events.Action]) -> list[Feed]:
+    return [action.feed for action in actions if isinstance(action, events.ContinueAs)]

@@ -14,30 +14,17 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
+from sfprotocol import messages
 from sfprotocol.control_sync import Kept
 from sfprotocol.counting import Run
 from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Petitioned, Received, Writable
+from sfprotocol.fields import NAMELESS, Names, Values
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
-from sfprotocol.messages import (
-    Card,
-    Entry,
-    EpochScalars,
-    Feed,
-    HigherWord,
-    Offer,
-    Petition,
-    Proof,
-    RunParameters,
-    Segment,
-    Statement,
-)
-from sfprotocol.names import NAMELESS, Names
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
-from sfprotocol.values import Values
 from sfprotocol.wire_codec import LENGTH_BYTES
 from tests.protocol.feeds import RUN, Log, Told, origin_of, own_updates, signing_key
 
@@ -78,7 +65,7 @@ class Node:
         swarm: Swarm,
         *,
         relay: bool = False,
-        run: RunParameters = RUN,
+        run: messages.RunParameters = RUN,
         called: Names = NAMELESS,
         key: str = "",
         waiting: bool = False,
@@ -88,19 +75,19 @@ class Node:
         self.swarm = swarm
         self.run = run
         self.log = Log(organised=run.organised is not None)
-        self.cards: dict[Feed, Card] = {}
+        self.cards: dict[messages.Feed, messages.Card] = {}
         self.called = called
         drawn = swarm.random.getrandbits(32)
         if run.organised and not key:
             drawn = FIRST_INCARNATION
         self.own = None if relay else fresh(Frontier(run), origin_of(key or name), drawn)
         self.key = key or name
-        self.decided: list[Entry] = []
+        self.decided: list[messages.Entry] = []
         """The control feed as it is kept."""
-        self.authority: list[HigherWord] = []
-        self.statement: Statement | None = None
+        self.authority: list[messages.HigherWord] = []
+        self.statement: messages.Statement | None = None
         """Our own as a stand-in, as it is kept."""
-        self.petitions: list[Petition | Offer] = []
+        self.petitions: list[messages.Petition | messages.Offer] = []
         """Shown to whoever organises here."""
         self.wires: dict[int, Wire] = {}
         self.sent: Counter[str] = Counter()
@@ -108,7 +95,7 @@ class Node:
         self.updates_sent = 0
         self.faults: list[str] = []
         """Why links were dropped; empty for an ordinary parting."""
-        self.counted: dict[Feed, tuple[Run, ...]] = {}
+        self.counted: dict[messages.Feed, tuple[Run, ...]] = {}
         """What counted of each feed when whoever adds updates up was last told to look."""
         self.host = self._host(proven=True, waiting=waiting)
 
@@ -204,9 +191,11 @@ class Node:
         kind = type(send.message).__name__
         self.sent[kind] += 1
         self.sent_bytes[kind] += len(send.frame) + LENGTH_BYTES
-        if isinstance(send.message, Segment):
+        if isinstance(send.message, messages.Segment):
             self.updates_sent += send.message.count
-        self.swarm.transmit(self.wires[send.link], send.frame, segment=isinstance(send.message, Segment))
+        self.swarm.transmit(
+            self.wires[send.link], send.frame, segment=isinstance(send.message, messages.Segment)
+        )
 
     # -- the store ---------------------------------------------------------------------------------
 
@@ -228,17 +217,17 @@ class Node:
         self.cards.update({card.feed: card for card in commit.cards})
         self.own = commit.own or self.own
 
-    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+    def read(self, feed: messages.Feed, first: int, max_updates: int) -> messages.Segment | None:
         assert 0 < max_updates <= MAX_SEGMENT_UPDATES
         return self.log.read(feed, first, max_updates)
 
-    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+    def past(self, feed: messages.Feed, step: int) -> tuple[bytes, messages.Segment]:
         return self.log.past(self.run, feed, step)
 
-    def label(self, feed: Feed, step: int) -> tuple[int, int]:
+    def label(self, feed: messages.Feed, step: int) -> tuple[int, int]:
         return self.log.label(feed, step)
 
-    def proof(self, feed: Feed) -> Proof | None:
+    def proof(self, feed: messages.Feed) -> messages.Proof | None:
         return self.log.cuts[feed][0] if feed in self.log.cuts else None
 
 
@@ -251,7 +240,7 @@ class Swarm:
         *,
         seed: int = 0,
         faults: Faults = Faults(),
-        run: RunParameters = RUN,
+        run: messages.RunParameters = RUN,
         organiser: str = "",
         stand_ins: str = "",
     ) -> None:
@@ -263,7 +252,7 @@ class Swarm:
         self.random = Random(seed)
         self.faults = faults
         self.now = 0.0
-        self.oracle: dict[Feed, list[Told]] = {}
+        self.oracle: dict[messages.Feed, list[Told]] = {}
         self.nodes: dict[str, Node] = {}
         self._numbers = count(1)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -417,7 +406,7 @@ class Swarm:
         for feed, told in self.oracle.items():
             chain = frontier.state(feed).chain
             for epoch, scalar in told:
-                chain = extend(chain, [EpochScalars(epoch, (scalar,))])
+                chain = extend(chain, [messages.EpochScalars(epoch, (scalar,))])
             frontier.advance(feed, len(told), chain, told[-1][0])
         return frontier.digest()
 

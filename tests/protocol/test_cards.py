@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import names
+from sfprotocol import fields
 from sfprotocol.cards import CARD_STEPS
 from sfprotocol.events import Action, KeepCard, Served, Transmit
+from sfprotocol.fields import Names
 from sfprotocol.messages import Card, Feed, Position
-from sfprotocol.names import Names
 from sfprotocol.rate_limit import WASTE_BURST
 from sfprotocol.signing import card_message
 from tests.protocol.feeds import RUN, signing_key
@@ -210,7 +210,7 @@ VISIBLE = [*map(hex, range(0x600, 0x606)), "0x6dd", "0x70f", "0x890", "0x891", "
 
 @pytest.mark.parametrize("text", ["", "Ann", "Zürich 東京", "o'Neill <3 & co", "😀" * 8, "a" * 32])
 def test_valid_names_are_accepted(text: str) -> None:
-    assert names.fault(text) is None
+    assert fields.text_fault(text) is None
 
 
 @pytest.mark.parametrize(
@@ -230,13 +230,15 @@ def test_valid_names_are_accepted(text: str) -> None:
     ],
 )
 def test_invalid_names_are_refused(text: str) -> None:
-    assert names.fault(text)
+    assert fields.text_fault(text)
 
 
 def test_no_valid_name_has_characters_that_cannot_be_seen() -> None:
     """The ranges of K2 have whatever Python calls a control, format or separating character."""
     hidden = {"Cc", "Cf", "Zl", "Zp", "Co", "Cs"}
     passed = [
-        hex(n) for n in range(0x110000) if unicodedata.category(chr(n)) in hidden and not names.fault(chr(n))
+        hex(n)
+        for n in range(0x110000)
+        if unicodedata.category(chr(n)) in hidden and not fields.text_fault(chr(n))
     ]
     assert passed == VISIBLE

@@ -11,72 +11,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfprotocol.decisions import (
-    MAX_DECISION,
-    MAX_MOVES,
-    MAX_TEXT,
-    TAG_BYTES,
-    Admit,
-    Amend,
-    Announce,
-    Ballot,
-    Bases,
-    Budget,
-    Checkpoint,
-    Close,
-    Decision,
-    Elected,
-    Evaluated,
-    Extension,
-    Finish,
-    Invite,
-    Move,
-    Oversized,
-    Part,
-    RateFrom,
-    Recorded,
-    Recount,
-    Revoke,
-    RevokeInvitation,
-    Seal,
-    StandIn,
-    StandIns,
-    Unknown,
-    Validators,
-    Void,
-    Worth,
-    decode,
-    encode,
-    read,
-)
+from sfprotocol import decisions
 from sfprotocol.errors import RemoteProtocolError
 
-TAG, SALT, DIGEST = b"t" * TAG_BYTES, b"s" * 8, b"d" * 32
+TAG, SALT, DIGEST = b"t" * decisions.TAG_BYTES, b"s" * 8, b"d" * 32
 
-CLOSE = Close(1, SALT, (Move(0, 300, TAG), Move(64, 2, TAG, 1)))
-SEAL = Seal(1, (0, 64), (Recount(0, 0), Recount(64, 0)), DIGEST, 4096, (RateFrom(3, 7), RateFrom(4, 0)))
-VOID = Void(0, 1, (0, 5))
+CLOSE = decisions.Close(1, SALT, (decisions.Move(0, 300, TAG), decisions.Move(64, 2, TAG, 1)))
+SEAL = decisions.Seal(
+    1,
+    (0, 64),
+    (decisions.Recount(0, 0), decisions.Recount(64, 0)),
+    DIGEST,
+    4096,
+    (decisions.RateFrom(3, 7), decisions.RateFrom(4, 0)),
+)
+VOID = decisions.Void(0, 1, (0, 5))
 
-EVERY_KIND: dict[int, Decision] = {
+EVERY_KIND: dict[int, decisions.Decision] = {
     0: CLOSE,
     2: SEAL,
-    4: Amend(64, 1),
-    6: Admit(DIGEST, 100, 1),
-    8: Invite(DIGEST, 3),
-    10: Revoke(5, 7),
-    12: RevokeInvitation(0, 7),
+    4: decisions.Amend(64, 1),
+    6: decisions.Admit(DIGEST, 100, 1),
+    8: decisions.Invite(DIGEST, 3),
+    10: decisions.Revoke(5, 7),
+    12: decisions.RevokeInvitation(0, 7),
     14: VOID,
-    16: Budget(2**32 - 1),
-    18: Finish(),
-    20: Bases(3, DIGEST),
-    22: StandIns((StandIn(0, DIGEST), StandIn(2**31 - 1, DIGEST[::-1])), 2),
-    24: Elected(DIGEST, (Ballot(0, bytes(64)), Ballot(2, bytes(64)))),
-    1: Announce("We stop on Friday. Zürich 東"),
-    3: Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),
-    5: Checkpoint(1, DIGEST, DIGEST),
-    7: Worth(1, 64, (Part(0, 300, -(2**63), -1_000), Part(64, 1, 2**63 - 1, 1_000))),
-    9: Validators((0, 7, 2**31 - 1)),
-    11: Oversized(1, (0, 2**31 - 1)),
+    16: decisions.Budget(2**32 - 1),
+    18: decisions.Finish(),
+    20: decisions.Bases(3, DIGEST),
+    22: decisions.StandIns((decisions.StandIn(0, DIGEST), decisions.StandIn(2**31 - 1, DIGEST[::-1])), 2),
+    24: decisions.Elected(DIGEST, (decisions.Ballot(0, bytes(64)), decisions.Ballot(2, bytes(64)))),
+    1: decisions.Announce("We stop on Friday. Zürich 東"),
+    3: decisions.Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),
+    5: decisions.Checkpoint(1, DIGEST, DIGEST),
+    7: decisions.Worth(
+        1, 64, (decisions.Part(0, 300, -(2**63), -1_000), decisions.Part(64, 1, 2**63 - 1, 1_000))
+    ),
+    9: decisions.Validators((0, 7, 2**31 - 1)),
+    11: decisions.Oversized(1, (0, 2**31 - 1)),
 }
 
 
@@ -84,17 +56,17 @@ def packed(*fields: Any) -> bytes:
     return bytes(msgpack.packb(fields, use_bin_type=True))
 
 
-def fields_of(decision: Decision) -> list[Any]:
-    found: list[Any] = msgpack.unpackb(encode(decision), use_list=True)
+def fields_of(decision: decisions.Decision) -> list[Any]:
+    found: list[Any] = msgpack.unpackb(decisions.encode(decision), use_list=True)
     return found
 
 
 def refused(data: bytes) -> str:
     """Return the reason for which `data` is refused; as a record it changes nothing."""
     with pytest.raises(RemoteProtocolError) as refusal:
-        decode(data)
+        decisions.decode(data)
     assert refusal.value.rule == "O2"
-    assert not read(data).unsupported
+    assert not decisions.read(data).unsupported
     return refusal.value.reason
 
 
@@ -106,12 +78,14 @@ def test_a_decision_is_an_array_of_its_kind_its_fields_and_its_extensions(kind: 
     decision = EVERY_KIND[kind]
     assert fields_of(decision)[0] == kind
     assert fields_of(decision)[-1] == []
-    assert decode(encode(decision)) == Recorded(decision)
-    assert read(encode(decision)) == Recorded(decision)
+    assert decisions.decode(decisions.encode(decision)) == decisions.Recorded(decision)
+    assert decisions.read(decisions.encode(decision)) == decisions.Recorded(decision)
 
 
 def test_no_kind_is_left_out_here() -> None:
-    assert {type(decision) for decision in EVERY_KIND.values()} == set(Decision.__args__) - {Unknown}
+    assert {type(decision) for decision in EVERY_KIND.values()} == set(decisions.Decision.__args__) - {
+        decisions.Unknown
+    }
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -143,18 +117,18 @@ def test_random_fields_are_a_decision_in_its_one_encoding_or_refused(kind: int, 
 
 @given(data=st.data())
 def test_a_decision_with_one_byte_changed_is_another_one_or_refused(data: st.DataObject) -> None:
-    whole = encode(data.draw(st.sampled_from(list(EVERY_KIND.values()))))
+    whole = decisions.encode(data.draw(st.sampled_from(list(EVERY_KIND.values()))))
     place = data.draw(st.integers(0, len(whole) - 1))
     assert_one_encoding(whole[:place] + bytes([data.draw(st.integers(0, 255))]) + whole[place + 1 :])
 
 
 def assert_one_encoding(data: bytes) -> None:
     try:
-        decision, extensions = decode(data)
+        decision, extensions = decisions.decode(data)
     except RemoteProtocolError:
         return
-    if not isinstance(decision, Unknown):
-        assert encode(decision, extensions) == data
+    if not isinstance(decision, decisions.Unknown):
+        assert decisions.encode(decision, extensions) == data
 
 
 @pytest.mark.parametrize(
@@ -162,8 +136,8 @@ def assert_one_encoding(data: bytes) -> None:
     [
         (b"", "not MessagePack"),
         (b"\xc1", "not MessagePack"),
-        (encode(CLOSE)[:-1], "not MessagePack"),
-        (encode(CLOSE) + b"\x00", "more than one value"),
+        (decisions.encode(CLOSE)[:-1], "not MessagePack"),
+        (decisions.encode(CLOSE) + b"\x00", "more than one value"),
         (b"\x92\xcc\x12\x90", "not in canonical form"),  # the kind 18 in two bytes
         (b"\xdc\x00\x02\x12\x90", "not in canonical form"),  # the header of the array in three
         (b"\x93\x10\xcf" + (5).to_bytes(8, "big") + b"\x90", "not in canonical form"),
@@ -184,12 +158,12 @@ def test_what_is_refused(data: bytes, reason: str) -> None:
     assert reason in refused(data)
 
 
-def other(decision: Decision, **fields: Any) -> bytes:
+def other(decision: decisions.Decision, **fields: Any) -> bytes:
     """Return the encoding that a decision would have with other fields, whatever they are."""
     changed = replace(decision, **fields)  # type: ignore[type-var]
     kind = next(kind for kind, known in EVERY_KIND.items() if type(known) is type(decision))
     values = [getattr(changed, name) for name in type(changed).__slots__]
-    if isinstance(changed, Close) and isinstance(changed.moves, tuple):
+    if isinstance(changed, decisions.Close) and isinstance(changed.moves, tuple):
         values[-1] = [move[:3] if len(move) == 4 and not move[3] else move for move in changed.moves]
     return packed(kind, *values, [])
 
@@ -202,12 +176,12 @@ def other(decision: Decision, **fields: Any) -> bytes:
         other(CLOSE, salt="s" * 8),
         other(CLOSE, moves=CLOSE.moves[::-1]),
         other(CLOSE, moves=CLOSE.moves[:1] * 2),
-        other(CLOSE, moves=(Move(2**31, 1, TAG),)),
-        other(CLOSE, moves=(Move(0, 2**32, TAG),)),
-        other(CLOSE, moves=(Move(0, 1, TAG[1:]),)),
+        other(CLOSE, moves=(decisions.Move(2**31, 1, TAG),)),
+        other(CLOSE, moves=(decisions.Move(0, 2**32, TAG),)),
+        other(CLOSE, moves=(decisions.Move(0, 1, TAG[1:]),)),
         other(CLOSE, moves=((0, 1),)),
         other(CLOSE, moves=((0, 1, TAG, 0, 0),)),
-        other(CLOSE, moves=(Move(0, 1, TAG, 2),)),
+        other(CLOSE, moves=(decisions.Move(0, 1, TAG, 2),)),
         packed(0, 1, SALT, [[0, 1, TAG, 0]], []),
         other(CLOSE, moves=7),
         other(SEAL, skipped=(64, 0)),
@@ -218,16 +192,16 @@ def other(decision: Decision, **fields: Any) -> bytes:
         other(SEAL, factor=2**16),
         other(SEAL, factor=-1),
         other(SEAL, rates=SEAL.rates[::-1]),
-        other(SEAL, rates=(RateFrom(3, 2**32),)),
-        other(SEAL, rates=(RateFrom(2**32, 1),)),
+        other(SEAL, rates=(decisions.RateFrom(3, 2**32),)),
+        other(SEAL, rates=(decisions.RateFrom(2**32, 1),)),
         other(VOID, members=(5, 0)),
         other(VOID, last=-1),
         other(EVERY_KIND[6], origin=DIGEST + b"d"),
         other(EVERY_KIND[16], updates=2**32),
         other(EVERY_KIND[16], updates=True),
         other(EVERY_KIND[16], updates=None),
-        other(EVERY_KIND[1], text="x" * (MAX_TEXT + 1)),
-        other(EVERY_KIND[1], text="東" * (MAX_TEXT // 3 + 1)),
+        other(EVERY_KIND[1], text="x" * (decisions.MAX_TEXT + 1)),
+        other(EVERY_KIND[1], text="東" * (decisions.MAX_TEXT // 3 + 1)),
         other(EVERY_KIND[1], text=b"bytes"),
         other(EVERY_KIND[1], text="\x1b[2Jyour terminal is mine"),
         other(EVERY_KIND[1], text="\u202etxet"),
@@ -248,38 +222,42 @@ def test_fields_are_refused_out_of_range_or_order(data: bytes) -> None:
 
 
 def test_lists_ascend_strictly_recounts_by_feed_and_then_by_epoch() -> None:
-    several = replace(SEAL, recounted=(Recount(0, 1), Recount(0, 2), Recount(1, 0)))
-    assert decode(encode(several)).decision == several
-    refused(other(SEAL, recounted=(Recount(0, 2), Recount(0, 1))))
+    several = replace(
+        SEAL, recounted=(decisions.Recount(0, 1), decisions.Recount(0, 2), decisions.Recount(1, 0))
+    )
+    assert decisions.decode(decisions.encode(several)).decision == several
+    refused(other(SEAL, recounted=(decisions.Recount(0, 2), decisions.Recount(0, 1))))
 
 
 @pytest.mark.parametrize(
     "decision",
     [
-        Budget(2**32),
-        Budget(2**70),
-        Budget(-1),
-        Announce("\ud800"),
-        Announce("x" * (MAX_TEXT + 1)),
+        decisions.Budget(2**32),
+        decisions.Budget(2**70),
+        decisions.Budget(-1),
+        decisions.Announce("\ud800"),
+        decisions.Announce("x" * (decisions.MAX_TEXT + 1)),
         replace(SEAL, skipped=(3, 2)),
-        Unknown(4),
-        Close(0, SALT, tuple(Move(number, 2**31, TAG) for number in range(2**16, 2**16 + 12_000))),
+        decisions.Unknown(4),
+        decisions.Close(
+            0, SALT, tuple(decisions.Move(number, 2**31, TAG) for number in range(2**16, 2**16 + 12_000))
+        ),
     ],
 )
-def test_what_could_not_be_decoded_is_not_encoded(decision: Decision) -> None:
+def test_what_could_not_be_decoded_is_not_encoded(decision: decisions.Decision) -> None:
     with pytest.raises(RemoteProtocolError):
-        encode(decision)
+        decisions.encode(decision)
 
 
 # -- what later versions may add ---------------------------------------------------------------------
 
 
 def test_an_unknown_even_kind_leaves_the_state_unknown_and_an_odd_one_does_not() -> None:
-    assert decode(packed(26, [1, "base"], [])) == Recorded(Unknown(26))
-    assert decode(packed(26, [1, "base"], [])).unsupported
-    assert decode(packed(65_534)).unsupported
-    assert not decode(packed(13, None, 1.5)).unsupported
-    assert not decode(packed(65_535)).unsupported
+    assert decisions.decode(packed(26, [1, "base"], [])) == decisions.Recorded(decisions.Unknown(26))
+    assert decisions.decode(packed(26, [1, "base"], [])).unsupported
+    assert decisions.decode(packed(65_534)).unsupported
+    assert not decisions.decode(packed(13, None, 1.5)).unsupported
+    assert not decisions.decode(packed(65_535)).unsupported
 
 
 def test_an_unknown_kind_still_has_one_encoding() -> None:
@@ -288,20 +266,22 @@ def test_an_unknown_kind_still_has_one_encoding() -> None:
 
 @pytest.mark.parametrize("kind", [0, 1, 2, 3, 2**16 - 1, 2**16 - 2])
 def test_extensions_of_even_kinds_leave_the_state_unknown_and_odd_ones_do_not(kind: int) -> None:
-    extensions = (Extension(kind, b"data"),)
-    recorded = decode(encode(SEAL, extensions))
-    assert recorded == Recorded(SEAL, extensions)
+    extensions = (decisions.Extension(kind, b"data"),)
+    recorded = decisions.decode(decisions.encode(SEAL, extensions))
+    assert recorded == decisions.Recorded(SEAL, extensions)
     assert recorded.unsupported == (kind % 2 == 0)
 
 
 def test_one_even_extension_among_odd_ones_is_enough() -> None:
-    assert decode(encode(Finish(), (Extension(1, b""), Extension(2, b"")))).unsupported
+    assert decisions.decode(
+        decisions.encode(decisions.Finish(), (decisions.Extension(1, b""), decisions.Extension(2, b"")))
+    ).unsupported
 
 
 def test_a_record_that_is_no_decision_changes_nothing_whatever_its_kind() -> None:
     for data in (b"", b"\xc1", packed(0), packed(2, "?"), packed(18, [], [])):
         refused(data)
-        assert read(data) == Recorded(Unknown(1))
+        assert decisions.read(data) == decisions.Recorded(decisions.Unknown(1))
 
 
 # -- bounds ------------------------------------------------------------------------------------------
@@ -311,38 +291,42 @@ def peak(data: bytes) -> int:
     """Return how many bytes it takes at most to read a record."""
     tracemalloc.start()
     try:
-        read(data)
+        decisions.read(data)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
 def test_a_decision_has_at_most_192_kib() -> None:
-    within = packed(21, b"x" * (MAX_DECISION - 7))
-    assert len(within) == MAX_DECISION
-    assert decode(within) == Recorded(Unknown(21))
+    within = packed(21, b"x" * (decisions.MAX_DECISION - 7))
+    assert len(within) == decisions.MAX_DECISION
+    assert decisions.decode(within) == decisions.Recorded(decisions.Unknown(21))
     assert "too long" in refused(within + b"x")
 
 
 def test_a_close_that_moves_10000_feeds_fits() -> None:
-    moves = tuple(Move(64 * number, 1000, TAG) for number in range(10_000))
-    assert decode(encode(Close(65_535, SALT, moves))).decision == Close(65_535, SALT, moves)
+    moves = tuple(decisions.Move(64 * number, 1000, TAG) for number in range(10_000))
+    assert decisions.decode(
+        decisions.encode(decisions.Close(65_535, SALT, moves))
+    ).decision == decisions.Close(65_535, SALT, moves)
 
 
 def test_a_list_has_at_most_16384_entries() -> None:
-    most = tuple(range(MAX_MOVES))
-    assert decode(encode(Void(0, 0, most))).decision == Void(0, 0, most)
+    most = tuple(range(decisions.MAX_MOVES))
+    assert decisions.decode(decisions.encode(decisions.Void(0, 0, most))).decision == decisions.Void(
+        0, 0, most
+    )
     with pytest.raises(RemoteProtocolError):
-        encode(Void(0, 0, (*most, MAX_MOVES)))
+        decisions.encode(decisions.Void(0, 0, (*most, decisions.MAX_MOVES)))
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"\xdc\x40\x00" * 1000,  # arrays in arrays, each announcing 16,384 elements
-        b"\xdc\x40\x00" * (MAX_DECISION // 3),
+        b"\xdc\x40\x00" * (decisions.MAX_DECISION // 3),
         b"\xdd\xff\xff\xff\xff",
-        b"\x91" * MAX_DECISION,
+        b"\x91" * decisions.MAX_DECISION,
         b"\x92\x14" + b"\x91" * 1500 + b"\x00",
         b"\xdc\x40\x00" + b"\xdc\x40\x00" * 10,
         b"\xc6\xff\xff\xff\xff",
@@ -351,16 +335,16 @@ def test_a_list_has_at_most_16384_entries() -> None:
 )
 def test_a_record_that_announces_much_and_brings_little_costs_little(data: bytes) -> None:
     refused(data)
-    assert peak(data) < 8 * len(data) + 2 * MAX_DECISION
+    assert peak(data) < 8 * len(data) + 2 * decisions.MAX_DECISION
 
 
 def test_what_is_read_takes_at_most_80_times_its_length() -> None:
-    moves = tuple(Move(64 * number, 1000, TAG) for number in range(10_000))
-    for data in (encode(Close(1, SALT, moves)), packed(20, [[[]] * 3000] * 20)):
+    moves = tuple(decisions.Move(64 * number, 1000, TAG) for number in range(10_000))
+    for data in (decisions.encode(decisions.Close(1, SALT, moves)), packed(20, [[[]] * 3000] * 20)):
         assert peak(data) < 80 * len(data)
 
 
 def test_deep_nesting_is_refused_or_read_and_never_fails() -> None:
     for depth in (2, 500, 511, 512, 600, 1000, 1022, 1023, 1024, 1025, 3000):
         data = b"\x92\x15" + b"\x91" * depth + b"\x00"
-        assert read(data).decision in (Unknown(21), Unknown(1))
+        assert decisions.read(data).decision in (decisions.Unknown(21), decisions.Unknown(1))

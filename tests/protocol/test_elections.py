@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from sfprotocol import decisions
-from sfprotocol.control_feed import double_vote, extend, statement_message
-from sfprotocol.decisions import Admit, Announce, StandIn, StandIns
+from sfprotocol.control_feed import double_vote, election_message, extend, statement_message
+from sfprotocol.decisions import Admit, Announce, Ballot, Elected, StandIn, StandIns
 from sfprotocol.elections import BEAT, LEASE, SPREAD
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import OwnDecision, OwnHandOver, Received, Transmit
 from sfprotocol.messages import ELECTED_TERMS, ControlFork, DoubleVote, Entry, Statement
 from sfprotocol.rate_limit import FORGERY_COST
-from sfprotocol.wire_codec import encode
+from sfprotocol.wire_codec import MAX_TAIL, decode, encode
 from tests.protocol.feeds import origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
 from tests.protocol.test_organised import AUTHORITY, ORGANISED, succeeded
@@ -373,6 +373,49 @@ def test_nothing_shown_is_taken_back_whoever_falls_or_is_cut_off(seed: int) -> N
     assert not any(feed(node).frozen for node in made.nodes.values())
 
 
+def be_elected_unheard(made: Swarm, times: int) -> None:
+    """Let "b" hold so many elections of itself that nobody has heard of, and "c" be in a later term."""
+    ahead, key = feed(made["b"]).copy(), key_of("b")
+    signs = [signing_key(f"{name} stands in").sign for name in "bc"]
+    for term in range(1, times + 1):
+        message = election_message(RUN.run_id, term, ahead.stop, ahead.chain, key)
+        ballots = tuple(Ballot(place, sign(message)) for place, sign in enumerate(signs, 1))
+        assert ahead.add(ahead.stop, [ahead.elect(term, Elected(key, ballots), signs[0])]) == 1
+    b, c = elections(made["b"]), elections(made["c"])
+    b._own = replace(b._own, term=times, voted=times, candidate=key)
+    b._tail = feed(made["b"]).stop, tuple(ahead.entries[feed(made["b"]).stop :])
+    c._own = replace(c._own, term=times + 1, voted=times + 1)
+
+
+@pytest.mark.parametrize(("unheard", "leading"), [(MAX_TAIL - 1, ["b"]), (MAX_TAIL, [])])
+def test_who_holds_as_many_elections_as_a_statement_has_room_for_stands_for_no_other(
+    unheard: int, leading: list[str]
+) -> None:
+    made = swarm()
+    made.drop(made["a"])
+    be_elected_unheard(made, unheard)
+    made.run(2 * ELECTION)
+    kept = [made[name].statement for name in "bc"]
+    assert [decode(encode(one)) for one in kept if one] == kept
+    assert leaders(made) == leading
+
+
+def test_no_statement_has_a_number_after_which_there_is_none() -> None:
+    """Somebody else has the key and uses up the numbers: the node that has it goes on."""
+    made = swarm()
+    link = next(iter(made["c"].machine.links.values()))
+    told = replace(elections(made["c"])._told(), number=(1 << 64) - 1)
+    sign = signing_key("c stands in").sign
+    elections(made["c"]).heard(
+        link, replace(told, signature=sign(statement_message(RUN.run_id, told))), made.now
+    )
+    made.run(2 * BEAT)
+    decide(made["a"], Announce("goes on"))
+    made.drop(made["b"])
+    made.run(2 * BEAT)
+    assert said(made["c"]) == ["goes on"]
+
+
 def test_statements_of_others_cost_a_stranger_nothing() -> None:
     """Who is no stand-in hears of them and passes them on; a false one is charged to whoever brought it."""
     made = swarm()
@@ -497,6 +540,28 @@ def test_answers_go_to_the_organiser_and_not_to_everybody() -> None:
     assert said(made["i"]) == [str(number) for number in range(10)]
     proposals = len(made.nodes) * (len(made.nodes) - 1)
     assert sent / 10 < 1.2 * proposals, "the proposal over every link; answers over one or two"
+
+
+def test_an_organiser_goes_on_though_one_holds_nothing_and_another_was_led_into_a_later_term() -> None:
+    """Only with the latter are there more than half, and it goes back to no earlier term."""
+    made = swarm("a b c", "d")
+    at_b, told, sign = elections(made["b"]), elections(made["b"])._told, signing_key("b stands in").sign
+
+    def holds_nothing() -> Statement:
+        said = replace(told(), stop=feed(made["b"]).stop, chain=feed(made["b"]).chain, entries=())
+        return replace(said, signature=sign(statement_message(RUN.run_id, said)))
+
+    at_b._told = holds_nothing
+    at_c = elections(made["c"])
+    at_c._own = replace(at_c._own, term=100, voted=100, candidate=key_of("b"), heard=0)
+    decide(made["a"], Announce("held up"))
+    made.run(2)
+    assert said(made["d"]) == []
+    made.run(3 * LEASE)
+    assert leaders(made) == ["a"]
+    decide(made["a"], Announce("goes on"))
+    made.run(2)
+    assert said(made["d"]) == ["held up", "goes on"]
 
 
 # -- votes for two (O24) -------------------------------------------------------------------------------

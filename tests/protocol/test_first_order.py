@@ -9,27 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfnode.transport.libp2p.settings import CIRCUIT_BUFFER
-from sfprotocol import rate_limit, validation, wire_codec
+from sfprotocol import messages, rate_limit, validation, wire_codec
 from sfprotocol.decisions import FACTOR_ONE, UNIT_ONE, RateFrom
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import OwnUpdates, Served, Writable
+from sfprotocol.fields import Values
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import (
-    MAX_SIGNED_BYTES,
-    MAX_UPDATE_BYTES,
-    Branch,
-    EpochScalars,
-    Feed,
-    Form,
-    Position,
-    Proof,
-    RunParameters,
-    Segment,
-    Want,
-)
 from sfprotocol.plumtree import MAX_BURST_BYTES
 from sfprotocol.rate_limit import ORIGIN_BURST, ORIGIN_BYTES, OriginBuckets
-from sfprotocol.values import Values
 from sfprotocol.weighing import Counted, Rates
 from tests.protocol.feeds import RUN
 from tests.protocol.scripted import ANN, BOB, Scripted, serves
@@ -40,23 +27,24 @@ FIRST_ORDER = replace(RUN, version=4, cells=24, scalar_bytes=1, scalar_limit=127
 USUAL = replace(FIRST_ORDER, cells=1344, scalar_bytes=2, scalar_limit=32_767)
 """Updates of 2.7 kB."""
 
-LARGEST = replace(FIRST_ORDER, cells=MAX_UPDATE_BYTES // 2, scalar_bytes=2)
+LARGEST = replace(FIRST_ORDER, cells=messages.MAX_UPDATE_BYTES // 2, scalar_bytes=2)
 
 
-def forms() -> st.SearchStrategy[Form]:
-    return st.builds(Form, st.sampled_from((1, 2)), st.integers(1, 64))
+def forms() -> st.SearchStrategy[messages.Form]:
+    return st.builds(messages.Form, st.sampled_from((1, 2)), st.integers(1, 64))
 
 
 @st.composite
-def segments(draw: st.DrawFn) -> tuple[Form, Segment]:
+def segments(draw: st.DrawFn) -> tuple[messages.Form, messages.Segment]:
     form = draw(forms())
     most = 2 ** (8 * form.scalar_bytes - 1)
     update = st.tuples(*[st.integers(-most, most - 1)] * form.cells)
     epochs = draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3, unique=True))
     told = tuple(
-        EpochScalars(e, tuple(draw(st.lists(update, min_size=1, max_size=3)))) for e in sorted(epochs)
+        messages.EpochScalars(e, tuple(draw(st.lists(update, min_size=1, max_size=3))))
+        for e in sorted(epochs)
     )
-    return form, Segment(2**64 - 1, 7, told, bytes(64), 3)
+    return form, messages.Segment(2**64 - 1, 7, told, bytes(64), 3)
 
 
 # -- what travels ------------------------------------------------------------------------------------------
@@ -64,15 +52,17 @@ def segments(draw: st.DrawFn) -> tuple[Form, Segment]:
 
 @settings(max_examples=50, deadline=None)
 @given(segments())
-def test_whatever_a_segment_has_comes_back_and_in_no_other_form(made: tuple[Form, Segment]) -> None:
+def test_whatever_a_segment_has_comes_back_and_in_no_other_form(
+    made: tuple[messages.Form, messages.Segment],
+) -> None:
     form, segment = made
     encoded = wire_codec.encode(segment, *form)
     assert wire_codec.decode(encoded, *form) == segment
     sizes = [len(part.scalars) * form.width for part in segment.parts]
     for other in (
-        Form(form.scalar_bytes, form.cells + 1),
-        Form(form.scalar_bytes),
-        Form(3 - form.scalar_bytes, form.cells),
+        messages.Form(form.scalar_bytes, form.cells + 1),
+        messages.Form(form.scalar_bytes),
+        messages.Form(3 - form.scalar_bytes, form.cells),
     ):
         if any(size % other.width for size in sizes):
             with pytest.raises(RemoteProtocolError, match="C6"):
@@ -82,13 +72,13 @@ def test_whatever_a_segment_has_comes_back_and_in_no_other_form(made: tuple[Form
 
 
 @pytest.mark.parametrize("run", [FIRST_ORDER, USUAL, LARGEST], ids=lambda run: f"{run.form.width} bytes")
-def test_a_segment_has_as_many_updates_as_fit_24_kib(run: RunParameters) -> None:
+def test_a_segment_has_as_many_updates_as_fit_24_kib(run: messages.RunParameters) -> None:
     form = run.form
     most, update = form.segment_updates, (-1,) * form.cells
-    assert most * form.width <= MAX_SIGNED_BYTES < (most + 1) * form.width
-    full = Segment(1, 0, (EpochScalars(0, (update,) * most),), bytes(64))
+    assert most * form.width <= messages.MAX_SIGNED_BYTES < (most + 1) * form.width
+    full = messages.Segment(1, 0, (messages.EpochScalars(0, (update,) * most),), bytes(64))
     assert wire_codec.decode(wire_codec.encode(full, *form), *form) == full
-    more = replace(full, parts=(EpochScalars(0, (update,) * (most + 1)),))
+    more = replace(full, parts=(messages.EpochScalars(0, (update,) * (most + 1)),))
     with pytest.raises(LocalProtocolError, match="C7"):
         wire_codec.encode(more, *form)
 
@@ -97,7 +87,9 @@ def test_updates_of_another_form_are_not_encoded() -> None:
     form = FIRST_ORDER.form
     for values in (7, (7,) * 23, (7,) * 25, (128,) * 24):
         with pytest.raises(LocalProtocolError):
-            wire_codec.encode(Segment(1, 0, (EpochScalars(0, (values,)),), bytes(64)), *form)
+            wire_codec.encode(
+                messages.Segment(1, 0, (messages.EpochScalars(0, (values,)),), bytes(64)), *form
+            )
 
 
 # -- what is refused ---------------------------------------------------------------------------------------
@@ -105,7 +97,9 @@ def test_updates_of_another_form_are_not_encoded() -> None:
 
 def fault(*updates: Values) -> str | None:
     state = Frontier(FIRST_ORDER).state(ANN)
-    return validation.fault(FIRST_ORDER, state, Segment(state.key, 0, (EpochScalars(0, updates),), b""))
+    return validation.fault(
+        FIRST_ORDER, state, messages.Segment(state.key, 0, (messages.EpochScalars(0, updates),), b"")
+    )
 
 
 def test_every_scalar_of_every_update_is_within_the_limit() -> None:
@@ -126,7 +120,7 @@ def test_own_updates_of_another_form_are_not_signed() -> None:
     for run, values in ((FIRST_ORDER, 7), (FIRST_ORDER, (7,) * 23), (RUN, (7,) * 24)):
         host = Scripted(ANN, run=run)
         with pytest.raises(LocalProtocolError, match="U11: an update of another form"):
-            host.event(OwnUpdates(ANN, 0, (EpochScalars(0, (values,)),)))
+            host.event(OwnUpdates(ANN, 0, (messages.EpochScalars(0, (values,)),)))
 
 
 # -- what counts -------------------------------------------------------------------------------------------
@@ -151,11 +145,11 @@ def test_another_unit_or_limit_is_another_rate(other: RateFrom) -> None:
 
 def test_a_burst_is_bounded_by_bytes() -> None:
     host = Scripted(run=USUAL)
-    feeds = [Feed(index.to_bytes(32, "big"), 0) for index in range(40)]
+    feeds = [messages.Feed(index.to_bytes(32, "big"), 0) for index in range(40)]
     for feed in feeds:
         host.machine.frontier.advance(feed, 100, bytes(32), 0)
     host.link(1)
-    burst = serves(host.hear(1, Want(tuple(Position(feed, 0) for feed in feeds))))
+    burst = serves(host.hear(1, messages.Want(tuple(messages.Position(feed, 0) for feed in feeds))))
     assert len(burst) == -(-MAX_BURST_BYTES // (USUAL.form.segment_updates * USUAL.form.width))
 
 
@@ -163,7 +157,7 @@ def test_asking_twice_costs_what_is_sent_twice() -> None:
     host = Scripted(run=USUAL)
     host.machine.frontier.advance(BOB, 100, bytes(32), 0)
     host.link(1)
-    want, link = Want((Position(BOB, 0),)), host.machine.links[1]
+    want, link = messages.Want((messages.Position(BOB, 0),)), host.machine.links[1]
     for serve in serves(host.hear(1, want)):
         host.event(Served(1, serve.feed, 9, 0))
     host.event(Writable(1))
@@ -206,13 +200,15 @@ def test_a_node_that_joins_late_has_300_updates_of_3_kb_within_seconds() -> None
 
 
 @pytest.mark.parametrize("run", [FIRST_ORDER, USUAL, LARGEST], ids=lambda run: f"{run.form.width} bytes")
-def test_a_proof_of_two_full_branches_fits_a_message_and_a_relays_buffer(run: RunParameters) -> None:
+def test_a_proof_of_two_full_branches_fits_a_message_and_a_relays_buffer(run: messages.RunParameters) -> None:
     form = run.form
     branches = tuple(
-        Branch((EpochScalars(0, ((sign,) * form.cells,) * form.segment_updates),), bytes(64))
+        messages.Branch(
+            (messages.EpochScalars(0, ((sign,) * form.cells,) * form.segment_updates),), bytes(64)
+        )
         for sign in (1, -1)
     )
-    proof = Proof(ANN, 2**32 - 1, (bytes(32), bytes(32)), branches)  # type: ignore[arg-type]
+    proof = messages.Proof(ANN, 2**32 - 1, (bytes(32), bytes(32)), branches)  # type: ignore[arg-type]
     encoded = wire_codec.encode(proof, *form)
     assert wire_codec.decode(encoded, *form) == proof
     assert len(encoded) < CIRCUIT_BUFFER < wire_codec.MAX_FRAME
@@ -222,7 +218,7 @@ def test_two_nodes_with_histories_of_24_kib_find_the_fork_and_end_equal() -> Non
     swarm = Swarm("ann bob", run=USUAL)
     for name, scalar in (("ann", 1), ("bob", -1)):
         updates = [(5,) * 1344, *[(scalar,) * 1344] * (USUAL.form.segment_updates - 1)]
-        past(swarm[name], [EpochScalars(0, tuple(updates))])
+        past(swarm[name], [messages.EpochScalars(0, tuple(updates))])
     swarm.connect(swarm["ann"], swarm["bob"])
     swarm.run(5)
     assert [node.machine.frontier.known for node in swarm.nodes.values()] == [1, 1]

@@ -130,8 +130,8 @@ def test_a_proof_that_is_made_has_the_shorter_of_two_branches() -> None:
     state = Frontier(RUN).state(EVE)
     nothing = Segment(state.key, 2, (), bytes(64))
     examined = Examined(1, EVE, made_up(2, bytes(32)), kept.chains[0], nothing, kept)
-    made = fork_proofs.judge(RUN, state, examined, verifies).proof
-    assert made
+    made = fork_proofs.judge(RUN, state, examined, verifies)
+    assert isinstance(made, Proof)
     assert made.branches[1] == short.branches[1]
     assert fork_proofs.holds(RUN, made, verifies)
 

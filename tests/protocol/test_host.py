@@ -8,49 +8,17 @@ from typing import Any
 
 import pytest
 
+from sfprotocol import events, messages, wire_codec
 from sfprotocol import host as host_module
-from sfprotocol import wire_codec
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.events import (
-    Action,
-    Admit,
-    Cut,
-    Drop,
-    Event,
-    Examine,
-    Examined,
-    LinkDown,
-    LinkUp,
-    OwnDecision,
-    OwnUpdates,
-    Received,
-    Serve,
-    Served,
-    ShowProof,
-    Transmit,
-    Wake,
-    Writable,
-)
+from sfprotocol.fields import Names
 from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
-from sfprotocol.messages import (
-    OLDEST_VERSION,
-    Card,
-    EpochScalars,
-    Feed,
-    Goodbye,
-    Hello,
-    Message,
-    Proof,
-    Segment,
-    Summary,
-)
-from sfprotocol.names import Names
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.protocol.feeds import RUN, Log, origin_of, own_updates, signing_key
 
-ANN, EVE = Feed(origin_of("ann"), 1), Feed(origin_of("eve"), 1)
+ANN, EVE = messages.Feed(origin_of("ann"), 1), messages.Feed(origin_of("eve"), 1)
 NEW_INCARNATION = 77
 LINKS = range(1, 7)
 
@@ -70,17 +38,17 @@ class CountingStore:
         for cut in commit.cuts:
             self.log.cut(cut.proof, host_module.cut_chain(RUN, cut.proof))
 
-    def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
+    def read(self, feed: messages.Feed, first: int, max_updates: int) -> messages.Segment | None:
         assert 0 < max_updates <= MAX_SEGMENT_UPDATES
         self.asked["read"] += 1
         rows = self.log.rows.get(feed)
         return self.log.read(feed, first, max_updates) if rows and rows[-1][0].stop > first else None
 
-    def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
+    def past(self, feed: messages.Feed, step: int) -> tuple[bytes, messages.Segment]:
         self.asked["past"] += 1
         return self.log.past(RUN, feed, step)
 
-    def proof(self, feed: Feed) -> Proof | None:
+    def proof(self, feed: messages.Feed) -> messages.Proof | None:
         self.asked["proof"] += 1
         return self.log.cuts[feed][0] if feed in self.log.cuts else None
 
@@ -88,7 +56,7 @@ class CountingStore:
 class Everything(Frontier):
     """A frontier by which all counts that a log has."""
 
-    def next(self, feed: Feed) -> int:
+    def next(self, feed: messages.Feed) -> int:
         return UNCUT
 
 
@@ -97,14 +65,14 @@ class Puppet(Machine):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.script: dict[type[Event], list[Action]] = {}
+        self.script: dict[type[events.Event], list[events.Action]] = {}
         self.resting: dict[int, float] = {}
-        self.heard: list[Event] = []
+        self.heard: list[events.Event] = []
         self.deadline = float("inf")
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: events.Event, now: float) -> list[events.Action]:
         self.heard.append(event)
-        if isinstance(event, Wake):
+        if isinstance(event, events.Wake):
             self.deadline = float("inf")
         return self.script.pop(type(event), [])
 
@@ -137,13 +105,17 @@ class Ann:
         self.host = Host(self.machine, self.store)
         self.now = 0.0
         for link in LINKS:
-            self.host.post(LinkUp(link, f"peer {link}"))
-            self.hear(link, Hello(OLDEST_VERSION, RUN.run_id, 0, 0), Summary(False, 0, bytes(32), ()))
+            self.host.post(events.LinkUp(link, f"peer {link}"))
+            self.hear(
+                link,
+                messages.Hello(messages.OLDEST_VERSION, RUN.run_id, 0, 0),
+                messages.Summary(False, 0, bytes(32), ()),
+            )
         self.round()
 
-    def hear(self, link: int, *messages: Message) -> None:
-        for message in messages:
-            self.host.post(Received(link, wire_codec.encode(message)))
+    def hear(self, link: int, *said: messages.Message) -> None:
+        for message in said:
+            self.host.post(events.Received(link, wire_codec.encode(message)))
 
     def round(self) -> list[Effect]:
         """One round, committed at once."""
@@ -152,16 +124,18 @@ class Ann:
         return self.host.carry_out()
 
     def say(self, *scalars: int) -> None:
-        self.host.post(OwnUpdates(ANN, self.machine.frontier.next(ANN), (EpochScalars(0, scalars),)))
+        self.host.post(
+            events.OwnUpdates(ANN, self.machine.frontier.next(ANN), (messages.EpochScalars(0, scalars),))
+        )
 
 
 def test_what_the_organiser_has_decided_comes_before_what_may_change_what_it_has_seen() -> None:
     machine, host, _ = puppet()
-    decision = OwnDecision(b"")
-    for event in (LinkUp(1, "peer"), Wake(), decision):
+    decision = events.OwnDecision(b"")
+    for event in (events.LinkUp(1, "peer"), events.Wake(), decision):
         host.post(event)
     host.decide(0.0)
-    assert machine.heard == [decision, LinkUp(1, "peer"), Wake()]
+    assert machine.heard == [decision, events.LinkUp(1, "peer"), events.Wake()]
 
 
 @pytest.fixture
@@ -170,7 +144,7 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
     encode = wire_codec.encode
 
-    def counting(message: Message, *form: int) -> bytes:
+    def counting(message: messages.Message, *form: int) -> bytes:
         counted[type(message).__name__] += 1
         return encode(message, *form)
 
@@ -183,7 +157,7 @@ def puppet() -> tuple[Puppet, Host, CountingStore]:
     return machine, Host(machine, store), store
 
 
-def sent(effects: list[Effect], kind: type[Message]) -> list[Send]:
+def sent(effects: list[Effect], kind: type[messages.Message]) -> list[Send]:
     return [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
 
 
@@ -194,7 +168,7 @@ def test_a_segment_for_six_links_is_read_once_and_encoded_once(encodings: Counte
     ann = Ann()
     ann.say(1, 2, 3)
     encodings.clear()
-    segments = sent(ann.round(), Segment)
+    segments = sent(ann.round(), messages.Segment)
     assert sorted(send.link for send in segments) == list(LINKS)
     assert len({id(send.frame) for send in segments}) == 1
     assert encodings["Segment"] == 1
@@ -207,10 +181,10 @@ def test_a_card_for_six_links_is_encoded_once(encodings: Counter[str]) -> None:
     ann.round()
     ann.now = 60.0
     for link in LINKS:  # else they are dropped for their silence
-        ann.hear(link, Summary(False, 0, bytes(32), ()))
+        ann.hear(link, messages.Summary(False, 0, bytes(32), ()))
     encodings.clear()
     ann.now = 1.0
-    cards = [send for _ in range(3) for send in sent(ann.round(), Card)]
+    cards = [send for _ in range(3) for send in sent(ann.round(), messages.Card)]
     assert sorted(send.link for send in cards) == list(LINKS)
     assert encodings["Card"] == 1
     assert [card for commit in ann.store.commits for card in commit.cards] == [cards[0].message]
@@ -223,13 +197,13 @@ def test_the_same_updates_with_other_hop_counts_are_read_once(encodings: Counter
     machine, host, _ = puppet()
     host._store = ann.store
     for link in LINKS:
-        host.post(LinkUp(link, ""))
-    machine.script[LinkUp] = [Serve(link, ANN, 0, link % 2) for link in LINKS]
+        host.post(events.LinkUp(link, ""))
+    machine.script[events.LinkUp] = [events.Serve(link, ANN, 0, link % 2) for link in LINKS]
     ann.store.asked.clear()
     encodings.clear()
     host.decide(0.0)
-    segments = sent(host.carry_out(), Segment)
-    hops = {send.link: send.message.hops for send in segments if isinstance(send.message, Segment)}
+    segments = sent(host.carry_out(), messages.Segment)
+    hops = {send.link: send.message.hops for send in segments if isinstance(send.message, messages.Segment)}
     assert hops == {link: link % 2 for link in LINKS}
     assert (ann.store.asked["read"], encodings["Segment"]) == (1, 2)
     for send in segments:
@@ -241,11 +215,11 @@ def test_what_a_later_round_serves_is_read_again() -> None:
     ann.say(1)
     ann.round()
     for link in LINKS:
-        ann.host.post(Writable(link))
+        ann.host.post(events.Writable(link))
     ann.round()
     ann.say(2)
-    [*segments] = sent(ann.round(), Segment)
-    assert {send.message.first for send in segments if isinstance(send.message, Segment)} == {1}
+    [*segments] = sent(ann.round(), messages.Segment)
+    assert {send.message.first for send in segments if isinstance(send.message, messages.Segment)} == {1}
     assert ann.store.asked["read"] == 2
 
 
@@ -264,17 +238,17 @@ def test_nothing_comes_out_before_the_commit_and_everything_after_it_in_order() 
     effects = ann.host.carry_out()
     assert not ann.host.busy
     assert [effect for effect in effects if isinstance(effect, Advanced)] == [Advanced(ANN, 0, 2)]
-    assert len(sent(effects, Segment)) == len(LINKS)
+    assert len(sent(effects, messages.Segment)) == len(LINKS)
 
 
 def test_a_round_without_anything_to_write_has_no_commit() -> None:
     machine, host, _ = puppet()
-    host.post(LinkUp(1, ""))
-    machine.script[LinkUp] = [Transmit(1, Goodbye("so long"))]
+    host.post(events.LinkUp(1, ""))
+    machine.script[events.LinkUp] = [events.Transmit(1, messages.Goodbye("so long"))]
     assert host.decide(0.0) is None
     [effect] = host.carry_out()
     assert isinstance(effect, Send)
-    assert wire_codec.decode(effect.frame) == Goodbye("so long")
+    assert wire_codec.decode(effect.frame) == messages.Goodbye("so long")
 
 
 def test_rounds_do_not_overlap() -> None:
@@ -288,19 +262,19 @@ def test_rounds_do_not_overlap() -> None:
 
 def test_a_cut_moves_a_feed_back_once_and_only_if_it_counted() -> None:
     machine, host, _ = puppet()
-    proof = Proof(EVE, 2, (bytes(32), bytes(32)), ((), ()))  # type: ignore[arg-type]
-    machine.script[Wake] = [Cut(proof, 5), Cut(proof, 2)]
+    proof = messages.Proof(EVE, 2, (bytes(32), bytes(32)), ((), ()))  # type: ignore[arg-type]
+    machine.script[events.Wake] = [events.Cut(proof, 5), events.Cut(proof, 2)]
     machine.deadline = 0.0
     commit = host.decide(0.0)
-    assert commit == Commit(cuts=(Cut(proof, 5), Cut(proof, 2)))
+    assert commit == Commit(cuts=(events.Cut(proof, 5), events.Cut(proof, 2)))
     assert host.carry_out() == [Advanced(EVE, 5, 2)]
 
 
 def test_of_an_admitted_segment_only_what_counts_is_advanced() -> None:
     machine, host, _ = puppet()
-    segment = Segment(1, 3, (EpochScalars(0, (1, 2, 3)),), bytes(64))
-    admits = [Admit(EVE, segment, bytes(32), 2), Admit(EVE, segment, bytes(32), 0)]
-    machine.script[Wake] = [*admits]
+    segment = messages.Segment(1, 3, (messages.EpochScalars(0, (1, 2, 3)),), bytes(64))
+    admits = [events.Admit(EVE, segment, bytes(32), 2), events.Admit(EVE, segment, bytes(32), 0)]
+    machine.script[events.Wake] = [*admits]
     machine.deadline = 0.0
     assert host.decide(0.0) == Commit(admits=tuple(admits))
     assert host.carry_out() == [Advanced(EVE, 3, 5)]
@@ -319,7 +293,7 @@ def test_a_new_own_feed_is_part_of_the_commit() -> None:
     ann.hear(1, row)
     commit = ann.host.decide(0.0)
     assert commit
-    assert commit.own == Feed(ANN.origin, NEW_INCARNATION) == ann.machine.own
+    assert commit.own == messages.Feed(ANN.origin, NEW_INCARNATION) == ann.machine.own
 
 
 # -- what is looked up -----------------------------------------------------------------------------------
@@ -331,15 +305,15 @@ def test_lookups_answer_in_the_next_round() -> None:
     ann.round()
     machine, host, _ = puppet()
     host._store = ann.store
-    host.post(LinkUp(1, ""))
-    against = Segment(1, 1, (EpochScalars(0, (9,)),), bytes(64))
-    machine.script[LinkUp] = [Serve(1, ANN, 0, 3), Examine(1, ANN, against)]
+    host.post(events.LinkUp(1, ""))
+    against = messages.Segment(1, 1, (messages.EpochScalars(0, (9,)),), bytes(64))
+    machine.script[events.LinkUp] = [events.Serve(1, ANN, 0, 3), events.Examine(1, ANN, against)]
     host.decide(0.0)
     host.carry_out()
     host.decide(0.0)
     served, examined = machine.heard[-2:]
-    assert served == Served(1, ANN, 3, 3)
-    assert isinstance(examined, Examined)
+    assert served == events.Served(1, ANN, 3, 3)
+    assert isinstance(examined, events.Examined)
     assert (examined.chain, examined.ours) == ann.store.log.past(RUN, ANN, 1)
     assert (examined.against, examined.kept) == (against, None)
 
@@ -347,21 +321,21 @@ def test_lookups_answer_in_the_next_round() -> None:
 def test_what_no_message_holds_is_left_to_others_and_more_can_be_served() -> None:
     """The signature of the first part was that of a history whose end was replaced."""
     machine, host, store = puppet()
-    long = Segment(1, 0, (EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
+    long = messages.Segment(1, 0, (messages.EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
     store.read = lambda feed, first, most: long  # type: ignore[method-assign]
-    host.post(LinkUp(1, ""))
-    machine.script[LinkUp] = [Serve(1, ANN, 0, 3)]
+    host.post(events.LinkUp(1, ""))
+    machine.script[events.LinkUp] = [events.Serve(1, ANN, 0, 3)]
     host.decide(0.0)
     assert host.carry_out() == []
     host.decide(0.0)
-    assert machine.heard[-2:] == [Served(1, ANN, MAX_SEGMENT_UPDATES + 1, 3), Writable(1)]
+    assert machine.heard[-2:] == [events.Served(1, ANN, MAX_SEGMENT_UPDATES + 1, 3), events.Writable(1)]
 
 
-@pytest.mark.parametrize("action", [Serve(1, EVE, 0, 0), ShowProof(1, EVE)])
-def test_to_rely_on_what_the_log_lacks_is_our_own_fault_and_loud(action: Action) -> None:
+@pytest.mark.parametrize("action", [events.Serve(1, EVE, 0, 0), events.ShowProof(1, EVE)])
+def test_to_rely_on_what_the_log_lacks_is_our_own_fault_and_loud(action: events.Action) -> None:
     machine, host, _ = puppet()
-    host.post(LinkUp(1, ""))
-    machine.script[LinkUp] = [action]
+    host.post(events.LinkUp(1, ""))
+    machine.script[events.LinkUp] = [action]
     host.decide(0.0)
     with pytest.raises(LocalProtocolError):
         host.carry_out()
@@ -369,19 +343,23 @@ def test_to_rely_on_what_the_log_lacks_is_our_own_fault_and_loud(action: Action)
 
 def test_for_a_link_that_is_gone_nothing_is_read_or_sent() -> None:
     machine, host, store = puppet()
-    host.post(LinkUp(1, ""))
-    goodbye, drop = Transmit(1, Goodbye("")), Drop(1, "L2: late")
-    machine.script[LinkUp] = [Serve(1, EVE, 0, 0), ShowProof(1, EVE), goodbye, drop]
+    host.post(events.LinkUp(1, ""))
+    goodbye, drop = events.Transmit(1, messages.Goodbye("")), events.Drop(1, "L2: late")
+    machine.script[events.LinkUp] = [events.Serve(1, EVE, 0, 0), events.ShowProof(1, EVE), goodbye, drop]
     host.decide(0.0)
-    host.post(LinkDown(1))  # during the commit
+    host.post(events.LinkDown(1))  # during the commit
     assert host.carry_out() == []
     assert store.asked == {}
 
 
 def test_what_is_said_before_a_drop_is_sent_and_a_link_is_closed_once() -> None:
     machine, host, _ = puppet()
-    host.post(LinkUp(1, ""))
-    machine.script[LinkUp] = [Transmit(1, Goodbye("a")), Drop(1, ""), Drop(1, "L2: late")]
+    host.post(events.LinkUp(1, ""))
+    machine.script[events.LinkUp] = [
+        events.Transmit(1, messages.Goodbye("a")),
+        events.Drop(1, ""),
+        events.Drop(1, "L2: late"),
+    ]
     host.decide(0.0)
     goodbye, close = host.carry_out()
     assert isinstance(goodbye, Send)
@@ -395,14 +373,14 @@ def test_frames_of_one_link_are_bounded_and_room_comes_with_their_handling() -> 
     machine, host, _ = puppet()
     for number in range(MAX_UNHANDLED):
         assert host.has_room(1)
-        host.post(Received(1, b"%d" % number))
+        host.post(events.Received(1, b"%d" % number))
     assert not host.has_room(1)
     assert host.has_room(2), "other links have room of their own"
     host.decide(0.0, most=1)
     assert host.has_room(1)
     host.carry_out()
     host.decide(0.0)
-    assert [event.frame for event in machine.heard if isinstance(event, Received)] == [
+    assert [event.frame for event in machine.heard if isinstance(event, events.Received)] == [
         b"%d" % number for number in range(MAX_UNHANDLED)
     ]
     assert not host.waiting
@@ -413,22 +391,22 @@ def test_links_take_turns_however_much_one_of_them_brings() -> None:
     # In order of arrival, a frame of a quiet link waited behind everything that a busy one had brought.
     machine, host, _ = puppet()
     for number in range(5):
-        host.post(Received(1, b"%d" % number))
+        host.post(events.Received(1, b"%d" % number))
     for link in (2, 3):
-        host.post(Received(link, b""))
+        host.post(events.Received(link, b""))
     host.decide(0.0, most=4)
-    assert [event.link for event in machine.heard if isinstance(event, Received)] == [1, 2, 3, 1]
+    assert [event.link for event in machine.heard if isinstance(event, events.Received)] == [1, 2, 3, 1]
     host.carry_out()
-    host.post(Received(2, b""))
+    host.post(events.Received(2, b""))
     host.decide(0.0, most=2)
-    assert [event.link for event in machine.heard if isinstance(event, Received)] == [1, 2, 3, 1, 1, 2]
+    assert [event.link for event in machine.heard if isinstance(event, events.Received)] == [1, 2, 3, 1, 1, 2]
 
 
 def test_own_updates_wait_behind_no_frame() -> None:
     machine, host, _ = puppet()
     for _ in range(MAX_UNHANDLED):
-        host.post(Received(1, b""))
-    own = OwnUpdates(ANN, 0, (EpochScalars(0, (1,)),))
+        host.post(events.Received(1, b""))
+    own = events.OwnUpdates(ANN, 0, (messages.EpochScalars(0, (1,)),))
     host.post(own)
     host.decide(0.0, most=1)
     assert machine.heard == [own]
@@ -438,13 +416,13 @@ def test_a_link_that_rests_is_left_alone_until_its_time_and_others_go_on() -> No
     machine, host, _ = puppet()
     machine.resting[1] = 5.0
     for link in (1, 1, 2):
-        host.post(Received(link, b""))
+        host.post(events.Received(link, b""))
     host.decide(4.0)
-    assert machine.heard == [Received(2, b"")]
+    assert machine.heard == [events.Received(2, b"")]
     assert (host.waiting, host.next_deadline()) == (0, 5.0)
     host.carry_out()
     for _ in range(MAX_UNHANDLED):
-        host.post(Received(1, b""))
+        host.post(events.Received(1, b""))
     assert not host.has_room(1), "it fills up, and is not read"
     assert host.waiting == 0
     host.decide(5.0)
@@ -456,14 +434,14 @@ def test_a_link_that_rests_is_left_alone_until_its_time_and_others_go_on() -> No
 def test_the_last_frames_of_a_link_are_heard_unless_it_rests(until: float, heard: int) -> None:
     machine, host, _ = puppet()
     machine.resting[1] = until
-    host.post(LinkUp(1, ""))
-    host.post(Received(1, b""))
+    host.post(events.LinkUp(1, ""))
+    host.post(events.Received(1, b""))
     host.decide(1.0)
     host.carry_out()
-    host.post(Received(1, b""))
-    host.post(LinkDown(1))
+    host.post(events.Received(1, b""))
+    host.post(events.LinkDown(1))
     host.decide(1.0)
-    assert machine.heard[-1] == LinkDown(1)
+    assert machine.heard[-1] == events.LinkDown(1)
     assert len(machine.heard) == heard
     assert not host.waiting
     assert not host._frames
@@ -472,25 +450,25 @@ def test_the_last_frames_of_a_link_are_heard_unless_it_rests(until: float, heard
 def test_a_round_is_bounded_and_wakes_the_machine_when_it_is_due() -> None:
     machine, host, _ = puppet()
     for number in range(MAX_ROUND + 3):
-        host.post(Writable(number))
+        host.post(events.Writable(number))
     machine.deadline = 5.0
     host.decide(4.9)
     assert (len(machine.heard), host.waiting) == (MAX_ROUND, 3)
     host.carry_out()
     host.decide(5.0)
-    assert machine.heard[-1] == Wake()
+    assert machine.heard[-1] == events.Wake()
     assert (len(machine.heard), host.waiting) == (MAX_ROUND + 4, 0)
 
 
 def test_a_round_that_takes_long_takes_no_more_events() -> None:
     machine, host, _ = puppet()
     for number in range(9):
-        host.post(Writable(number))
+        host.post(events.Writable(number))
     readings = iter((10.0, 10.0 + host_module.ROUND_TIME / 2, 10.2))
     clock: Callable[[], float] = lambda: next(readings)  # noqa: E731
     machine.deadline = 10.0
     host.decide(10.0, clock=clock)
-    assert machine.heard == [Writable(0), Writable(1), Writable(2), Wake()]
+    assert machine.heard == [events.Writable(0), events.Writable(1), events.Writable(2), events.Wake()]
     assert host.waiting == 6
 
 
@@ -501,11 +479,11 @@ def test_own_updates_continue_what_is_posted_already_and_stay_within_the_budget(
     ann = Ann()
     for stop in (40, 80):
         made = own_updates(ann.host, 40, lambda: 7)
-        assert made == OwnUpdates(ANN, stop - 40, (EpochScalars(0, (7,) * 40),))
+        assert made == events.OwnUpdates(ANN, stop - 40, (messages.EpochScalars(0, (7,) * 40),))
         ann.host.post(made)
     ann.round()
     made = own_updates(ann.host, 10**6, lambda: 7)
-    assert made == OwnUpdates(ANN, 80, (EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
+    assert made == events.OwnUpdates(ANN, 80, (messages.EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
     ann.host.post(made)
     last = own_updates(ann.host, 10**6, lambda: 7)
     assert last

@@ -6,27 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import decisions, holding, wire_codec
+from sfprotocol import decisions, messages, validation, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
 from sfprotocol.counting import Run
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Validators, Void
 from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
-from sfprotocol.messages import (
-    Authority,
-    Branch,
-    Commitment,
-    Control,
-    ControlHead,
-    EpochScalars,
-    Feed,
-    Finding,
-    Petition,
-    Proof,
-    RunParameters,
-    Segment,
-    Succession,
-    Vote,
-)
 from sfprotocol.petitions import SEND_AGAIN, petition_message
 from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
 from sfprotocol.signing import extend, genesis
@@ -34,13 +18,15 @@ from tests.protocol.feeds import RUN, origin_of, own_updates, signed, signing_ke
 from tests.protocol.organised import closing
 from tests.protocol.swarm import Node, Swarm, Wire
 
-AUTHORITY = Authority(RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2)
+AUTHORITY = messages.Authority(
+    RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2
+)
 ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22)
 QUOTA = 40
 
 
 def swarm(
-    names: str = "a b c", run: RunParameters = ORGANISED, quota: int = QUOTA, **options: object
+    names: str = "a b c", run: messages.RunParameters = ORGANISED, quota: int = QUOTA, **options: object
 ) -> Swarm:
     made = Swarm(run=run, organiser="a", **options)  # type: ignore[arg-type]
     for name in names.split():
@@ -108,7 +94,7 @@ def test_updates_that_arrive_before_their_origins_admission_are_asked_for_once_i
     transmit, held = made.transmit, list[tuple[Wire, bytes]]()
 
     def hold(wire: Wire, frame: bytes, *, segment: bool) -> None:
-        if isinstance(wire_codec.decode(frame), Control | ControlHead):
+        if isinstance(wire_codec.decode(frame), messages.Control | messages.ControlHead):
             held.append((wire, frame))
         else:
             transmit(wire, frame, segment=segment)
@@ -131,12 +117,12 @@ def test_updates_that_arrive_before_their_origins_admission_are_asked_for_once_i
 def test_a_proof_against_a_stranger_is_neither_kept_nor_passed_on() -> None:
     """Keys cost nothing, and a proof may have 82 kB: only of members are they kept."""
     made = swarm("a b")
-    stranger = Feed(origin_of("stranger"), 0)
+    stranger = messages.Feed(origin_of("stranger"), 0)
     chain = genesis(RUN.run_id, stranger)
-    one, other = (signed("stranger", 0, 0, [EpochScalars(0, (scalar,))]) for scalar in (1, 2))
-    branches = Branch(one.parts, one.signature), Branch(other.parts, other.signature)
+    one, other = (signed("stranger", 0, 0, [messages.EpochScalars(0, (scalar,))]) for scalar in (1, 2))
+    branches = messages.Branch(one.parts, one.signature), messages.Branch(other.parts, other.signature)
     link = next(iter(made["a"].machine.links))
-    shown = Proof(stranger, 0, (chain, chain), branches)
+    shown = messages.Proof(stranger, 0, (chain, chain), branches)
     made["a"].handle(Received(link, wire_codec.encode(shown)))
     made.run(2)
     assert not any(made[name].machine.frontier.is_cut(stranger) for name in "ab")
@@ -295,7 +281,9 @@ def test_what_a_revoked_origin_has_not_signed_does_not_end_its_feed() -> None:
     decide(made["a"], Revoke(1, 1))
     made.run(2)
     feed, c = made["b"].own, made["c"]
-    forged = Segment(c.machine.frontier.state(feed).key, 3, (EpochScalars(1, (1, 2)),), bytes(64))
+    forged = messages.Segment(
+        c.machine.frontier.state(feed).key, 3, (messages.EpochScalars(1, (1, 2)),), bytes(64)
+    )
     (link,) = c.machine.links
     c.handle(Received(link, wire_codec.encode(forged)))
     made.mesh()
@@ -333,9 +321,9 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
 def succeeded(node: Node, kept: int) -> OwnSuccession:
     """The deputies' word that after so many decisions another key signs."""
     feed = node.machine.organised.control.feed
-    succession = Succession(feed.next_term, kept, feed.chains[kept], origin_of("new"), ())
+    succession = messages.Succession(feed.next_term, kept, feed.chains[kept], origin_of("new"), ())
     message = succession_message(RUN.run_id, succession)
-    votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
+    votes = tuple(messages.Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
     return OwnSuccession(replace(succession, votes=votes))
 
 
@@ -406,9 +394,9 @@ def test_after_a_cut_a_feed_has_the_label_of_what_is_left() -> None:
     made.run(2)
     own, link = made["b"].own, next(iter(made["a"].machine.links))
     assert own
-    first = [EpochScalars(part.epoch, part.scalars) for part in made["a"].log.read(own, 0).parts]
+    first = [messages.EpochScalars(part.epoch, part.scalars) for part in made["a"].log.read(own, 0).parts]
     ours, theirs = (
-        signed("b", own.incarnation, 5, [EpochScalars(label, (scalar,) * 3)], before=first)
+        signed("b", own.incarnation, 5, [messages.EpochScalars(label, (scalar,) * 3)], before=first)
         for label, scalar in ((2, 7), (1, 8))
     )
     made["a"].handle(Received(link, wire_codec.encode(ours)))
@@ -416,16 +404,16 @@ def test_after_a_cut_a_feed_has_the_label_of_what_is_left() -> None:
     assert made["a"].machine.frontier.state(own).next == 8
     made.cut(made["a"], made["b"])
     chain = extend(genesis(RUN.run_id, own), first)
-    branches = Branch(ours.parts, ours.signature), Branch(theirs.parts, theirs.signature)
+    branches = messages.Branch(ours.parts, ours.signature), messages.Branch(theirs.parts, theirs.signature)
     made.add("c")
     made.connect(made["a"], made["c"])
     made.run(1)
     link = next(iter(made["a"].machine.links))
-    made["a"].handle(Received(link, wire_codec.encode(Proof(own, 5, (chain, chain), branches))))
+    made["a"].handle(Received(link, wire_codec.encode(messages.Proof(own, 5, (chain, chain), branches))))
     made.run(1)
     state = made["a"].machine.frontier.state(own)
     assert (state.next, state.epoch, state.labelled) == (5, 0, 5)
-    tag = holding.tag(b"saltsalt", extend(chain, theirs.parts))
+    tag = validation.tag(b"saltsalt", extend(chain, theirs.parts))
     decide(made["a"], Close(2, b"saltsalt", (Move(number(made, "b"), 3, tag),)))
     made["a"].handle(Received(link, wire_codec.encode(theirs)))
     made.run(1)
@@ -454,7 +442,7 @@ def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
     before = made["b"].machine.organised.control.feed.stop
     decide(made["a"], Budget(17))
     entry = made["a"].machine.organised.control.feed.entries[-1]
-    control = Control(before, (entry, entry._replace(record=decisions.encode(Budget(18)))))
+    control = messages.Control(before, (entry, entry._replace(record=decisions.encode(Budget(18)))))
     peer = made.add("peer")
     made.connect(peer, made["b"])
     made.run(1)
@@ -464,11 +452,11 @@ def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
     assert made["b"].decided[before:] == [entry]
 
 
-def commitment(name: str) -> Commitment:
+def commitment(name: str) -> messages.Commitment:
     """Return what a validator of before 0.3 said of epoch 0, as it was signed then."""
     origin, digest = origin_of(name), bytes(32)
     signed = b"".join((b"sfnode-commitment", RUN.run_id, origin, bytes(4), b"saltsalt", digest))
-    return Commitment(0, origin, digest, signing_key(name).sign(signed))
+    return messages.Commitment(0, origin, digest, signing_key(name).sign(signed))
 
 
 def test_what_validators_of_before_say_changes_nothing_is_not_passed_on_and_counts_as_waste() -> None:
@@ -482,7 +470,7 @@ def test_what_validators_of_before_say_changes_nothing_is_not_passed_on_and_coun
     made.forget_costs()
     a = made["a"]
     link, digest = next(iter(a.wires)), a.machine.frontier.digest()
-    for message in (commitment("b"), Finding(0, origin_of("b"), 7, 64, ())):
+    for message in (commitment("b"), messages.Finding(0, origin_of("b"), 7, 64, ())):
         before = a.machine.counters.news
         a.handle(Received(link, wire_codec.encode(message, RUN.scalar_bytes)))
         assert a.machine.counters.news == before
@@ -552,7 +540,7 @@ def test_a_petition_reaches_the_organiser_over_others_and_is_not_sent_for_ever()
     made.add("new")
     made.connect(made["new"], made["b"])
     origin = origin_of("new")
-    petition = Petition(origin, 7, 0, b"", b"")
+    petition = messages.Petition(origin, 7, 0, b"", b"")
     signed = replace(petition, signature=signing_key("new").sign(petition_message(RUN.run_id, petition)))
     made["new"].handle(OwnPetition(signed))
     made.run(2)
@@ -570,7 +558,7 @@ def test_a_petition_that_found_no_way_to_the_organiser_does_when_it_is_sent_agai
     made.add("new")
     made.cut(made["a"], made["b"])
     made.connect(made["new"], made["b"])
-    petition = Petition(origin_of("new"), 7, 0, b"", b"")
+    petition = messages.Petition(origin_of("new"), 7, 0, b"", b"")
     signed = replace(petition, signature=signing_key("new").sign(petition_message(RUN.run_id, petition)))
     made["new"].handle(OwnPetition(signed))
     made.run(2)
@@ -662,7 +650,7 @@ def test_updates_that_were_begun_before_a_revocation_are_not_signed_after_it() -
     begun = own_updates(made["b"].host, 3, lambda: 1)
     decide(made["a"], Revoke(1, 1))
     close(made["a"])
-    late = replace(begun, parts=(EpochScalars(1, begun.parts[0].scalars),))
+    late = replace(begun, parts=(messages.EpochScalars(1, begun.parts[0].scalars),))
     made.run(2)
     made["b"].handle(late)
     made.run(2)
@@ -692,14 +680,14 @@ def test_after_a_succession_what_is_labelled_beyond_the_open_epoch_goes_and_a_ne
 def test_of_a_segment_that_goes_beyond_what_is_named_what_may_be_held_is_taken() -> None:
     """Its origin has signed both in one, so that who lacks what was named can get it no other way."""
     made = swarm("a b")
-    segment = signed("b", 0, 0, [EpochScalars(0, (1, 2, 3)), EpochScalars(1, (4,))])
+    segment = signed("b", 0, 0, [messages.EpochScalars(0, (1, 2, 3)), messages.EpochScalars(1, (4,))])
     feed = made["b"].own
     state, counting = made["a"].machine.frontier.state(feed), made["a"].machine.organised.counting
-    assert holding.early(counting, [state], segment)
+    assert validation.early(counting, [state], segment)
     state.named = 3
-    assert not holding.early(counting, [state], segment)
-    assert holding.fault(counting, state, segment) is None
-    assert holding.countable(counting, state, segment) == 3
+    assert not validation.early(counting, [state], segment)
+    assert validation.label_fault(counting, state, segment) is None
+    assert validation.countable(counting, state, segment) == 3
 
 
 def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> None:
@@ -735,7 +723,7 @@ def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_wher
     made.run(2)
     former, origin = made["c"].own, origin_of("c")
     twin = made.twin("c")
-    twin.own = Feed(origin, 9)
+    twin.own = messages.Feed(origin, 9)
     twin.host = twin._host(proven=True)
     made.mesh()
     made.run(2)
@@ -748,5 +736,5 @@ def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_wher
         made.run(2)
     assert made["c"].own == former
     assert made["c"].machine.room == 0
-    assert twin.own == Feed(origin, 9)
-    assert made["a"].machine.frontier.next(Feed(origin, 9)) > 3
+    assert twin.own == messages.Feed(origin, 9)
+    assert made["a"].machine.frontier.next(messages.Feed(origin, 9)) > 3

@@ -6,20 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from sfprotocol import messages
 from sfprotocol.events import Action, LinkUp, OwnUpdates, Serve, Served, Writable
-from sfprotocol.messages import (
-    OLDEST_VERSION,
-    Ahead,
-    EpochScalars,
-    Feed,
-    Have,
-    Hello,
-    Position,
-    Prune,
-    RunParameters,
-    Segment,
-    Want,
-)
 from sfprotocol.plumtree import HAVE_DELAY, MAX_BURST, MAX_BURST_BYTES, PUSH_BURST, TTL
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.wire_codec import MAX_ENTRIES
@@ -27,11 +15,11 @@ from tests.protocol.feeds import RUN
 from tests.protocol.scripted import ANN, BOB, Scripted, haves, prunes, said, serves, summaries, wants
 from tests.protocol.swarm import Faults, Swarm
 
-BIG_RUN = RunParameters(bytes(range(32)), 1 << 20, 1 << 20, 2, 1000)
+BIG_RUN = messages.RunParameters(bytes(range(32)), 1 << 20, 1 << 20, 2, 1000)
 
 
 def own(host: Scripted, first: int, count: int = 1) -> list[Action]:
-    return host.event(OwnUpdates(ANN, first, (EpochScalars(0, (7,) * count),)))
+    return host.event(OwnUpdates(ANN, first, (messages.EpochScalars(0, (7,) * count),)))
 
 
 def test_nothing_is_flooded_before_the_peer_has_told_what_it_has() -> None:
@@ -54,7 +42,7 @@ def test_updates_from_before_the_hello_are_told_with_the_rest_and_not_pushed() -
     host = Scripted(ANN)
     host.event(LinkUp(1, "peer"))
     own(host, 0, 5)
-    hello = Hello(OLDEST_VERSION, RUN.run_id, 0, 0)
+    hello = messages.Hello(messages.OLDEST_VERSION, RUN.run_id, 0, 0)
     actions = host.hear(1, hello, host.summary())
     assert [told.entries for _, told in summaries(actions)] == [(host.claim(ANN, 5),)]
     assert serves(actions) == []
@@ -64,7 +52,7 @@ def test_a_long_answer_goes_in_several_segments_one_after_the_other() -> None:
     host = Scripted()
     host.machine.frontier.advance(BOB, 20, bytes(32), 0)
     host.link(1)
-    host.hear(1, Want((Position(BOB, 0),)))
+    host.hear(1, messages.Want((messages.Position(BOB, 0),)))
     assert host.event(Served(1, BOB, 12, 0)) == []
     assert serves(host.event(Writable(1))) == [Serve(1, BOB, 12, 0)]
 
@@ -87,7 +75,7 @@ def test_segments_that_are_merged_go_with_the_smallest_hop_count() -> None:
 def test_a_full_frontier_is_told_in_pages() -> None:
     host = Scripted()
     for index in range(MAX_ENTRIES + 1):
-        host.machine.frontier.advance(Feed(index.to_bytes(32, "big"), 0), 1, bytes(32), 0)
+        host.machine.frontier.advance(messages.Feed(index.to_bytes(32, "big"), 0), 1, bytes(32), 0)
     pages = [summary for _, summary in summaries(host.link(1))]
     assert [(len(page.entries), page.more) for page in pages] == [(MAX_ENTRIES, True), (1, False)]
     assert pages[1].known == MAX_ENTRIES + 1
@@ -126,11 +114,11 @@ def test_a_slow_link_does_not_hold_up_a_fast_one() -> None:
 
 def test_a_burst_is_bounded_by_segments() -> None:
     host = Scripted()
-    feeds = [Feed(index.to_bytes(32, "big"), 0) for index in range(2 * MAX_BURST)]
+    feeds = [messages.Feed(index.to_bytes(32, "big"), 0) for index in range(2 * MAX_BURST)]
     for feed in feeds:
         host.machine.frontier.advance(feed, 1, bytes(32), 0)
     host.link(1)
-    first = serves(host.hear(1, Want(tuple(Position(feed, 0) for feed in feeds))))
+    first = serves(host.hear(1, messages.Want(tuple(messages.Position(feed, 0) for feed in feeds))))
     assert len(first) == MAX_BURST
     for serve in first:
         host.event(Served(1, serve.feed, 1, 0))
@@ -141,11 +129,11 @@ def test_a_burst_is_bounded_by_segments() -> None:
 def test_a_burst_is_bounded_by_bytes() -> None:
     # 64 large segments took minutes on a slow line; meanwhile the peer asked for all of them again.
     host = Scripted(run=BIG_RUN)
-    feeds = [Feed(index.to_bytes(32, "big"), 0) for index in range(40)]
+    feeds = [messages.Feed(index.to_bytes(32, "big"), 0) for index in range(40)]
     for feed in feeds:
         host.machine.frontier.advance(feed, 1 << 16, bytes(32), 0)
     host.link(1)
-    burst = serves(host.hear(1, Want(tuple(Position(feed, 0) for feed in feeds))))
+    burst = serves(host.hear(1, messages.Want(tuple(messages.Position(feed, 0) for feed in feeds))))
     assert len(burst) == MAX_BURST_BYTES // (2 * MAX_SEGMENT_UPDATES)
     for serve in burst:
         host.event(Served(1, serve.feed, MAX_SEGMENT_UPDATES, 0))
@@ -158,9 +146,9 @@ def test_a_want_for_steps_before_those_being_served_is_answered() -> None:
     host = Scripted()
     host.machine.frontier.advance(BOB, 20, bytes(32), 0)
     host.link(1)
-    [serve] = serves(host.hear(1, Want((Position(BOB, 10),))))
+    [serve] = serves(host.hear(1, messages.Want((messages.Position(BOB, 10),))))
     assert serve.first == 10
-    host.hear(1, Want((Position(BOB, 3),)))
+    host.hear(1, messages.Want((messages.Position(BOB, 3),)))
     host.event(Served(1, BOB, 20, 0))
     assert [again.first for again in serves(host.event(Writable(1)))] == [3]
 
@@ -169,8 +157,8 @@ def test_a_want_that_is_being_served_already_is_not_served_twice() -> None:
     host = Scripted()
     host.machine.frontier.advance(BOB, 20, bytes(32), 0)
     host.link(1)
-    host.hear(1, Want((Position(BOB, 3),)))
-    host.hear(1, Want((Position(BOB, 10),)))
+    host.hear(1, messages.Want((messages.Position(BOB, 3),)))
+    host.hear(1, messages.Want((messages.Position(BOB, 10),)))
     host.event(Served(1, BOB, 20, 0))
     assert serves(host.event(Writable(1))) == []
 
@@ -196,7 +184,7 @@ def test_beyond_the_ttl_a_segment_is_admitted_and_announced_only() -> None:
     assert host.machine.frontier.known == 1
     assert serves(actions) == []
     key = host.machine.frontier.state(BOB).key
-    assert (2, (Ahead(key, 1),)) in haves(host.wait(2 * HAVE_DELAY))
+    assert (2, (messages.Ahead(key, 1),)) in haves(host.wait(2 * HAVE_DELAY))
 
 
 def test_an_answer_has_hop_count_0() -> None:
@@ -207,7 +195,7 @@ def test_an_answer_has_hop_count_0() -> None:
     segment = said("bob", 0, 1)
     host.hear(1, replace(segment, hops=TTL - 1))
     host.name(2, BOB)
-    assert [serve.hops for serve in serves(host.hear(2, Want((Position(BOB, 0),))))] == [0]
+    assert [serve.hops for serve in serves(host.hear(2, messages.Want((messages.Position(BOB, 0),))))] == [0]
 
 
 # -- cost --------------------------------------------------------------------------------------------
@@ -303,7 +291,7 @@ def tree(*links: int) -> tuple[Scripted, int]:
     return host, host.machine.frontier.state(BOB).key
 
 
-def pushed(segment: Segment) -> Segment:
+def pushed(segment: messages.Segment) -> messages.Segment:
     return replace(segment, hops=3)
 
 
@@ -330,16 +318,16 @@ def test_crossing_messages_do_not_cut_off_a_feed() -> None:
 
 def test_a_pruned_feed_is_announced_and_not_pushed() -> None:
     host, key = tree(1, 2, 3)
-    host.hear(2, Prune((key,)))
+    host.hear(2, messages.Prune((key,)))
     assert [serve.link for serve in serves(host.hear(1, pushed(said("bob", 0, 1))))] == [2, 3], (
         "not known yet"
     )
-    host.hear(2, Prune((key,)))
+    host.hear(2, messages.Prune((key,)))
     assert [serve.link for serve in serves(host.hear(1, pushed(said("bob", 1, 2))))] == []
     for link in (2, 3):
         host.event(Served(link, BOB, 1, 4))
         host.event(Writable(link))
-    assert haves(host.wait(HAVE_DELAY)) == [(2, (Ahead(key, 2),))]
+    assert haves(host.wait(HAVE_DELAY)) == [(2, (messages.Ahead(key, 2),))]
 
 
 def test_a_peer_is_not_told_what_it_has_announced_itself() -> None:
@@ -347,24 +335,24 @@ def test_a_peer_is_not_told_what_it_has_announced_itself() -> None:
     host.hear(1, pushed(said("bob", 0, 1)))
     host.event(Served(2, BOB, 1, 4))
     host.event(Writable(2))
-    host.hear(2, Prune((key,)))
+    host.hear(2, messages.Prune((key,)))
     host.hear(1, pushed(said("bob", 1, 2)))
-    host.hear(2, Have((Ahead(key, 2),)))
+    host.hear(2, messages.Have((messages.Ahead(key, 2),)))
     assert haves(host.wait(HAVE_DELAY)) == []
 
 
 def test_an_announcement_that_no_segment_follows_repairs_the_tree() -> None:
     host, key = tree(1, 2)
     host.hear(1, pushed(said("bob", 0, 1)))
-    host.hear(2, Have((Ahead(key, 2),)))
-    assert wants(host.wait(HAVE_DELAY)) == [(2, (Position(BOB, 1),))]
+    host.hear(2, messages.Have((messages.Ahead(key, 2),)))
+    assert wants(host.wait(HAVE_DELAY)) == [(2, (messages.Position(BOB, 1),))]
     host.hear(2, said("bob", 1, 2))
     assert prunes(host.hear(1, pushed(said("bob", 1, 2)))) == [(1, (key,))], "the faster link is kept"
 
 
 def test_an_announcement_that_a_segment_follows_costs_nothing() -> None:
     host, key = tree(1, 2)
-    host.hear(2, Have((Ahead(key, 1),)))
+    host.hear(2, messages.Have((messages.Ahead(key, 1),)))
     host.hear(1, pushed(said("bob", 0, 1)))
     assert wants(host.wait(1)) == []
 
@@ -372,7 +360,7 @@ def test_an_announcement_that_a_segment_follows_costs_nothing() -> None:
 def test_a_peer_that_asks_is_pushed_to_again() -> None:
     host, key = tree(1, 2)
     host.hear(1, pushed(said("bob", 0, 1)))
-    host.hear(2, Prune((key,)), Want((Position(BOB, 0),)))
+    host.hear(2, messages.Prune((key,)), messages.Want((messages.Position(BOB, 0),)))
     host.event(Served(2, BOB, 1, 0))
     host.event(Writable(2))
     assert [serve.link for serve in serves(host.hear(1, pushed(said("bob", 1, 2))))] == [2]
@@ -386,7 +374,7 @@ def test_our_own_updates_are_pushed_on_lazy_links_too() -> None:
     for link in (1, 2):
         host.event(Served(link, ANN, 1, 0))
         host.event(Writable(link))
-        host.hear(link, Prune((host.machine.frontier.state(ANN).key,)))
+        host.hear(link, messages.Prune((host.machine.frontier.state(ANN).key,)))
     assert [serve.link for serve in serves(own(host, 1))] == [1, 2]
 
 
@@ -399,4 +387,4 @@ def test_an_origin_above_the_rate_limit_is_announced_instead_of_pushed() -> None
             host.event(Served(2, BOB, step + 1, 4))
             host.event(Writable(2))
     assert len(served) == PUSH_BURST
-    assert haves(host.wait(HAVE_DELAY)) == [(2, (Ahead(key, int(PUSH_BURST) + 20),))]
+    assert haves(host.wait(HAVE_DELAY)) == [(2, (messages.Ahead(key, int(PUSH_BURST) + 20),))]

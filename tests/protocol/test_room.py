@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfprotocol import frontier as frontier_module
-from sfprotocol import proof_of_work
+from sfprotocol import signing
 from sfprotocol.events import Action, Cut, Evict, OwnUpdates
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Branch, EpochScalars, Feed, Position, Proof
@@ -25,7 +25,7 @@ NAMES = ("bob", "eve", "joe", "sue", "tim")
 
 
 def work(feed: Feed) -> int:
-    return proof_of_work.value(RUN.run_id, *feed)
+    return signing.work(RUN.run_id, *feed)
 
 
 def feed_of(name: str) -> Feed:
@@ -211,7 +211,7 @@ def test_a_fresh_feed_has_the_work_that_the_run_asks_for() -> None:
     run = replace(RUN, work_bits=8)
     feeds = {fresh(Frontier(run), origin_of("ann"), drawn) for drawn in (0, 2**32 - 1, 12345)}
     assert len(feeds) > 1, "what is drawn says where the search begins"
-    assert all(work(feed) < proof_of_work.bound(8) for feed in feeds)
+    assert all(work(feed) < signing.work_bound(8) for feed in feeds)
     assert all(feed.incarnation < 2**32 for feed in feeds)
 
 

@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfprotocol.messages import EpochScalars, Segment
-from sfprotocol.segments import (
-    MissingStepsError,
-    drop_updates,
-    first_updates,
-    join,
-    merge,
-    without_front,
-)
+from sfprotocol.segments import MissingStepsError, drop_updates, first_updates, join, merge, without_front
 
 Updates = list[tuple[int, int]]
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from sfprotocol import control_feed, holding, signing
+from sfprotocol import control_feed, signing, validation
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import Amend, Decision, Finish, Recorded, Revoke, Void
+from sfprotocol.decisions import Decision, Recorded, Revoke, Void
 from sfprotocol.messages import ControlFork, Entry, EpochScalars, Succession
 from tests.protocol.feeds import origin_of
 from tests.protocol.organised import Reference, admit, close, fold, seal
@@ -269,62 +269,10 @@ def test_the_sequence_that_all_agree_on_is_this(
     assert agreed([HISTORIES[h] for h in histories], [SUCCESSIONS[s] for s in successions]) == sequence
 
 
-# -- what counts, for every sequence of decisions ----------------------------------------------------
-
-A, B = 0, 64
-ALPHABET: tuple[Decision, ...] = (
-    close(0, {A: 2, B: 1}),
-    close(1, {A: 1}),
-    close(2, {B: 2}),
-    seal(0, skip=(B,), factor=2048, rates=((4, 7),)),
-    seal(1, recount=((B, 0),), factor=3),
-    Amend(A, 0),
-    Amend(A, 1),
-    Void(0, 0, (1,)),
-    Void(0, 1, ()),
-    Revoke(0, 1),
-    Finish(),
-    seal(0),
-    seal(1),
-    Void(0, 0, ()),
-)
-
-
-FIRST_ORDER = seal(0, factor=7, rates=((4, 7, 9, 99),))
-"""Changes nothing in a run whose updates are scalars, as other seals with rates do in a first-order run."""
-
-
-@pytest.mark.parametrize(
-    ("alphabet", "most", "limit"),
-    [(ALPHABET, 4, 0), ((*ALPHABET, FIRST_ORDER), 3, 78)],
-    ids=["4", "3 of vectors"],
-)
-def test_every_sequence_of_few_decisions_counts_as_in_the_reference(
-    alphabet: tuple[Decision, ...], most: int, limit: int
-) -> None:
-    for said in product(alphabet, repeat=most):
-        run = Counting(budget=3, rate=5, norm_limit=limit)
-        reference = Reference(3, 5, norm_limit=limit)
-        for decision in (admit(0), admit(1), *said):
-            run.apply(Recorded(decision))
-            reference.apply(decision)
-        assert (run.open_epoch, run.sealed, run.counted, run.complete, run.rate_from(9)[1:]) == (
-            len(reference.closes),
-            len(reference.seals),
-            reference.counted,
-            reference.complete,
-            reference.rate(9),
-        )
-        for feed in (A, B):
-            named = len(reference.named(feed))
-            assert run.named(feed) == named
-            assert run.runs(feed, named + 1) == reference.runs(feed, named + 1)
-
-
 # -- what may be made, for every order of decisions --------------------------------------------------
 
-A_AGAIN, B_AGAIN = 1, 65
-"""The second incarnations of the two members."""
+A, B, A_AGAIN, B_AGAIN = 0, 64, 1, 65
+"""The first and the second incarnations of two members."""
 
 STORIES: tuple[tuple[Decision, ...], ...] = (
     (  # a stranger earns credit, loses its disk, and loses its credit
@@ -395,7 +343,7 @@ def test_what_may_be_held_once_may_be_held_for_good() -> None:
 
 def refusal(run: Counting, feed: int, labels: tuple[int, ...]) -> Any:
     parts = [EpochScalars(label, (1,) * len(list(group))) for label, group in groupby(labels)]
-    return holding.refused(run, feed, Base(run.feed(feed), 0, b"", 0, 0), parts, 0)
+    return validation.refused(run, feed, Base(run.feed(feed), 0, b"", 0, 0), parts, 0)
 
 
 def test_what_members_hold_of_one_label_is_bounded_for_the_member() -> None:

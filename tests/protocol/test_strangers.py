@@ -9,24 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from sfprotocol import rate_limit, wire_codec
+from sfprotocol import messages, rate_limit, wire_codec
 from sfprotocol.control_feed import succession_message
 from sfprotocol.decisions import INCARNATIONS, Admit
 from sfprotocol.events import OwnSuccession, Received
 from sfprotocol.link import Link
-from sfprotocol.messages import (
-    Ahead,
-    Claim,
-    Control,
-    ControlHead,
-    Feed,
-    Have,
-    Message,
-    Succession,
-    Summary,
-    Vote,
-    Want,
-)
 from sfprotocol.plumtree import NO_TAG
 from sfprotocol.wire_codec import MAX_ENTRIES
 from tests.protocol.feeds import RUN, origin_of, signing_key
@@ -44,12 +31,14 @@ PAGES = 5
 """Full Summaries, all that a link may waste at once."""
 
 
-def strangers(count: int, first: int = 0) -> list[Feed]:
-    return [Feed((1000 + index).to_bytes(32, "big"), 0) for index in range(first, first + count)]
+def strangers(count: int, first: int = 0) -> list[messages.Feed]:
+    return [messages.Feed((1000 + index).to_bytes(32, "big"), 0) for index in range(first, first + count)]
 
 
-def claims(feeds: list[Feed], following: int = 9) -> Summary:
-    return Summary(False, 0, bytes(32), tuple(Claim(feed, following, NO_TAG) for feed in sorted(feeds)))
+def claims(feeds: list[messages.Feed], following: int = 9) -> messages.Summary:
+    return messages.Summary(
+        False, 0, bytes(32), tuple(messages.Claim(feed, following, NO_TAG) for feed in sorted(feeds))
+    )
 
 
 def link_to(node: Node, peer: Node) -> Link:
@@ -57,10 +46,10 @@ def link_to(node: Node, peer: Node) -> Link:
     return node.machine.links[wire.link]
 
 
-def hear(node: Node, peer: Node, *messages: Message) -> None:
+def hear(node: Node, peer: Node, *said: messages.Message) -> None:
     """Let frames arrive that `peer` would not send."""
     link = link_to(node, peer).id
-    for message in messages:
+    for message in said:
         node.handle(Received(link, wire_codec.encode(message, RUN.scalar_bytes)))
 
 
@@ -120,8 +109,8 @@ def test_names_that_teach_and_other_histories_of_strangers_are_not_kept_either()
     (stranger,) = strangers(1)
     key = made["a"].machine.frontier.state(stranger).key
     for tag in (NO_TAG, b"tag!"):
-        hear(made["a"], made["b"], Summary(False, 0, bytes(32), (Claim(stranger, 0, tag),)))
-    hear(made["a"], made["b"], Have((Ahead(key, 5),)))
+        hear(made["a"], made["b"], messages.Summary(False, 0, bytes(32), (messages.Claim(stranger, 0, tag),)))
+    hear(made["a"], made["b"], messages.Have((messages.Ahead(key, 5),)))
     link = link_to(made["a"], made["b"])
     assert stranger not in link.has
     assert not link.names.matching(key, made["a"].machine.frontier)
@@ -130,7 +119,7 @@ def test_names_that_teach_and_other_histories_of_strangers_are_not_kept_either()
 
 def test_incarnations_that_no_member_can_have_are_those_of_strangers() -> None:
     made = swarm("a b")
-    feeds = [Feed(origin_of("b"), incarnation) for incarnation in (INCARNATIONS, INCARNATIONS - 1)]
+    feeds = [messages.Feed(origin_of("b"), incarnation) for incarnation in (INCARNATIONS, INCARNATIONS - 1)]
     hear(made["a"], made["b"], claims(feeds))
     assert [feed in link_to(made["a"], made["b"]).has for feed in feeds] == [False, True]
 
@@ -148,10 +137,10 @@ def test_an_admission_costs_the_same_however_much_a_link_has_claimed() -> None:
 # -- once they are admitted --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kinds", [(Control, ControlHead), (Control,)], ids=["unheard of", "awaited"])
-def test_a_feed_that_came_before_its_origins_admission_is_here_soon_after_it(
-    kinds: tuple[type, ...],
-) -> None:
+@pytest.mark.parametrize(
+    "kinds", [(messages.Control, messages.ControlHead), (messages.Control,)], ids=["unheard of", "awaited"]
+)
+def test_a_feed_that_came_before_its_origins_admission_is_here_soon_after_it(kinds: tuple[type, ...]) -> None:
     """On a link that was up already: the peer has told the name and sent everything, which it does once."""
     made = swarm("a b", faults=LINE)
     made.add("c")
@@ -243,7 +232,7 @@ def test_what_a_peer_had_before_the_decisions_came_is_no_news(monkeypatch: pytes
 
 def test_nobody_is_asked_to_tell_again_while_it_has_decisions_that_we_lack() -> None:
     made = swarm("a b c")
-    hear(made["b"], made["c"], ControlHead(0, 1000, bytes(32)), claims(strangers(1)))
+    hear(made["b"], made["c"], messages.ControlHead(0, 1000, bytes(32)), claims(strangers(1)))
     decide(made["a"], Admit(origin_of("new"), QUOTA, 0))
     made.run(2)
     assert made["b"].machine.organised.counting.member(origin_of("new"))
@@ -271,9 +260,9 @@ def test_who_drops_decisions_has_everybody_tell_again() -> None:
     made["c"].compute(3)
     made.run(2)
     feed = made["b"].machine.organised.control.feed
-    succession = Succession(1, feed.stop - 1, feed.chains[-2], origin_of("new"), ())
+    succession = messages.Succession(1, feed.stop - 1, feed.chains[-2], origin_of("new"), ())
     message = succession_message(RUN.run_id, succession)
-    votes = tuple(Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
+    votes = tuple(messages.Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
     made["b"].handle(OwnSuccession(replace(succession, votes=votes)))
     made.run(5)
     assert made["b"].machine.organised.counting.member(origin_of("c")) is None
@@ -293,7 +282,7 @@ def test_who_is_asked_for_everything_tells_it_at_once() -> None:
     made["a"].compute(3)
     made.run(2)
     made.forget_costs()
-    hear(made["a"], made["b"], Want(()))
+    hear(made["a"], made["b"], messages.Want(()))
     assert made["a"].sent["Summary"] == 1
     assert made["a"].sent_bytes["Summary"] > 40
 
@@ -304,7 +293,7 @@ def test_who_asks_for_everything_without_end_wastes_its_link() -> None:
         made[name].compute(1)
     made.run(2)
     made.forget_costs()
-    hear(made["c"], made["b"], *[Want(())] * 10_000)
+    hear(made["c"], made["b"], *[messages.Want(())] * 10_000)
     assert [fault[:2] for fault in made["c"].faults] == ["L8"]
     assert made["c"].sent_bytes["Summary"] < rate_limit.WASTE_BURST + 3 * rate_limit.WASTE_BURST_PER_FEED
 
@@ -314,7 +303,7 @@ def test_in_an_open_run_nobody_is_told_more_than_before() -> None:
     made.mesh()
     made.run(1)
     made.forget_costs()
-    hear(made["a"], made["b"], Want(()))
+    hear(made["a"], made["b"], messages.Want(()))
     assert not made["a"].sent
 
 
@@ -324,5 +313,5 @@ def test_a_node_knows_how_many_decisions_a_neighbour_says_it_has_and_which_one()
     made.run(2)
     control = made["b"].machine.organised.control
     assert 0 < control.claimed[0] <= control.feed.stop
-    hear(made["b"], made["c"], ControlHead(0, 1000, bytes(32)))
+    hear(made["b"], made["c"], messages.ControlHead(0, 1000, bytes(32)))
     assert control.claimed == (1000, link_to(made["b"], made["c"]).peer)

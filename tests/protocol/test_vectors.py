@@ -14,16 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfnode.errors import UserError
 from sfnode.manifest import Manifest
 from sfnode.tasks.dataset import select
-from sfprotocol import (
-    decisions,
-    events,
-    messages,
-    proof_of_work,
-    seeds,
-    signing,
-    validation,
-    wire_codec,
-)
+from sfprotocol import decisions, events, messages, seeds, signing, validation, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed, election_message, statement_message, succession_message
 from sfprotocol.counting import Counting, multiplier, named_digest
@@ -31,23 +22,9 @@ from sfprotocol.decisions import Part, RateFrom
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Event, OwnUpdates
 from sfprotocol.frontier import Frontier
-from sfprotocol.holding import tag
 from sfprotocol.machine import Machine
-from sfprotocol.messages import (
-    Ahead,
-    Branch,
-    Card,
-    Claim,
-    Entry,
-    EpochScalars,
-    Feed,
-    Message,
-    Position,
-    RunParameters,
-    Segment,
-    Vote,
-)
 from sfprotocol.signing import signed_by
+from sfprotocol.validation import tag
 from tests.protocol.vectors import generate
 
 VECTORS = generate.FOLDER
@@ -85,8 +62,8 @@ def test_the_files_are_what_the_generator_writes() -> None:
 # -- reading -----------------------------------------------------------------------------------------
 
 
-def feed_of(fields: dict[str, Any]) -> Feed:
-    return Feed(bytes.fromhex(fields["origin"]), fields["incarnation"])
+def feed_of(fields: dict[str, Any]) -> messages.Feed:
+    return messages.Feed(bytes.fromhex(fields["origin"]), fields["incarnation"])
 
 
 def read_field(name: str, value: Any) -> Any:
@@ -107,27 +84,27 @@ def read_field(name: str, value: Any) -> Any:
     if name in ("chains", "hashes", "signatures"):
         return tuple(bytes.fromhex(item) for item in value)
     if name == "votes":
-        return tuple(Vote(vote["deputy"], bytes.fromhex(vote["signature"])) for vote in value)
+        return tuple(messages.Vote(vote["deputy"], bytes.fromhex(vote["signature"])) for vote in value)
     if name == "parts":
         return tuple(Part(*part) if isinstance(part, list) else updates_of(**part) for part in value)
     if name == "branches":
         pairs = ((read_field("parts", fields["parts"]), fields["signature"]) for fields in value)
-        return tuple(Branch(said, bytes.fromhex(signature)) for said, signature in pairs)
+        return tuple(messages.Branch(said, bytes.fromhex(signature)) for said, signature in pairs)
     return value
 
 
-def entry_of(fields: dict[str, Any]) -> Position | Claim | Ahead | Entry:
+def entry_of(fields: dict[str, Any]) -> messages.Position | messages.Claim | messages.Ahead | messages.Entry:
     if "record" in fields:
         record, signature = (bytes.fromhex(fields[name]) for name in ("record", "signature"))
-        return Entry(fields["term"], record, signature)
+        return messages.Entry(fields["term"], record, signature)
     if "feed_key" in fields:
-        return Ahead(int(fields["feed_key"]), fields["next"])
-    position = Position(feed_of(fields), fields["next"])
-    return Claim(*position, bytes.fromhex(fields["tag"])) if "tag" in fields else position
+        return messages.Ahead(int(fields["feed_key"]), fields["next"])
+    position = messages.Position(feed_of(fields), fields["next"])
+    return messages.Claim(*position, bytes.fromhex(fields["tag"])) if "tag" in fields else position
 
 
-def updates_of(epoch: int, scalars: list[Any]) -> EpochScalars:
-    return EpochScalars(epoch, tuple(one if isinstance(one, int) else tuple(one) for one in scalars))
+def updates_of(epoch: int, scalars: list[Any]) -> messages.EpochScalars:
+    return messages.EpochScalars(epoch, tuple(one if isinstance(one, int) else tuple(one) for one in scalars))
 
 
 def read(module: Any, fields: dict[str, Any]) -> Any:
@@ -136,8 +113,8 @@ def read(module: Any, fields: dict[str, Any]) -> Any:
     return getattr(module, fields["type"])(**values)
 
 
-def read_message(fields: dict[str, Any]) -> Message:
-    found: Message = read(messages, fields)
+def read_message(fields: dict[str, Any]) -> messages.Message:
+    found: messages.Message = read(messages, fields)
     return found
 
 
@@ -299,7 +276,7 @@ def test_first_rates(vector: dict[str, Any]) -> None:
 
 # -- signing -----------------------------------------------------------------------------------------
 
-RUN = RunParameters(bytes.fromhex(SIGNING["run_id"]), 4, 40, 2, 32767)
+RUN = messages.RunParameters(bytes.fromhex(SIGNING["run_id"]), 4, 40, 2, 32767)
 
 
 @pytest.mark.parametrize("vector", SIGNING["feeds"])
@@ -307,7 +284,7 @@ def test_chains(vector: dict[str, Any]) -> None:
     chain = signing.genesis(RUN.run_id, feed_of(vector))
     assert chain.hex() == vector["genesis"]
     for update in vector["updates"]:
-        chain = signing.extend(chain, [EpochScalars(update["epoch"], (update["scalar"],))])
+        chain = signing.extend(chain, [messages.EpochScalars(update["epoch"], (update["scalar"],))])
         assert chain.hex() == update["chain"]
 
 
@@ -317,7 +294,7 @@ def test_signatures(vector: dict[str, Any]) -> None:
     assert secret.public_key().public_bytes_raw() == feed.origin
     for fields in vector["segments"]:
         segment = read_message(fields)
-        assert isinstance(segment, Segment)
+        assert isinstance(segment, messages.Segment)
         assert segment.feed_key == seeds.feed_key(RUN.run_id, *feed)
         chain = bytes.fromhex(vector["updates"][segment.stop - 1]["chain"])
         message = signing.head_message(RUN.run_id, feed, segment.stop, chain)
@@ -357,22 +334,22 @@ def test_state_digests(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", SIGNING["work"])
 def test_works(vector: dict[str, Any]) -> None:
-    assert proof_of_work.value(RUN.run_id, *feed_of(vector)) == int(vector["work"], 16)
+    assert signing.work(RUN.run_id, *feed_of(vector)) == int(vector["work"], 16)
 
 
 @pytest.mark.parametrize("vector", SIGNING["first_with_work"])
 def test_first_incarnations_with_work(vector: dict[str, Any]) -> None:
     feed, start = feed_of(vector), vector["start"]
-    below = proof_of_work.bound(vector["bits"])
+    below = signing.work_bound(vector["bits"])
     tried = ((start + offset) % 2**32 for offset in range(100_000))
-    first = next(n for n in tried if proof_of_work.value(RUN.run_id, feed.origin, n) < below)
+    first = next(n for n in tried if signing.work(RUN.run_id, feed.origin, n) < below)
     assert first == feed.incarnation
 
 
 @pytest.mark.parametrize("vector", SIGNING["cards"])
 def test_cards(vector: dict[str, Any]) -> None:
     card = read_message(vector["card"])
-    assert isinstance(card, Card)
+    assert isinstance(card, messages.Card)
     message = signing.card_message(RUN.run_id, card)
     assert message.hex() == vector["signed"]
     assert signing.signed_by(card.feed.origin, message, card.signature)
@@ -416,7 +393,7 @@ def test_there_is_a_vector_for_every_message_type_and_every_rule_of_decoding() -
 
 
 def machine_of(fields: dict[str, Any]) -> Machine:
-    run = replace(RunParameters(b"", **FLOOD["run"]), run_id=bytes.fromhex(fields["run_id"]))
+    run = replace(messages.RunParameters(b"", **FLOOD["run"]), run_id=bytes.fromhex(fields["run_id"]))
     frontier = Frontier(run)
     for entry in fields["frontier"]:
         chain = bytes.fromhex(entry["chain"])
@@ -490,8 +467,8 @@ def test_there_is_a_vector_for_every_decision() -> None:
     assert {vector["decision"]["type"] for vector in ORGANISED["decisions"]} == kinds
 
 
-def entry_from(vector: dict[str, Any]) -> Entry:
-    return Entry(vector["term"], bytes.fromhex(vector["record"]), bytes.fromhex(vector["signature"]))
+def entry_from(vector: dict[str, Any]) -> messages.Entry:
+    return messages.Entry(vector["term"], bytes.fromhex(vector["record"]), bytes.fromhex(vector["signature"]))
 
 
 def test_a_control_feed_its_fork_and_its_succession() -> None:
@@ -516,7 +493,7 @@ def test_a_control_feed_its_fork_and_its_succession() -> None:
     assert as_json(fork) == vector["fork"]
     assert feed.freeze(fork)
     assert feed.frozen
-    votes = tuple(Vote(place, bytes.fromhex(vote)) for place, vote in vector["succession"]["votes"])
+    votes = tuple(messages.Vote(place, bytes.fromhex(vote)) for place, vote in vector["succession"]["votes"])
     term, kept = vector["succession"]["term"], vector["succession"]["kept"]
     succession = messages.Succession(term, kept, chain, key, votes)
     assert succession_message(run_id, succession).hex() == vector["signed_by_deputies"]
@@ -598,7 +575,7 @@ def test_landmarks_and_named_digests() -> None:
     for feed in vector["feeds"]:
         heads[feed["number"], 0] = chain = signing.genesis(run_id, feed_of(feed))
         for step, label in enumerate(feed["labels"]):
-            chain = signing.extend(chain, [EpochScalars(label, (step + 1,))])
+            chain = signing.extend(chain, [messages.EpochScalars(label, (step + 1,))])
             heads[feed["number"], step + 1] = chain
     for mark in vector["landmarks"]:
         assert heads[mark["feed"], mark["stop"]].hex() == mark["chain"]

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfprotocol.counting import Counting, Run, multiplier
-from sfprotocol.decisions import FACTOR_ONE, Close, RateFrom, Recorded, Seal
+from sfprotocol.decisions import FACTOR_ONE, Close, Decision, Part, RateFrom, Recorded, Seal, Void, Worth
 from sfprotocol.messages import Feed
-from sfprotocol.weighing import NOTHING, Counted, Rates, counts_alike, differences, once
+from sfprotocol.weighing import NOTHING, Counted, Rates, Sum, counts_alike, differences, once, worths
+from tests.protocol.organised import admit, close, fold, seal
 
 STEPS = 12
 FEED = Feed(bytes(32), 0)
@@ -87,3 +88,40 @@ def test_rates_are_those_of_the_decisions() -> None:
     assert rates.open_epoch == 3
     assert [rates.of_label(epoch) for epoch in range(8)] == [counting.rate_from(e) for e in range(8)]
     assert Counted((), rates).weight(6, 2048) == multiplier(11, 2048)
+
+
+# -- worths ----------------------------------------------------------------------------------------
+
+
+A, B = 0, 64
+MADE: list[Decision] = [admit(0), admit(1), close(0, {A: 10, B: 5}), close(1, {A: 3, B: 4})]
+SAID = [
+    Worth(0, 64, (Part(A, 10, 1001, 2000), Part(B, 5, -301, -900))),
+    Worth(1, 64, (Part(A, 3, 70, 10), Part(B, 4, 40, 10))),
+]
+
+
+def sums(*decisions: Decision) -> dict[int, Sum]:
+    return worths(fold(*MADE, *decisions), SAID)
+
+
+def test_what_counts_is_worth_what_was_told_times_its_factor_rounded_down() -> None:
+    assert sums(seal(0)) == {0: Sum(1001, 10), 1: Sum(-301, 5)}
+    assert sums(seal(0, factor=2048)) == {0: Sum(500, 10), 1: Sum(-151, 5)}
+    assert sums(seal(0), seal(1)) == {0: Sum(1071, 13), 1: Sum(-261, 9)}
+
+
+def test_what_does_not_count_is_worth_nothing() -> None:
+    assert sums() == {}
+    assert sums(seal(0, factor=0)) == {}
+    assert sums(seal(0, skip=(A,))) == {1: Sum(-301, 5)}
+    assert sums(seal(0), Void(0, 0, (1,))) == {0: Sum(1001, 10)}
+
+
+def test_what_a_later_seal_recounts_is_worth_that_seals_factor() -> None:
+    assert sums(seal(0, skip=(A,)), seal(1, recount=((A, 0),), factor=1024))[0] == Sum(250 + 17, 13)
+
+
+def test_the_first_figure_of_a_feed_and_epoch_holds() -> None:
+    again = [*SAID, Worth(0, 64, (Part(A, 10, 9999, 1),))]
+    assert worths(fold(*MADE, seal(0)), again) == sums(seal(0))

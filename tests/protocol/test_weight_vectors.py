@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from sfnode.engine.basis import Basis, PublishedBasis, RandomBasis
 from sfnode.engine.core import Core
 from sfnode.engine.merging import Decay, MergedWeights
-from sfnode.engine.subspace import Subspace
+from sfnode.engine.subspace import Basis, PublishedBasis, Subspace, random_basis
 from sfnode.manifest.sections import Target
 from sfnode.manifest.training import Training
 from sfnode.models import bases
@@ -124,7 +123,7 @@ def test_weights_by_the_engine(vector: dict[str, Any], dtype: torch.dtype, tmp_p
         exact=dtype is torch.float32,
     )
     rank = vector["rank"]
-    basis: Basis = RandomBasis(bytes.fromhex(vector["run_id"]), [target], rank, loaded.device)
+    basis: Basis = random_basis(bytes.fromhex(vector["run_id"]), [target], rank, loaded.device)
     if blob := vector["bases"]:
         file = bases.path_in(tmp_path, blob["digest"])
         file.write_bytes(bytes.fromhex(blob["blob"]))

@@ -10,84 +10,67 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sfprotocol import names, wire_codec
+from sfprotocol import fields, messages, wire_codec
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.messages import (
-    Ahead,
-    Branch,
-    Card,
-    Claim,
-    EpochScalars,
-    Feed,
-    Floor,
-    Goodbye,
-    Have,
-    Hello,
-    ManifestReply,
-    ManifestRequest,
-    Message,
-    PartReply,
-    PartRequest,
-    Position,
-    Proof,
-    Prune,
-    Segment,
-    Summary,
-    Want,
-)
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_ENTRIES, MAX_FRAME, MAX_PART_BYTES
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 B32 = st.binary(min_size=32, max_size=32)
-POSITIONS = st.dictionaries(st.builds(Feed, B32, U32), U32, max_size=6).map(
-    lambda found: tuple(Position(feed, found[feed]) for feed in sorted(found))
+POSITIONS = st.dictionaries(st.builds(messages.Feed, B32, U32), U32, max_size=6).map(
+    lambda found: tuple(messages.Position(feed, found[feed]) for feed in sorted(found))
 )
 CLAIMS = st.tuples(POSITIONS, st.binary(min_size=4, max_size=4)).map(
-    lambda found: tuple(Claim(*position, found[1]) for position in found[0])
+    lambda found: tuple(messages.Claim(*position, found[1]) for position in found[0])
 )
 AHEAD = st.dictionaries(U64, U32, max_size=6).map(
-    lambda found: tuple(Ahead(key, found[key]) for key in sorted(found))
+    lambda found: tuple(messages.Ahead(key, found[key]) for key in sorted(found))
 )
 KEYS = st.sets(U64, max_size=6).map(lambda found: tuple(sorted(found)))
 
 
-def parts(scalar: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[EpochScalars, ...]]:
+def parts(scalar: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[messages.EpochScalars, ...]]:
     scalars = st.lists(scalar, min_size=1, max_size=5).map(tuple)
     return st.dictionaries(U32, scalars, min_size=1, max_size=4).map(
-        lambda found: tuple(EpochScalars(epoch, found[epoch]) for epoch in sorted(found))
+        lambda found: tuple(messages.EpochScalars(epoch, found[epoch]) for epoch in sorted(found))
     )
 
 
-NAMES = st.text(max_size=12).filter(lambda text: not names.fault(text))
+NAMES = st.text(max_size=12).filter(lambda text: not fields.text_fault(text))
 
 
-def messages(scalar_bytes: int) -> st.SearchStrategy[Message]:
+def drawn(scalar_bytes: int) -> st.SearchStrategy[messages.Message]:
     bound = 1 << (8 * scalar_bytes - 1)
     signature = st.binary(min_size=64, max_size=64)
     octet = st.integers(0, 255)
-    branch = st.builds(Branch, st.just(()) | parts(st.integers(-bound, bound - 1)), signature)
+    branch = st.builds(messages.Branch, st.just(()) | parts(st.integers(-bound, bound - 1)), signature)
     return st.one_of(
-        st.builds(Hello, U32, B32, octet, U64),
-        st.builds(Segment, U64, U32, parts(st.integers(-bound, bound - 1)), signature, octet),
-        st.builds(Summary, st.booleans(), U64, B32, CLAIMS),
-        st.builds(Want, POSITIONS),
-        st.builds(Have, AHEAD),
-        st.builds(Prune, KEYS),
-        st.builds(Proof, st.builds(Feed, B32, U32), U32, st.tuples(B32, B32), st.tuples(branch, branch)),
-        st.just(ManifestRequest()),
-        st.builds(ManifestReply, st.binary(max_size=300)),
-        st.builds(PartRequest, B32, U32, U32, st.integers(1, MAX_PART_BYTES)),
-        st.builds(PartReply, st.integers(300, 2**32 - 1), st.binary(max_size=300)),
-        st.builds(Card, st.builds(Feed, B32, U32), U32, NAMES, NAMES, signature),
-        st.builds(Floor, U32),
-        st.builds(Goodbye, st.text(max_size=50)),
+        st.builds(messages.Hello, U32, B32, octet, U64),
+        st.builds(messages.Segment, U64, U32, parts(st.integers(-bound, bound - 1)), signature, octet),
+        st.builds(messages.Summary, st.booleans(), U64, B32, CLAIMS),
+        st.builds(messages.Want, POSITIONS),
+        st.builds(messages.Have, AHEAD),
+        st.builds(messages.Prune, KEYS),
+        st.builds(
+            messages.Proof,
+            st.builds(messages.Feed, B32, U32),
+            U32,
+            st.tuples(B32, B32),
+            st.tuples(branch, branch),
+        ),
+        st.just(messages.ManifestRequest()),
+        st.builds(messages.ManifestReply, st.binary(max_size=300)),
+        st.builds(messages.PartRequest, B32, U32, U32, st.integers(1, MAX_PART_BYTES)),
+        st.builds(messages.PartReply, st.integers(300, 2**32 - 1), st.binary(max_size=300)),
+        st.builds(messages.Card, st.builds(messages.Feed, B32, U32), U32, NAMES, NAMES, signature),
+        st.builds(messages.Floor, U32),
+        st.builds(messages.Goodbye, st.text(max_size=50)),
     )
 
 
 @given(st.data(), st.sampled_from([1, 2]))
 def test_every_message_survives_the_wire(data: st.DataObject, scalar_bytes: int) -> None:
-    message = data.draw(messages(scalar_bytes))
+    message = data.draw(drawn(scalar_bytes))
     assert wire_codec.decode(wire_codec.encode(message, scalar_bytes), scalar_bytes) == message
 
 
@@ -113,7 +96,7 @@ def test_any_bytes_are_refused_or_are_the_one_encoding(data: bytes, scalar_bytes
 
 @given(st.data())
 def test_a_damaged_message_is_refused_or_is_another_message(data: st.DataObject) -> None:
-    frame = bytearray(wire_codec.encode(data.draw(messages(2))))
+    frame = bytearray(wire_codec.encode(data.draw(drawn(2))))
     index = data.draw(st.integers(0, len(frame) - 1))
     frame[index : index + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
     decodes_only_to_itself(bytes(frame), 2)
@@ -132,10 +115,10 @@ def test_fields_of_any_other_kind_are_refused(kind: int, fields: list[object]) -
 
 
 def test_a_decoder_of_narrow_scalars_reads_the_same_bytes_as_more_of_them() -> None:
-    segment = Segment(0, 0, (EpochScalars(0, (258,)),), bytes(64))
+    segment = messages.Segment(0, 0, (messages.EpochScalars(0, (258,)),), bytes(64))
     narrow = wire_codec.decode(wire_codec.encode(segment, 2), 1)
-    assert isinstance(narrow, Segment)
-    assert narrow.parts == (EpochScalars(0, (1, 2)),)
+    assert isinstance(narrow, messages.Segment)
+    assert narrow.parts == (messages.EpochScalars(0, (1, 2)),)
 
 
 def test_an_announced_length_is_not_allocated() -> None:
@@ -151,21 +134,24 @@ def test_an_announced_length_is_not_allocated() -> None:
 
 
 def test_a_message_beyond_the_largest_frame_is_refused_on_both_sides() -> None:
-    fits = ManifestReply(bytes(MAX_FRAME - 7))
+    fits = messages.ManifestReply(bytes(MAX_FRAME - 7))
     assert len(wire_codec.encode(fits)) == MAX_FRAME
     with pytest.raises(LocalProtocolError):
-        wire_codec.encode(ManifestReply(bytes(MAX_FRAME - 6)))
+        wire_codec.encode(messages.ManifestReply(bytes(MAX_FRAME - 6)))
     with pytest.raises(RemoteProtocolError, match="C1"):
         wire_codec.decode(msgpack.packb([5, bytes(MAX_FRAME - 6)]))
 
 
-def entries(count: int) -> tuple[Position, ...]:
-    return tuple(Position(Feed(index.to_bytes(32, "big"), 2**32 - 1), 2**32 - 1) for index in range(count))
+def entries(count: int) -> tuple[messages.Position, ...]:
+    return tuple(
+        messages.Position(messages.Feed(index.to_bytes(32, "big"), 2**32 - 1), 2**32 - 1)
+        for index in range(count)
+    )
 
 
 def test_the_fullest_lists_fit_a_frame_and_longer_ones_are_refused() -> None:
-    claims = tuple(Claim(*entry, bytes(4)) for entry in entries(MAX_ENTRIES))
-    page = Summary(True, 2**64 - 1, bytes(32), claims)
+    claims = tuple(messages.Claim(*entry, bytes(4)) for entry in entries(MAX_ENTRIES))
+    page = messages.Summary(True, 2**64 - 1, bytes(32), claims)
     assert wire_codec.decode(wire_codec.encode(page)) == page
     fields = [[*entry.feed, entry.next] for entry in entries(MAX_ENTRIES + 1)]
     with pytest.raises(RemoteProtocolError, match=r"C[25]"):
@@ -175,57 +161,64 @@ def test_the_fullest_lists_fit_a_frame_and_longer_ones_are_refused() -> None:
 def test_the_largest_segment_fits_a_frame_even_with_an_epoch_for_every_update() -> None:
     # A larger limit let a hostile origin make feeds that honest nodes admitted and could not pass on.
     worst = tuple(
-        EpochScalars(2**32 - 1 - MAX_SEGMENT_UPDATES + i, (-32768,)) for i in range(MAX_SEGMENT_UPDATES)
+        messages.EpochScalars(2**32 - 1 - MAX_SEGMENT_UPDATES + i, (-32768,))
+        for i in range(MAX_SEGMENT_UPDATES)
     )
-    segment = Segment(2**64 - 1, 2**32 - 1, worst, bytes(64), 255)
+    segment = messages.Segment(2**64 - 1, 2**32 - 1, worst, bytes(64), 255)
     assert wire_codec.decode(wire_codec.encode(segment)) == segment
-    branch = Branch(worst, bytes(64))
-    proof = Proof(Feed(bytes(32), 2**32 - 1), 2**32 - 1, (bytes(32), bytes(32)), (branch, branch))
+    branch = messages.Branch(worst, bytes(64))
+    proof = messages.Proof(
+        messages.Feed(bytes(32), 2**32 - 1), 2**32 - 1, (bytes(32), bytes(32)), (branch, branch)
+    )
     assert wire_codec.decode(wire_codec.encode(proof)) == proof
     too_many = [[0, bytes(2 * (MAX_SEGMENT_UPDATES + 1))]]
     with pytest.raises(RemoteProtocolError, match="C7"):
         wire_codec.decode(msgpack.packb([1, 0, 0, 0, too_many, bytes(64)]))
 
 
-GOOD = Segment(1, 0, (EpochScalars(0, (1,)),), bytes(64))
+GOOD = messages.Segment(1, 0, (messages.EpochScalars(0, (1,)),), bytes(64))
 
 
 @pytest.mark.parametrize(
     "message",
     [
         replace(GOOD, parts=()),
-        replace(GOOD, parts=(EpochScalars(0, ()),)),
-        replace(GOOD, parts=(EpochScalars(1, (1,)), EpochScalars(0, (1,)))),
-        replace(GOOD, parts=(EpochScalars(0, (32768,)),)),
-        replace(GOOD, parts=(EpochScalars(0, (0,) * (MAX_SEGMENT_UPDATES + 1)),)),
+        replace(GOOD, parts=(messages.EpochScalars(0, ()),)),
+        replace(GOOD, parts=(messages.EpochScalars(1, (1,)), messages.EpochScalars(0, (1,)))),
+        replace(GOOD, parts=(messages.EpochScalars(0, (32768,)),)),
+        replace(GOOD, parts=(messages.EpochScalars(0, (0,) * (MAX_SEGMENT_UPDATES + 1)),)),
         replace(GOOD, signature=b""),
         replace(GOOD, hops=256),
         replace(GOOD, first=2**32),
-        Want(entries(2)[::-1]),
-        Want(entries(1) * 2),
-        Want(entries(MAX_ENTRIES + 1)),
-        Hello(1, b"short", 0, 0),
-        Goodbye("é" * 101),
-        Card(Feed(bytes(32), 0), 1, "é" * 17, "", bytes(64)),
-        Card(Feed(bytes(32), 0), 1, "", "\ud800", bytes(64)),
+        messages.Want(entries(2)[::-1]),
+        messages.Want(entries(1) * 2),
+        messages.Want(entries(MAX_ENTRIES + 1)),
+        messages.Hello(1, b"short", 0, 0),
+        messages.Goodbye("é" * 101),
+        messages.Card(messages.Feed(bytes(32), 0), 1, "é" * 17, "", bytes(64)),
+        messages.Card(messages.Feed(bytes(32), 0), 1, "", "\ud800", bytes(64)),
     ],
     ids=str,
 )
-def test_a_message_that_the_peer_would_refuse_is_not_encoded(message: Message) -> None:
+def test_a_message_that_the_peer_would_refuse_is_not_encoded(message: messages.Message) -> None:
     with pytest.raises(LocalProtocolError):
         wire_codec.encode(message)
 
 
-def wire_size(segment: Segment) -> int:
+def wire_size(segment: messages.Segment) -> int:
     return LENGTH_BYTES + len(wire_codec.encode(segment))
 
 
 def test_a_segment_of_one_update_takes_at_most_96_bytes_on_the_wire() -> None:
-    worst = Segment(2**64 - 1, 2**32 - 2, (EpochScalars(65_535, (-32767,)),), bytes(64), hops=16)
+    worst = messages.Segment(
+        2**64 - 1, 2**32 - 2, (messages.EpochScalars(65_535, (-32767,)),), bytes(64), hops=16
+    )
     assert wire_size(worst) == 95
 
 
 def test_a_segment_of_32_updates_takes_at_most_5_bytes_an_update() -> None:
-    worst = Segment(2**64 - 1, 2**32 - 33, (EpochScalars(65_535, (-32767,) * 32),), bytes(64), hops=16)
+    worst = messages.Segment(
+        2**64 - 1, 2**32 - 33, (messages.EpochScalars(65_535, (-32767,) * 32),), bytes(64), hops=16
+    )
     assert wire_size(worst) == 157
     assert wire_size(worst) / 32 <= 5

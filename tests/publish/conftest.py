@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sfprotocol.names import NAMELESS, Names
+from sfprotocol.fields import NAMELESS, Names
 from tests.cli.conftest import home, sfnode
 from tests.publish.runs import HOSTILE, manifest_of, write_run
 

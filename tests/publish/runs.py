@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import OrganisedSection
-from sfnode.models.manifest_builder import build
 from sfnode.organising.evaluation.health import published
+from sfnode.preparing.manifest import build
 from sfnode.schema.evaluation import Evaluation
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
@@ -20,10 +20,10 @@ from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, named_digest
 from sfprotocol.decisions import FACTOR_ONE, Admit, Announce, Close, Decision, Move, Part, Seal, Worth
 from sfprotocol.events import KeepControl
-from sfprotocol.holding import tag
+from sfprotocol.fields import Names
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
-from sfprotocol.names import Names
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.validation import tag
+from sfprotocol.weighing import WORTH_ONE
 from tests.protocol.feeds import origin_of, signing_key
 
 SALT = bytes(8)

@@ -17,7 +17,7 @@ from sfnode.publish import certificate as certificates
 from sfnode.publish.certificate import NO_WORTH, Certificate, check
 from sfnode.store.log import UpdateLog
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.names import NAMELESS
+from sfprotocol.fields import NAMELESS
 from tests.cli.helpers import Run
 from tests.protocol.feeds import origin_of
 from tests.publish.conftest import EPOCHS

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,10 @@ from sfnode.errors import Code, UserError
 from sfnode.peers.contacts import MAX_FILE
 from sfnode.publish.run_file import MOST_COUNT, MOST_VALUE, RunFile
 from sfnode.publish.signature import Signer
-from sfprotocol.control_feed import ControlFeed, succession_message
-from sfprotocol.messages import Succession, Vote
+from sfprotocol.control_feed import ControlFeed, election_message, succession_message
+from sfprotocol.decisions import Announce, Ballot, Decision, Elected, StandIn, StandIns, read
+from sfprotocol.decisions import encode as encode_decision
+from sfprotocol.messages import ELECTED_TERMS, Entry, Succession, Vote
 from sfprotocol.wire_codec import encode
 from tests.cli.helpers import Ended, Run
 from tests.peers.test_contacts import page, web_server
@@ -176,8 +178,12 @@ def test_what_can_be_measured_at_most_is_drawn(
 # -- whose word counts -----------------------------------------------------------------------------------
 
 DEPUTY = "deputy"
+TERM = ELECTED_TERMS
+"""The term that the first succession begins."""
+
 SIGNED = manifest_of(
-    organised=manifest_of().organised.model_copy(update={"deputies": (origin_of(DEPUTY).hex(),), "votes": 1})
+    protocol=4,
+    organised=manifest_of().organised.model_copy(update={"deputies": (origin_of(DEPUTY).hex(),), "votes": 1}),
 )
 
 
@@ -190,17 +196,147 @@ def succession(term: int, name: str) -> Succession:
     return replace(bare, votes=(Vote(0, signing_key(DEPUTY).sign(message)),))
 
 
-def signed(folder: Path, title: str, by: str, last: Succession | None = None, **changes: object) -> Path:
-    """Write the file that this organiser publishes."""
+def signed(
+    folder: Path, title: str, by: str, last: Succession | ControlFeed | None = None, **changes: object
+) -> Path:
+    """Write the file that this organiser publishes, who has a control feed, or nothing but a succession."""
     authority = SIGNED.parameters().organised
     assert authority
-    control = ControlFeed(authority)
-    if last:
+    control = last if isinstance(last, ControlFeed) else ControlFeed(authority)
+    if isinstance(last, Succession):
         control.succeed(last)
     run = RunFile.model_validate(SAID | {"run_id": SIGNED.run_id.hex(), "title": title} | changes)
     path = folder / f"{title}.json"
     path.write_bytes(Signer(SIGNED, control, signing_key(by).sign).write(run))
     return path
+
+
+Turns = list[tuple[bytes, int, Entry]]
+
+THREE = ("one", "two", "three")
+"""Members who stand in for the organiser."""
+
+
+def names(*who: str) -> StandIns:
+    return StandIns(tuple(StandIn(place, origin_of(name)) for place, name in enumerate(who)))
+
+
+def decided(control: ControlFeed, by: str, *said: Decision) -> ControlFeed:
+    for decision in said:
+        assert control.add(control.stop, [control.sign(encode_decision(decision), signing_key(by).sign)]) == 1
+    return control
+
+
+def elected(control: ControlFeed, term: int, name: str, by: Sequence[str]) -> ControlFeed:
+    """Let these stand-ins elect one of them."""
+    message = election_message(SIGNED.run_id, term, control.stop, control.chain, origin_of(name))
+    places = {key: place for place, key in enumerate(control.stand_ins)}
+    ballots = tuple(Ballot(places[origin_of(voter)], signing_key(voter).sign(message)) for voter in by)
+    control.add(
+        control.stop, [control.elect(term, Elected(origin_of(name), ballots), signing_key(name).sign)]
+    )
+    return control
+
+
+def begun(last: Succession | None = None, *who: str) -> ControlFeed:
+    """Return a control feed, a few decisions long, with stand-ins."""
+    authority = SIGNED.parameters().organised
+    assert authority
+    control = ControlFeed(authority)
+    if last:
+        control.succeed(last)
+    return decided(control, "organiser", Announce("welcome"), names(*who or THREE), Announce("go on"))
+
+
+def test_the_word_of_a_stand_in_that_was_elected_wins_over_that_of_the_organiser_that_fell_silent(
+    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+) -> None:
+    fallen = signed(tmp_path, "Fallen", "organiser", begun())
+    control = decided(elected(begun(), 1, "two", ["two", "three"]), "two", Announce("here I am"))
+    stands_in = signed(tmp_path, "Elected", "two", control, updated="2026-01-01T00:00:00Z")
+    found, ended = directory(fallen, stands_in)
+    assert "(2 of 2 runs)" in ended.out
+    assert "Elected" in found.words
+    assert "Fallen" not in found.words
+
+
+def test_an_election_counts_by_those_whom_one_that_was_elected_has_named(
+    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+) -> None:
+    control = decided(elected(begun(), 1, "two", ["two", "three"]), "two", names("two", "four", "five"))
+    path = signed(tmp_path, "Elected", "five", elected(control, 3, "five", ["four", "five"]))
+    assert "(1 of 1 runs)" in directory(path)[1].out
+
+
+def test_whoever_organises_again_is_believed_over_who_stood_in(
+    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+) -> None:
+    control = elected(begun(None, "organiser", *THREE), 1, "two", ["one", "two", "three"])
+    stood_in = signed(tmp_path, "Then", "two", control.copy())
+    again = elected(control, 2, "organiser", ["organiser", "one", "three"])
+    found, _ = directory(
+        stood_in, signed(tmp_path, "Again", "organiser", again, updated="2026-01-01T00:00:00Z")
+    )
+    assert "Again" in found.words
+
+
+def test_a_succession_ends_what_stand_ins_have_elected(
+    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+) -> None:
+    stood_in = signed(tmp_path, "Deposed", "two", elected(begun(), 1, "two", ["two", "three"]))
+    heir = signed(tmp_path, "Heir", "heir", succession(TERM, "heir"), updated="2026-01-01T00:00:00Z")
+    found, _ = directory(stood_in, heir)
+    assert "Heir" in found.words
+    assert "Deposed" not in found.words
+
+
+def _too_few_ballots(turns: Turns) -> Turns:
+    return [turns[0], _instead(turns[1], lambda said: replace(said, ballots=said.ballots[:1]))]
+
+
+def _ballots_of_another_place(turns: Turns) -> Turns:
+    chain, place, entry = turns[1]
+    return [turns[0], (chain, place + 1, entry)]
+
+
+def _stand_ins_that_nobody_has_signed(turns: Turns) -> Turns:
+    return [_instead(turns[0], lambda said: names("two", "mallory")), turns[1]]
+
+
+def _nobody_stands_in(turns: Turns) -> Turns:
+    return turns[1:]
+
+
+def _the_wrong_way_round(turns: Turns) -> Turns:
+    return turns[::-1]
+
+
+def _instead(turn: tuple[bytes, int, Entry], change: Callable[[Any], Decision]) -> tuple[bytes, int, Entry]:
+    chain, place, entry = turn
+    return chain, place, entry._replace(record=encode_decision(change(read(entry.record).decision)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _too_few_ballots,
+        _ballots_of_another_place,
+        _stand_ins_that_nobody_has_signed,
+        _nobody_stands_in,
+        _the_wrong_way_round,
+    ],
+)
+def test_a_key_that_too_few_have_elected_signs_nothing(
+    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, change: Callable[[Turns], Turns]
+) -> None:
+    control = elected(begun(), 1, "two", ["two", "three"])
+    forged_turns = change(control.turns())
+    control.turns = lambda: forged_turns  # type: ignore[method-assign]
+    found, ended = directory(
+        signed(tmp_path, "Forged", "two", control), signed(tmp_path, "True", "organiser")
+    )
+    assert "Forged.json" in ended.err
+    assert "True" in found.words
 
 
 def forged(folder: Path, title: str, **changes: object) -> Path:
@@ -231,7 +367,7 @@ def test_after_a_succession_the_word_of_the_new_key_wins(
     directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
 ) -> None:
     later = signed(tmp_path, "Deposed", "organiser")
-    heir = signed(tmp_path, "Heir", "heir", succession(1, "heir"), updated="2026-01-01T00:00:00Z")
+    heir = signed(tmp_path, "Heir", "heir", succession(TERM, "heir"), updated="2026-01-01T00:00:00Z")
     found, _ = directory(later, heir)
     assert "Heir" in found.words
     assert "Deposed" not in found.words
@@ -240,7 +376,7 @@ def test_after_a_succession_the_word_of_the_new_key_wins(
 def test_the_first_word_counts_where_the_deputies_have_named_two(
     directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
 ) -> None:
-    two = [signed(tmp_path, name, name, succession(1, name)) for name in ("one", "two")]
+    two = [signed(tmp_path, name, name, succession(TERM, name)) for name in ("one", "two")]
     found, _ = directory(forged(tmp_path, "First"), *two)
     assert "First" in found.words
 
@@ -267,7 +403,7 @@ def _of_a_deep_manifest(data: bytes) -> bytes:
 
 
 def _with_a_succession_without_votes(data: bytes) -> bytes:
-    frame = encode(replace(succession(1, "mallory"), votes=()))
+    frame = encode(replace(succession(TERM, "mallory"), votes=()))
     return data.replace(b'"succession":""', b'"succession":"%s"' % frame.hex().encode())
 
 

@@ -14,21 +14,26 @@ from pathlib import Path
 import pytest
 
 from sfnode.manifest import Manifest
-from sfnode.models.manifest_builder import build
 from sfnode.peers import contacts
+from sfnode.preparing.manifest import build
 from sfnode.publish import site as sites
 from sfnode.publish.run_file import RunFile
 from sfnode.publish.site import remove_partial, write
 from sfnode.schema.metrics import value_in_words
 from sfnode.schema.results import InviteResult
 from sfnode.schema.views import Progress, SampleMoment, SampleRow, Samples
+from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
+from sfnode.store.log import UpdateLog
 from sfnode.store.run_keys import organiser_key, write_key
 from sfprotocol import invitation
-from sfprotocol.names import Names
+from sfprotocol.control_feed import ControlFeed, election_message
+from sfprotocol.decisions import Ballot, Elected, StandIn, StandIns, encode
+from sfprotocol.events import KeepControl
+from sfprotocol.fields import Names
 from tests.cli.fake_node import fake_node
 from tests.cli.helpers import Run
-from tests.protocol.feeds import signing_key
+from tests.protocol.feeds import origin_of, signing_key
 from tests.publish.conftest import EPOCHS, NAMES
 from tests.publish.helpers import PEER, Page, link_to
 from tests.publish.runs import HOSTILE, accuracy, manifest_of, write_run
@@ -81,6 +86,42 @@ def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnod
     assert f"sfnode history checkout {EPOCHS - 1}" in words
     assert checkout["core_digest"] in words
     assert f"sfnode join {link_to(RUN)}" in words
+
+
+def elect(folder: Path, manifest: Manifest, *members: int) -> None:
+    """Let the run's organiser name these members to stand in, who elect the last of them."""
+    run = manifest.parameters()
+    assert run.organised
+    with UpdateLog.open(Layout(folder).log, run.run_id) as log:
+        control = ControlFeed(run.organised)
+        control.add(0, log.control())
+        first = control.stop
+        keys = [StandIn(number, origin_of(f"stand-in {number}")) for number in members]
+        control.add(first, [control.sign(encode(StandIns(tuple(keys))), signing_key("organiser").sign)])
+        message = election_message(run.run_id, 1, control.stop, control.chain, keys[-1].key)
+        signs = [signing_key(f"stand-in {number}").sign for number in members]
+        ballots = tuple(Ballot(place, sign(message)) for place, sign in enumerate(signs))
+        control.add(control.stop, [control.elect(1, Elected(keys[-1].key, ballots), signs[-1])])
+        log.append([], control=[KeepControl(first, tuple(control.entries[first:]))])
+
+
+def test_a_page_says_who_organises_since_when_and_who_stands_in(
+    published: Callable[..., Path], sfnode: Run, tmp_path: Path
+) -> None:
+    manifest = manifest_of(protocol=4)
+    write_run(tmp_path / "node", manifest, NAMES, updates=60, epochs=EPOCHS)
+    here = "--data-dir", tmp_path / "node"
+    before = " ".join(Page.of(published(*here) / "index.html").words.split())
+    assert f"Organiser{origin_of('organiser').hex()[:8]}, named by its manifest, at the start" in before
+    assert "Stand-ins" not in before
+    elect(tmp_path / "node", manifest, 2, 3)
+    after = " ".join(Page.of(published(*here) / "index.html").words.split())
+    nameless, zoe = (origin_of(f"member {number}").hex()[:8] for number in (2, 3))
+    assert f"OrganiserZoë{zoe}, named by its stand-ins, after round {EPOCHS - 1}" in after
+    assert f"Stand-ins{nameless}, Zoë{zoe}: " in after
+    shown = Page.of(published(*here, "--hide", zoe) / "index.html").words
+    assert "Organiser" in shown
+    assert zoe not in shown
 
 
 def test_members_stand_in_both_orders_and_teams_by_what_they_call_themselves(

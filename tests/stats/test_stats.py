@@ -13,7 +13,7 @@ from sfnode.stats import MAX_TEAMS, LogIndex
 from sfnode.store.log import CutRecord, UpdateLog
 from sfprotocol import signing
 from sfprotocol.checkpoints import Base
-from sfprotocol.names import NAMELESS, Names
+from sfprotocol.fields import NAMELESS, Names
 from tests.node.helpers import Node, Swarm, eventually, feed_of, manifest, record
 
 RUN = manifest()

@@ -17,12 +17,12 @@ from sfnode.store.replay import frontier_of, kept_control
 from sfprotocol import decisions, wire_codec
 from sfprotocol.decisions import FACTOR_ONE, Admit, Decision, RateFrom, Seal
 from sfprotocol.events import OwnDecision
+from sfprotocol.fields import Values
 from sfprotocol.host import Host
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
 from sfprotocol.own_feed import fresh
 from sfprotocol.signing import card_message, extend, head_message
-from sfprotocol.values import Values
 from tests.protocol.feeds import origin_of, own_updates, signing_key
 from tests.protocol.organised import closing, digest_named
 

@@ -20,6 +20,7 @@ from sfnode.store import archive
 from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from tests.node.helpers import manifest, record
+from tests.refusals import fails_with
 from tests.store.folders import Folder, organised
 
 RUN = organised(manifest("archived", update_budget=1000, scalar_limit=1000))
@@ -107,9 +108,8 @@ def test_an_open_run_is_archived_as_well(tmp_path: Path) -> None:
 
 def test_a_file_that_exists_is_not_overwritten(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.BAD_OPTION):
         archived(folder, tmp_path / "taken")
-    assert refused.value.code is Code.BAD_OPTION
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "taken"]
 
 

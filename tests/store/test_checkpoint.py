@@ -16,6 +16,7 @@ from sfnode.store.replay import changes, frontier_of
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Void
 from sfprotocol.weighing import named
+from tests.refusals import fails_with
 from tests.store.organised import ORGANISED, Logged
 from tests.store.test_verification import MEANT, train
 
@@ -140,9 +141,8 @@ def test_nonsense_is_refused(made: Logged) -> None:
         data[:12] + b"\xff" * 8,
         bytes(swapped),
     ):
-        with pytest.raises(UserError) as refused:
+        with fails_with(Code.LOG_CORRUPT):
             decode(MEANT, counting(made), nonsense)
-        assert refused.value.code == Code.LOG_CORRUPT
 
 
 def epochs_of(folder: Path) -> list[int]:
@@ -262,17 +262,15 @@ def test_without_a_usable_checkpoint_a_log_that_has_let_go_is_of_no_use(made: Lo
     older, newer = (signed(made, epoch) for epoch in (1, 3))
     checkpoint.keep(folder, ORGANISED.run_id, older)
     log.rebase(newer.bases.values())
-    with pytest.raises(UserError) as lost:
+    with fails_with(Code.CHECKPOINT_UNUSABLE):
         checkpoint.start(folder, counting(made), log)
-    assert lost.value.code == Code.CHECKPOINT_UNUSABLE
     checkpoint.keep(folder, ORGANISED.run_id, newer)
     assert checkpoint.start(folder, counting(made), log).checkpoint
     made.decide(Void(1, 1, ()))
     with pytest.raises(UserError):
         checkpoint.start(folder, counting(made), log)
-    with pytest.raises(UserError) as lost:
+    with fails_with(Code.CHECKPOINT_UNUSABLE):
         list(changes(log, {}, named(counting(made), 3)))
-    assert lost.value.code == Code.CHECKPOINT_UNUSABLE
 
 
 def test_history_goes_below_the_older_of_two_checkpoints(made: Logged, folder: Path) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from sfnode.engine.core import Core, UpdateBatch
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.store.columns import Columns
 from sfnode.store.log import LOOSE_ROWS, CutRecord, UpdateLog
 from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Feed
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author
 
 
@@ -212,11 +213,9 @@ def test_a_log_of_an_older_version_is_read_as_it_is(path: Path, columns: Columns
 def test_a_log_is_not_written_without_saying_of_which_run_and_not_read_if_it_is_none(path: Path) -> None:
     with pytest.raises(ValueError, match="one run"):
         UpdateLog.open(path)
-    with pytest.raises(UserError) as missing:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         UpdateLog.open(path, read_only=True)
-    assert missing.value.code == Code.DATA_DIR_UNUSABLE
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE something (else_)")
-    with pytest.raises(UserError) as wrong:
+    with fails_with(Code.LOG_CORRUPT):
         UpdateLog.open(path, read_only=True)
-    assert wrong.value.code == Code.LOG_CORRUPT

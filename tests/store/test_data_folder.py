@@ -17,17 +17,9 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.store import data_folder
-from sfnode.store.data_folder import (
-    MAX_SOCKET_PATH,
-    Layout,
-    control_socket_path,
-    holder,
-    moved,
-    open_data_dir,
-    remember_location,
-)
 from sfnode.store.log import UpdateLog
 from sfnode.store.tables import inode_generation
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author
 
 HOLD = """
@@ -44,6 +36,7 @@ ASK = """
 import sys
 from pathlib import Path
 from select import select
+
 from sfnode.store.data_folder import holder
 print("asking", flush=True)
 answers = set()
@@ -64,13 +57,13 @@ def mode(path: Path) -> int:
 
 
 def test_a_new_folder_is_private(tmp_path: Path) -> None:
-    with open_data_dir(tmp_path / "a" / "node") as data:
+    with data_folder.open_data_dir(tmp_path / "a" / "node") as data:
         assert mode(data.path) == 0o700
         assert mode(data.lock) == 0o600
 
 
 def test_all_paths_in_the_folder_differ(tmp_path: Path) -> None:
-    at = Layout(tmp_path)
+    at = data_folder.Layout(tmp_path)
     names = [at.log, at.identity, at.libp2p_identity, at.manifest, at.lock, at.control_socket]
     assert len(set(names)) == 6
     assert {name.parent for name in names} == {tmp_path}
@@ -82,25 +75,25 @@ def test_a_second_process_is_refused_until_the_first_has_ended_even_by_sigkill(t
         assert node.stdout is not None
         assert node.stdout.readline() == "held\n"
         with pytest.raises(UserError, match=f"process {node.pid}") as caught:
-            open_data_dir(tmp_path)
+            data_folder.open_data_dir(tmp_path)
         assert caught.value.code is Code.DATA_DIR_IN_USE
         node.kill()
-    open_data_dir(tmp_path).close()
+    data_folder.open_data_dir(tmp_path).close()
 
 
 def test_a_folder_is_free_again_after_close(tmp_path: Path) -> None:
     for _ in range(2):
-        with open_data_dir(tmp_path), pytest.raises(UserError, match=str(os.getpid())):
-            open_data_dir(tmp_path)
+        with data_folder.open_data_dir(tmp_path), pytest.raises(UserError, match=str(os.getpid())):
+            data_folder.open_data_dir(tmp_path)
 
 
 def test_the_holder_of_a_folder_is_known_by_its_process_number(tmp_path: Path) -> None:
-    assert holder(tmp_path / "nowhere") is None
-    with open_data_dir(tmp_path / "node") as data_dir:
-        assert holder(tmp_path / "node") == os.getpid()
+    assert data_folder.holder(tmp_path / "nowhere") is None
+    with data_folder.open_data_dir(tmp_path / "node") as data_dir:
+        assert data_folder.holder(tmp_path / "node") == os.getpid()
         data_dir.lock.write_text("half a numb")
-        assert holder(tmp_path / "node") == 0
-    assert holder(tmp_path / "node") is None
+        assert data_folder.holder(tmp_path / "node") == 0
+    assert data_folder.holder(tmp_path / "node") is None
 
 
 def test_asking_for_the_holder_never_keeps_a_node_from_starting(tmp_path: Path) -> None:
@@ -113,7 +106,7 @@ def test_asking_for_the_holder_never_keeps_a_node_from_starting(tmp_path: Path) 
             assert asker.stdout is not None
             assert asker.stdout.readline() == "asking\n"
         for _ in range(STARTS):
-            open_data_dir(tmp_path).close()
+            data_folder.open_data_dir(tmp_path).close()
     finally:
         answers = [asker.communicate()[0] for asker in askers]
     assert set(answers) <= {"[]\n", f"{[0, os.getpid()]}\n", f"{[0]}\n", f"{[os.getpid()]}\n"}
@@ -123,28 +116,26 @@ def test_a_shared_lock_that_is_never_released_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_folder, "PROBE_PATIENCE", 0.05)
-    open_data_dir(tmp_path).close()
-    with Layout(tmp_path).lock.open() as lock:
+    data_folder.open_data_dir(tmp_path).close()
+    with data_folder.Layout(tmp_path).lock.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         with pytest.raises(UserError) as caught:
-            open_data_dir(tmp_path)
+            data_folder.open_data_dir(tmp_path)
     assert caught.value.code is Code.DATA_DIR_IN_USE
 
 
 @pytest.mark.parametrize("below", ["", "node"])
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError) as caught:
-        open_data_dir(tmp_path / "file" / below)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+    with fails_with(Code.DATA_DIR_UNUSABLE):
+        data_folder.open_data_dir(tmp_path / "file" / below)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(UserError) as caught:
-        open_data_dir(tmp_path)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+    with fails_with(Code.DATA_DIR_UNUSABLE):
+        data_folder.open_data_dir(tmp_path)
 
 
 # -- copies ------------------------------------------------------------------------------------------
@@ -153,16 +144,16 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """The folder of a node that has trained and was shut down."""
-    with open_data_dir(tmp_path / "node") as data, UpdateLog.open(data.log, RUN_ID) as log:
-        assert not moved(log)
-        remember_location(log)
+    with data_folder.open_data_dir(tmp_path / "node") as data, UpdateLog.open(data.log, RUN_ID) as log:
+        assert not data_folder.moved(log)
+        data_folder.remember_location(log)
         log.append([Author().write([1, 2, 3])])
     return tmp_path / "node"
 
 
 def was_moved(folder: Path) -> bool:
-    with UpdateLog.open(Layout(folder).log, RUN_ID) as log:
-        return moved(log)
+    with UpdateLog.open(data_folder.Layout(folder).log, RUN_ID) as log:
+        return data_folder.moved(log)
 
 
 def test_a_restarted_node_continues_its_feed(node: Path) -> None:
@@ -177,14 +168,14 @@ def test_a_copied_folder_is_noticed_until_its_location_is_remembered(node: Path,
     copy = shutil.copytree(node, tmp_path / "copy")
     assert was_moved(copy)
     assert was_moved(copy), "asking must not make it forget: the node may crash before it has acted"
-    with UpdateLog.open(Layout(copy).log, RUN_ID) as log:
-        remember_location(log)
+    with UpdateLog.open(data_folder.Layout(copy).log, RUN_ID) as log:
+        data_folder.remember_location(log)
     assert not was_moved(copy)
     assert not was_moved(node)
 
 
 def test_a_backup_restored_over_the_original_is_noticed_although_inode_numbers_return(node: Path) -> None:
-    log, backup = Layout(node).log, node / "backup"
+    log, backup = data_folder.Layout(node).log, node / "backup"
     if not inode_generation(log):
         pytest.skip("this file system has no inode generations")
     shutil.copy2(log, backup)
@@ -202,8 +193,8 @@ def test_what_is_written_after_the_location_survives_another_program_that_opens_
     )
     path = tmp_path / "updates.sqlite"
     with UpdateLog.open(path, RUN_ID) as log:
-        assert not moved(log)
-        remember_location(log)
+        assert not data_folder.moved(log)
+        data_folder.remember_location(log)
         subprocess.run([sys.executable, "-c", visit, str(path)], check=True, timeout=60)
         assert (tmp_path / "updates.sqlite-wal").exists()
         log.append([Author().write([1])])
@@ -215,7 +206,7 @@ def test_what_is_written_after_the_location_survives_another_program_that_opens_
 def test_a_log_with_updates_and_no_location_counts_as_moved(tmp_path: Path) -> None:
     with UpdateLog.open(tmp_path / "updates.sqlite", RUN_ID) as log:
         log.append([Author().write([1])])
-        assert moved(log)
+        assert data_folder.moved(log)
 
 
 # -- the control socket ------------------------------------------------------------------------------
@@ -238,18 +229,18 @@ def deep(tmp_path: Path) -> Path:
 
 
 def test_a_short_folder_holds_its_own_socket(temporary: Path) -> None:
-    assert control_socket_path(temporary) == temporary.resolve() / "control.sock"
+    assert data_folder.control_socket_path(temporary) == temporary.resolve() / "control.sock"
 
 
 def test_a_deep_folder_gets_a_short_private_socket(temporary: Path, deep: Path) -> None:
-    with open_data_dir(deep) as data:
+    with data_folder.open_data_dir(deep) as data:
         path = data.control_socket
-        assert len(os.fsencode(path)) <= MAX_SOCKET_PATH
+        assert len(os.fsencode(path)) <= data_folder.MAX_SOCKET_PATH
         assert path.is_relative_to(temporary)
         assert mode(path.parent) == 0o700
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(str(path))
-    open_data_dir(deep).close()
+    data_folder.open_data_dir(deep).close()
 
 
 def test_node_and_client_agree_on_the_socket_however_they_name_the_folder(
@@ -259,28 +250,28 @@ def test_node_and_client_agree_on_the_socket_however_they_name_the_folder(
     link.symlink_to(deep)
     monkeypatch.chdir(deep.parent)
     names = [deep, link, Path(deep.name), deep / ".." / deep.name]
-    assert len({control_socket_path(name) for name in names}) == 1
+    assert len({data_folder.control_socket_path(name) for name in names}) == 1
     assert list(temporary.iterdir()) == [link], "asking creates nothing"
 
 
 @pytest.mark.usefixtures("temporary")
 def test_the_socket_of_a_folder_that_was_removed_can_still_be_named(deep: Path) -> None:
-    with open_data_dir(deep) as data:
+    with data_folder.open_data_dir(deep) as data:
         path = data.control_socket
     shutil.rmtree(deep)
-    assert control_socket_path(deep) == path
+    assert data_folder.control_socket_path(deep) == path
 
 
 @pytest.mark.usefixtures("temporary")
 def test_two_deep_folders_have_two_sockets(deep: Path) -> None:
-    assert control_socket_path(deep) != control_socket_path(deep.parent / ("z" * 60))
+    assert data_folder.control_socket_path(deep) != data_folder.control_socket_path(deep.parent / ("z" * 60))
 
 
 @pytest.mark.parametrize("trap", ["open folder", "link", "file"])
 def test_a_socket_folder_that_another_user_may_have_made_is_refused(
     temporary: Path, deep: Path, trap: str
 ) -> None:
-    folder = control_socket_path(deep).parent
+    folder = data_folder.control_socket_path(deep).parent
     if trap == "open folder":
         folder.mkdir()
         folder.chmod(0o777)
@@ -290,11 +281,10 @@ def test_a_socket_folder_that_another_user_may_have_made_is_refused(
         folder.symlink_to(private)
     else:
         folder.touch(mode=0o600)
-    with pytest.raises(UserError) as caught:
-        open_data_dir(deep)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
+    with fails_with(Code.DATA_DIR_UNUSABLE):
+        data_folder.open_data_dir(deep)
     with pytest.raises(UserError):
-        control_socket_path(deep)
+        data_folder.control_socket_path(deep)
 
 
 def test_a_temporary_folder_that_is_too_deep_as_well_is_named_in_the_error(
@@ -302,14 +292,14 @@ def test_a_temporary_folder_that_is_too_deep_as_well_is_named_in_the_error(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with pytest.raises(UserError, match="TMPDIR"):
-        open_data_dir(deep)
+        data_folder.open_data_dir(deep)
 
 
 def test_the_log_is_private_in_a_folder_that_was_there_whatever_the_umask(tmp_path: Path) -> None:
     author, before = Author(), os.umask(0)
     try:
         tmp_path.chmod(0o777)
-        with open_data_dir(tmp_path) as held, UpdateLog.open(held.log, RUN_ID) as log:
+        with data_folder.open_data_dir(tmp_path) as held, UpdateLog.open(held.log, RUN_ID) as log:
             log.append([author.write([1])])
             found = {path.name: mode(path) for path in tmp_path.iterdir()}
     finally:

@@ -18,6 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.store import records
 from sfnode.store.disk_errors import BrokenRowError, private, write_whole
 from sfnode.store.log import Record, UpdateLog
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author, scalar_of
 
 HERE = Path(__file__).parent
@@ -107,9 +108,8 @@ def test_an_append_to_a_full_disk_fails_and_harms_nothing_else(small_disk: Path)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(64 * 1024))
     with UpdateLog.open(small_disk / "updates.sqlite", RUN_ID) as log:
-        with pytest.raises(UserError) as caught:
+        with fails_with(Code.DISK_FULL):
             append_for_ever(log, author)
-        assert caught.value.code is Code.DISK_FULL
         assert log.updates() == len(author.updates) - 1
         readable = log.read(author.feed, 0, 1_000_000)
         assert readable is not None
@@ -123,15 +123,13 @@ def test_an_append_to_a_full_disk_fails_and_harms_nothing_else(small_disk: Path)
 def test_a_disk_too_full_for_a_new_log_is_reported(small_disk: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         (small_disk / "ballast").write_bytes(bytes(300 * 1024))
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DISK_FULL):
         UpdateLog.open(small_disk / "updates.sqlite", RUN_ID)
-    assert caught.value.code is Code.DISK_FULL
 
 
 def test_a_log_in_a_missing_folder_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         UpdateLog.open(tmp_path / "nowhere" / "updates.sqlite", RUN_ID)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
 
 
 # -- damage ------------------------------------------------------------------------------------------
@@ -147,10 +145,9 @@ def author(path: Path) -> Author:
 
 
 def assert_corrupt(path: Path) -> None:
-    with pytest.raises(UserError) as caught, UpdateLog.open(path, RUN_ID) as log:
+    with fails_with(Code.LOG_CORRUPT), UpdateLog.open(path, RUN_ID) as log:
         for _ in log.records():
             pass
-    assert caught.value.code is Code.LOG_CORRUPT
 
 
 def test_a_file_of_garbage_is_a_corrupt_log(path: Path) -> None:

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sfnode.errors import Code, UserError
 from sfnode.store.identity import load_or_create
+from tests.refusals import fails_with
 
 
 @pytest.fixture
@@ -68,9 +69,8 @@ def test_a_key_that_others_could_read_is_made_private_and_reported(path: Path, w
 )
 def test_a_file_that_is_no_key_is_refused_and_kept(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         load_or_create(path)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
     assert path.read_bytes() == content
 
 
@@ -97,6 +97,5 @@ def test_a_key_locked_by_a_password_is_refused(path: Path) -> None:
 
 
 def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         load_or_create(tmp_path / "nowhere" / "identity.pem")
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE

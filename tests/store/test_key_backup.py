@@ -17,6 +17,7 @@ from sfnode.store import key_backup, run_keys
 from sfnode.store.data_folder import Layout, open_data_dir
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.run_keys import RunKeys, organiser_key
+from tests.refusals import fails_with
 
 RUN, OTHER = bytes(range(32)), bytes(32)
 PASSPHRASE = b"correct horse"
@@ -119,16 +120,14 @@ def test_what_is_no_key_is_left_out(old: Home) -> None:
 
 
 def test_without_any_key_there_is_nothing_to_keep(new: Home) -> None:
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.KEY_NOT_FOUND):
         new.files()
-    assert caught.value.code is Code.KEY_NOT_FOUND
 
 
 def test_a_runs_key_that_others_can_read_is_refused_as_everywhere(old: Home) -> None:
     organiser_key(RUN, old.keys).chmod(0o644)
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.KEY_EXPOSED):
         old.files()
-    assert caught.value.code is Code.KEY_EXPOSED
 
 
 # -- restoring -----------------------------------------------------------------------------------------
@@ -172,9 +171,8 @@ def test_another_key_is_never_replaced_and_then_nothing_is_restored(
     path.parent.mkdir(parents=True)
     Identity.generate().write(path)
     kept = path.read_bytes()
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.BAD_OPTION):
         new.restore(key_backup.read(backup, PASSPHRASE))
-    assert caught.value.code is Code.BAD_OPTION
     assert path.read_bytes() == kept
     assert {one.name for one in new.node.parent.rglob("*") if one.is_file()} <= {path.name, "lock"}
 

@@ -25,6 +25,7 @@ from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars
 from sfprotocol.segments import MAX_SEGMENT_UPDATES, merge
 from sfprotocol.signing import extend, genesis
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author, unpacked
 
 
@@ -52,6 +53,13 @@ def test_a_new_log_is_empty(log: UpdateLog) -> None:
     assert list(log.records()) == []
     assert log.updates() == 0
     assert log.read(Author().feed, 0, 100) is None
+
+
+def test_a_log_that_is_being_made_is_none_yet_rather_than_a_damaged_one(path: Path) -> None:
+    tables.connect(path, read_only=False).close()  # a node begins: the file is there, its tables are not
+    with pytest.raises(UserError, match="there is no update log yet") as refused:
+        UpdateLog.open(path, read_only=True)
+    assert refused.value.code is Code.DATA_DIR_UNUSABLE
 
 
 def test_an_empty_append_changes_nothing(log: UpdateLog) -> None:
@@ -250,9 +258,8 @@ def test_a_feed_must_start_at_its_first_step(log: UpdateLog) -> None:
 
 def test_another_runs_log_is_refused(path: Path) -> None:
     UpdateLog.open(path, RUN_ID).close()
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.WRONG_RUN) as caught:
         UpdateLog.open(path, bytes(32))
-    assert caught.value.code is Code.WRONG_RUN
     assert RUN_ID.hex() in caught.value.what
 
 
@@ -301,9 +308,8 @@ def test_a_read_only_log_refuses_to_be_written(log: UpdateLog, path: Path) -> No
 
 
 def test_a_read_only_log_must_exist(path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_DIR_UNUSABLE):
         UpdateLog.open(path, RUN_ID, read_only=True)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
     assert not path.exists()
 
 
@@ -502,12 +508,13 @@ def test_decisions_have_the_time_at_which_they_came_but_for_those_of_an_earlier_
     with closing(sqlite3.connect(path)) as db:
         db.executescript("ALTER TABLE control DROP COLUMN arrived; PRAGMA user_version = 5")
     with UpdateLog.open(path, RUN_ID, read_only=True) as log:
-        assert (log.control(), log.arrivals()) == ([first], [])
+        assert (log.control(), log.arrivals(), log.arrival(0)) == ([first], [], None)
     began = int(time.time())
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([], control=[KeepControl(1, (second,))])
         assert log.control() == [first, second]
         unknown, arrived = log.arrivals()
+        assert (log.arrival(0), log.arrival(1), log.arrival(2)) == (unknown, arrived, None)
     assert unknown is None
     assert arrived is not None
     assert began <= arrived <= time.time()

@@ -8,7 +8,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Data
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles, model_of, places_of

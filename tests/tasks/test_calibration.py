@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.task import Task
 from sfnode.tasks.calibration import prior
 from sfnode.tasks.dataset import load_rows
@@ -15,6 +15,7 @@ from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
 from sfnode.tasks.presets import preset
 from sfnode.tasks.prompts import Row
 from tests.engine.helpers import ROWS, SHARED, TASK
+from tests.refusals import refused
 from tests.tasks.test_encoding import CHOICE, CHOICES, MINI, SST2, TEXT, _loaded, forward, scored, tokenizer
 
 
@@ -63,9 +64,8 @@ def test_a_leaning_of_the_model_is_nothing_to_the_calibrated_one() -> None:
 
 @pytest.mark.parametrize(("task", "rows"), [(TEXT, ROWS), (CHOICE, CHOICES), (TASK, [])])
 def test_without_fixed_answers_or_rows_there_is_none(task: Task, rows: list[Row]) -> None:
-    with pytest.raises(UserError, match="no prior over the answers") as caught:
+    with refused(Code.BAD_OPTION, "no prior over the answers"):
         prior(task, tokenizer(), rows, forward("opt"), 2)
-    assert caught.value.code is Code.BAD_OPTION
 
 
 @pytest.mark.skipif(not SST2.is_file(), reason="needs ../shared")

@@ -19,6 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
+from tests.refusals import refused
 
 CHAT = Task(kind="chat")
 MARKED = (
@@ -176,10 +177,8 @@ def test_a_conversation_whose_first_answer_does_not_fit_is_an_error_that_quotes_
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UserError, match="no chat template") as caught:
+    with refused(Code.MODEL_UNSUPPORTED, "no chat template", fix="chat_template.jinja"):
         encode(CHAT, tokenizer(None), [talk("Two?", "Four.")])
-    assert caught.value.code == Code.MODEL_UNSUPPORTED
-    assert "chat_template.jinja" in caught.value.fix
 
 
 def test_what_the_template_refuses_is_an_error_with_its_reason_and_the_conversation() -> None:
@@ -233,11 +232,8 @@ def test_malformed_messages_are_named_with_file_and_line(tmp_path: Path, message
     file = tmp_path / "talk.jsonl"
     rows = [{"messages": [USER, FOUR]}, {"messages": messages}]
     file.write_text("\n".join(json.dumps(row) for row in rows))
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_MALFORMED, f"{file}, line 2: ", wrong):
         load_rows(str(file), CHAT)
-    assert caught.value.code == Code.DATA_MALFORMED
-    assert f"{file}, line 2: " in caught.value.what
-    assert wrong in caught.value.what
 
 
 def test_the_messages_may_be_in_another_field_and_may_be_counted(tmp_path: Path) -> None:

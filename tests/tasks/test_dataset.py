@@ -23,6 +23,7 @@ from sfnode.tasks.dataset import HeldOut, Row, load_rows, select, shard
 from sfnode.tasks.public_files import typed
 from sfprotocol.model_listing import MAX_DATA
 from tests.hub_server import REVISION, Offer, Offering, offering
+from tests.refusals import refused
 
 __all__ = ["offering"]
 
@@ -177,17 +178,15 @@ def test_a_name_on_the_hub_is_no_folder_here(
     (tmp_path / folder).mkdir(parents=True)
     write_jsonl(tmp_path / folder / "train.jsonl")
     offering({})
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_NOT_FOUND):
         load_rows(f"hf:{folder}:train", TASK)
-    assert caught.value.code is Code.DATA_NOT_FOUND
 
 
 @pytest.mark.parametrize("sizes", [(MAX_DATA + 1, 0), (MAX_DATA, 1)])
 def test_data_of_the_hub_without_a_bound_are_not_begun(sizes: tuple[int, int], offering: Offering) -> None:
     made = offering({f"train-0000{n}-of-00002.csv": Offer(size, b"") for n, size in enumerate(sizes)})
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_TOO_LARGE):
         load_rows("hf:nobody/set:train", TASK)
-    assert caught.value.code is Code.DATA_TOO_LARGE
     assert not made.sent
 
 
@@ -196,17 +195,15 @@ def test_data_for_which_there_is_no_room_are_not_begun(
 ) -> None:
     made = offering({"train.jsonl": rows_of(write_jsonl)})
     monkeypatch.setattr(hub, "SPARE_BYTES", shutil.disk_usage("/").total * 1000)
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DISK_FULL):
         load_rows("hf:nobody/set:train", TASK)
-    assert caught.value.code is Code.DISK_FULL
     assert not made.sent
 
 
 def test_data_on_a_hub_that_is_silent_are_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
-    with pytest.raises(UserError, match="cannot load hf:nobody/set:train: it does not answer") as caught:
+    with refused(Code.DATA_NOT_FOUND, "cannot load hf:nobody/set:train: it does not answer"):
         load_rows("hf:nobody/set:train", TASK)
-    assert caught.value.code is Code.DATA_NOT_FOUND
 
 
 def test_data_that_were_downloaded_before_serve_while_the_hub_is_silent(
@@ -222,10 +219,8 @@ def test_data_that_were_downloaded_before_serve_while_the_hub_is_silent(
 
 def test_what_the_hub_cannot_give_is_an_error_that_names_it(tmp_path: Path) -> None:
     for source in (f"hf:{tmp_path}:test", f"hf:{tmp_path}:small:test", "hf:alone", "hf::train", "hf:a:b:c:d"):
-        with pytest.raises(UserError) as caught:
+        with refused(Code.DATA_NOT_FOUND, source):
             load_rows(source, TASK)
-        assert caught.value.code == Code.DATA_NOT_FOUND
-        assert source in caught.value.what
 
 
 MALFORMED = {
@@ -302,11 +297,8 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None
 
 @pytest.mark.parametrize("source", ["absent.tsv", "rows.txt", ".", "builtin:poems:train", "builtin:reviews"])
 def test_a_source_that_is_not_there_is_an_error_with_the_forms_that_sources_take(source: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.DATA_NOT_FOUND, source, fix=HUB_FORM):
         load_rows(source, TASK)
-    assert caught.value.code == Code.DATA_NOT_FOUND
-    assert source in caught.value.what
-    assert HUB_FORM in caught.value.fix
 
 
 @pytest.fixture(scope="module")
@@ -394,9 +386,8 @@ def test_fewer_validation_rows_may_be_asked_for(hundred: str) -> None:
 def test_rows_that_all_validate_leave_nothing_to_train_on(hundred: str, limit: int) -> None:
     data = Data(train=hundred, validation_limit=limit)
     for load in (lambda: training_rows(data, TASK), lambda: held_out_rows(data, TASK, "validation")):
-        with pytest.raises(UserError, match="all of them would be validation rows") as caught:
+        with refused(Code.DATA_MALFORMED, "all of them would be validation rows"):
             load()
-        assert caught.value.code is Code.DATA_MALFORMED
 
 
 @pytest.mark.parametrize("which", ["test", "validation"])

@@ -16,13 +16,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.task import Task
 from sfnode.tasks import tokenizer_calls
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import LONG_ANSWER, Encoded, Scored, encode, evaluate
 from sfnode.tasks.presets import preset
 from tests.engine.helpers import FAMILIES, ROWS, SHARED, TASK, WORDS, model_folder
+from tests.refusals import refused
 
 SST2, MINI = SHARED / "data" / "sst2" / "test.tsv", SHARED / "models" / "opt-mini-sst"
 STORY = Task(kind="completion", template="{sentence} It was", completion="{more}")
@@ -188,9 +189,8 @@ def test_a_long_text_loses_its_end() -> None:
 
 def test_an_answer_that_does_not_fit_is_an_error_that_quotes_it() -> None:
     task = STORY.model_copy(update={"max_tokens": 8})
-    with pytest.raises(UserError, match="'good good good good good good good good'") as caught:
+    with refused(Code.DATA_MALFORMED, "'good good good good good good good good'"):
         encode(task, tokenizer(), [{"sentence": "a", "more": " ".join(["good"] * 8)}])
-    assert caught.value.code == Code.DATA_MALFORMED
 
 
 def test_a_completion_loses_by_its_own_tokens_only() -> None:

@@ -12,6 +12,7 @@ from sfnode.tasks.mini_batches import REFERENCES, Shard
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import balanced_rows, batch_rows, update_seeds
 from tests.engine.helpers import ROWS, TASK
+from tests.refusals import refused
 from tests.tasks.test_encoding import tokenizer, words_of
 from tests.tasks.test_fitting import ANSWERS, LONG
 
@@ -69,9 +70,8 @@ def test_a_shard_of_one_class_is_centred_by_public_rows_whose_labels_are_not_loo
 
 def test_rows_of_one_class_are_of_no_use_where_there_are_no_public_ones() -> None:
     """Centred by themselves they would teach the model to answer all rows alike."""
-    with pytest.raises(UserError, match="all rows here are of one class") as caught:
+    with refused(Code.DATA_NEEDED, "all rows here are of one class"):
         Shard(CENTRED, tokenizer(), BAD, 4)
-    assert caught.value.code is Code.DATA_NEEDED
     Shard(TASK, tokenizer(), BAD, 4, unread)
 
 

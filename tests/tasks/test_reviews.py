@@ -12,7 +12,7 @@ from scripts import reviews
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.trainer import Trainer
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import evaluate
 from sfprotocol.seeds import update_seeds

@@ -80,9 +80,7 @@ def test_every_class_is_predicted_by_the_one_output_of_its_rows_sequence() -> No
 
 
 BERT_PAIRS = Task(
-    kind="sequence-classification",
-    template="{text}{separator}{other}",
-    verbalizer={"0": "no", "1": "yes"},
+    kind="sequence-classification", template="{text}{separator}{other}", verbalizer={"0": "no", "1": "yes"}
 )
 PAIR_ROWS = [
     {"text": "the film was bright", "other": "the story was dull .", "label": "0"},

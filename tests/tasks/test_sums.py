@@ -14,7 +14,7 @@ from scripts.sums import SumProblem, split_of
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.generation import complete
 from sfnode.engine.trainer import Trainer
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.tasks.dataset import load_rows
 from sfprotocol.seeds import update_seeds
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, CTRLTokenizer, PreTrainedTokenizerFast
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.tasks import tokenizer_calls
 from sfnode.tasks.tokenizer_calls import decode, encode, encode_pair, encode_with_places
 from tests.models.families import ENCODERS, FAMILIES, model_folder
 from tests.models.hostile import LONG, NORMALISERS, SENTENCE, replace, sequence
+from tests.refusals import refusal
 
 TEXTS = ["the film was bright .", "", "a dull story , Ünd mehr", "<s> good good"]
 PAIRS = [("the film was bright .",), ("a dull story", "is bad . " * 9), ("a slow film", "")]
@@ -41,13 +41,6 @@ def hostile(**parts: Any) -> Any:
     backend = Tokenizer.from_str(json.dumps(json.loads(plain.to_str()) | parts))
     build: Any = PreTrainedTokenizerFast
     return build(tokenizer_object=backend, unk_token="<unk>")
-
-
-def refusal(call: Callable[[], object]) -> UserError:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert caught.value.fix
-    return caught.value
 
 
 @pytest.mark.parametrize("family", ["opt", "qwen2", *ENCODERS])
@@ -79,7 +72,7 @@ def test_a_tokenizer_in_python_is_run_in_such_a_process_too(tmp_path: Path) -> N
     assert tokens == [own(text, add_special_tokens=False).input_ids for text in texts]
     assert decode(own, tokens) == [own.decode(ids, skip_special_tokens=True) for ids in tokens]
     assert (
-        encode_pair(own, ("the film", "film"), 4).ids
+        encode_pair(own, ("the film", "film"), 4)[0]
         == own("the film", "film", truncation=True, max_length=4).input_ids
     )
 

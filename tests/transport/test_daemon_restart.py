@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.peers import intervals
-from sfnode.transport.libp2p import restarts
+from sfnode.peers import manager
+from sfnode.transport.libp2p import health
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from tests.node.helpers import eventually
 from tests.node.town import Relay
@@ -51,7 +51,7 @@ async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 async def test_a_daemon_that_dies_or_hangs_is_replaced_and_the_link_comes_back(
     pair: tuple[Node, Node], blow: signal.Signals
 ) -> None:
-    assert (intervals.CHECK_INTERVAL, restarts.RESTART_SPACING) == (2.0, 5.0)
+    assert (manager.CHECK_INTERVAL, health.RESTART_SPACING) == (2.0, 5.0)
     a, b = pair
     before = a.transport.addresses()
     noticed = asyncio.create_task(a.transport.broken())

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from sfnode import virtual_time
 from sfnode.transport.base import LinkClosed, PeerRecord, TransportError
-from sfnode.transport.conditions import CALM, PERFECT, Conditions, Latency
-from sfnode.transport.memory import MemoryTransport
+from sfnode.transport.memory import CALM, PERFECT, Conditions, Latency, MemoryTransport
 from tests.transport.split import SplitNetwork
 
 FRAMES = [bytes([number]) for number in range(60)]
@@ -61,12 +60,7 @@ def heard(conditions, seed=1, frames=FRAMES):
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    seed=st.integers(0, 1 << 32),
-    loss=st.floats(0, 1),
-    duplication=st.floats(0, 1),
-    reorder=st.booleans(),
-)
+@given(seed=st.integers(0, 1 << 32), loss=st.floats(0, 1), duplication=st.floats(0, 1), reorder=st.booleans())
 def test_frames_are_lost_doubled_and_mixed_up_but_never_invented(seed, loss, duplication, reorder):
     conditions = Conditions(WILD, loss, duplication, reorder=reorder)
     got = heard(conditions, seed)

@@ -12,6 +12,7 @@ import fcntl
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from random import Random
@@ -21,9 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sflab.simulator.world.disk import Files, lose_unsynced, prepare, put_back
 from sflab.simulator.world.engine import IntegerEngine
-from sflab.simulator.world.hardware import Hardware
-from sflab.simulator.world.keys import signing_key
 from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.runs import signing_key
 from sflab.simulator.world.trace import kind_of
 from sfnode import virtual_time
 from sfnode.daemon import Node
@@ -31,8 +31,8 @@ from sfnode.errors import UserError
 from sfnode.limits import Limits
 from sfnode.manifest import Manifest
 from sfnode.node.driver import Driver
-from sfnode.node.network.peering import Peering
 from sfnode.node.outside import Outside
+from sfnode.node.peering import Peering
 from sfnode.node.running import RunningNode
 from sfnode.node.training.model import LoadEngine
 from sfnode.peers.events import Action, Reason
@@ -59,6 +59,24 @@ from sfprotocol.wire_codec import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from sflab.simulator.world.world import World
+
+
+Range = tuple[float, float]
+"""Bounds between which a number is drawn uniformly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Speed of a node's disk and processor."""
+
+    commit: Range = (0.001, 0.004)
+    """Seconds of a commit until it is durable: an SSD with its journal."""
+    work: float = 0.0
+    """Seconds of processor time per event; 0 leaves them out."""
+
+
+ORDINARY = Hardware()
+
 
 HOP_LIMIT = 16
 """Hops that no segment is sent with (SPEC FL3). Written down here once more, as the machine may be wrong."""
@@ -120,6 +138,8 @@ class Computer:
         """With the `files` of another, it is a copy of it."""
         self.world = world
         self.name = name
+        self.display_name = name
+        """What its owner calls it, which others are shown."""
         self.hardware = hardware
         self.layout = Layout(world.folder / name)
         self.random = Random(f"{world.seed}/{name}")
@@ -165,11 +185,6 @@ class Computer:
         self.origin = Identity.read(self.layout.identity).public
 
     # -- what is asked of it -----------------------------------------------------------------------
-
-    @property
-    def display_name(self) -> str:
-        """What its owner calls it, which others are shown."""
-        return self.name
 
     @property
     def disk(self) -> UpdateLog:
@@ -394,7 +409,7 @@ class Computer:
             return
         stuck = stuck + 1 if self.up and self.organised.out_of_reach else 0
         if stuck < STUCK:
-            self.world.agenda.later(1.0, self._see_to_history, program, stuck)
+            self.world.later(1.0, self._see_to_history, program, stuck)
             return
         self.crash()
         self.begins_with_checkpoint = True
@@ -442,11 +457,10 @@ class Computer:
         return IntegerEngine(manifest, self.salt)
 
     def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:
-        log = WatchedLog.open(path, run_id)
-        assert isinstance(log, WatchedLog)
-        log.on_append = lambda records: self._check(self.world.became_durable, log, records)
-        log.on_decisions = lambda: self._check(self.world.decided, log)
-        self.log = log
+        self.log = log = (WatchedLog if self.world.watched else UpdateLog).open(path, run_id)
+        if isinstance(log, WatchedLog):
+            log.on_append = lambda records: self._check(self.world.became_durable, log, records)
+            log.on_decisions = lambda: self._check(self.world.decided, log)
         return log
 
     # -- what it is seen to do ---------------------------------------------------------------------

@@ -16,9 +16,9 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol.decisions import RateFrom
+from sfprotocol.fields import Values
 from sfprotocol.messages import RunParameters
 from sfprotocol.seeds import I64, mix64
-from sfprotocol.values import Values
 
 RESULT = Evaluation(metric="accuracy", value=0.5, low=0.48, high=0.52, loss=1.0, count=100)
 """Every evaluation."""
@@ -32,13 +32,6 @@ class Result(NamedTuple):
     failed: int = 0
 
 
-class NoRows:
-    """The mini-batches of an engine without data."""
-
-    def prepare(self, seeds: Sequence[int]) -> None:
-        pass
-
-
 class IntegerEngine:
     """The engine of one simulated node, from one start to the next."""
 
@@ -47,7 +40,7 @@ class IntegerEngine:
 
     def __init__(self, run: Manifest, salt: int) -> None:
         """Two engines of the same key measure otherwise where their `salt` differs, as real ones do."""
-        self.mini_batches = NoRows()
+        self.mini_batches = self
         self.core = Core(*run.core_shape)
         self.made = 0
         """Updates that were evaluated here."""
@@ -60,6 +53,9 @@ class IntegerEngine:
     def total(self) -> int | bytes:
         """What stands for all that was applied, with its weights."""
         return self.core.digest() if self._keeps_cores else int(self._marks)
+
+    def prepare(self, seeds: Sequence[int]) -> None:
+        """Draw no mini-batches: there are no rows."""
 
     def begin(self, cores: Mapping[int, I64]) -> None:
         self.core.put(cores)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from sfprotocol.fields import Values
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.signing import extend, genesis
-from sfprotocol.values import Values
 
 
 class Violation(Exception):  # noqa: N818 (it is a finding about the machine, not a fault of the simulator)

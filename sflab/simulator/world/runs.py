@@ -1,23 +1,60 @@
-"""The runs that are simulated: an open one, and organised ones of seconds, with their keys and what their
-organiser does and says."""
+"""The runs and networks that are simulated: an open run, and organised ones of seconds, with their keys and
+what their organiser does and says; and who is whose neighbour."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import isqrt
 from random import Random
 
-from sflab.simulator.world.keys import origin_of, signing_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from sfnode.manifest import FIRST_ORDER_VERSION, Manifest
 from sfnode.manifest.sections import Data, Model, OrganisedSection
 from sfnode.manifest.task import Task
 from sfnode.manifest.training import Training
 from sfnode.models.bases import FILE
-from sfnode.organising.evaluation.judging import Judgement, at_rate
 from sfnode.organising.policy import Admission, OrganiserPolicy
+from sfnode.organising.steps import Judgement, at_rate
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import RateFrom
+from sfprotocol.messages import Feed
 from sfprotocol.model_listing import ListedFile, encode, hash_bases, hash_piece
+from sfprotocol.signing import Verify, verifies
+
+MAX_REMEMBERED = 200_000
+"""Signatures in the cache: 40 MB."""
+
+
+def signing_key(seed: int, name: str) -> Ed25519PrivateKey:
+    """Return the key of the node called `name`, in the run of this seed."""
+    secret = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=32, person=b"sfnode-sim").digest()
+    return Ed25519PrivateKey.from_private_bytes(secret)
+
+
+def origin_of(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def remembering() -> Verify:
+    """Return `verifies` with a cache of its own; the oldest answer is dropped first."""
+    known: dict[tuple[bytes, Feed, int, bytes, bytes], bool] = {}
+
+    def verify(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
+        question = (run_id, feed, stop, chain, signature)
+        answer = known.get(question)
+        if answer is None:
+            if len(known) >= MAX_REMEMBERED:
+                del known[next(iter(known))]
+            answer = known[question] = verifies(*question)
+        return answer
+
+    return verify
+
 
 OPEN_RUN = Manifest(
     name="simulated",
@@ -134,3 +171,71 @@ def _anyhow(rate: RateFrom, random: Random) -> RateFrom:
         return rate
     unit, limit = random.choice((1, 1 << 14, 1 << 18)), random.randint(rate.limit // 2, 2 * rate.limit)
     return rate._replace(unit=unit, limit=max(1, min(limit, 1 << 12)))
+
+
+# -- topologies: from the names of nodes to the pairs that are neighbours -----------------------
+
+
+Pairs = list[tuple[str, str]]
+
+CYCLES = 3
+"""Random rings through all nodes whose union is the random regular graph of degree 6."""
+
+LEAVES = 8
+"""Neighbours around the middle of a star: as many as may open links to one node, with room for those that
+join later."""
+
+
+def ring(names: Sequence[str], random: Random) -> Pairs:
+    return [*pairwise(names), (names[-1], names[0])] if len(names) > 2 else list(pairwise(names))
+
+
+def line(names: Sequence[str], random: Random) -> Pairs:
+    return list(pairwise(names))
+
+
+def star(names: Sequence[str], random: Random) -> Pairs:
+    """Star; of more nodes than one may be linked with, a star of stars."""
+    return [(names[number // LEAVES], name) for number, name in enumerate(names[1:])]
+
+
+def grid(names: Sequence[str], random: Random) -> Pairs:
+    """Grid as square as possible, every node linked with the four around it."""
+    width = max(1, isqrt(len(names)))
+    beside = [(a, b) for n, (a, b) in enumerate(pairwise(names), 1) if n % width]
+    return beside + list(zip(names, names[width:], strict=False))
+
+
+def regular(names: Sequence[str], random: Random) -> Pairs:
+    """Random, of degree 6 (a few pairs may meet twice), and in one piece."""
+    pairs: dict[tuple[str, str], None] = {}
+    for _ in range(CYCLES):
+        order = list(names)
+        random.shuffle(order)
+        pairs.update(dict.fromkeys((min(pair), max(pair)) for pair in ring(order, random)))
+    return list(pairs)
+
+
+def bridge(names: Sequence[str], random: Random) -> Pairs:
+    """Two random clusters with one link between them."""
+    half = len(names) // 2
+    one, other = names[:half], names[half:]
+    return [*regular(one, random), *regular(other, random), (one[-1], other[0])]
+
+
+TOPOLOGIES: dict[str, Callable[[Sequence[str], Random], Pairs]] = {
+    "ring": ring,
+    "grid": grid,
+    "random": regular,
+    "star": star,
+    "line": line,
+    "bridge": bridge,
+}
+
+MANAGED = "managed"
+"""The topology without given pairs: every node finds its neighbours itself."""
+
+
+def topologies() -> list[str]:
+    """Return the names of all topologies."""
+    return [*TOPOLOGIES, MANAGED]

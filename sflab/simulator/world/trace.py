@@ -1,4 +1,5 @@
-"""The trace of a run: a hash over all frames, equal for equal runs, and the last entries for debugging.
+"""What is seen of a run: a hash over all frames, equal for equal runs, the last entries for debugging, and
+traffic.
 
 Entries are kept as values and formatted only when they are read.
 """
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import deque
+from array import array
+from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
 from sfprotocol.messages import Feed, Hello, Message, Proof, Segment, Summary, Want
@@ -102,3 +105,32 @@ def feed_name(feed: Feed) -> str:
 def kind_of(message: Message | None) -> str:
     """Return the name of the message's type; Raw for bytes that are no message."""
     return "Raw" if message is None else type(message).__name__
+
+
+@dataclass
+class Traffic:
+    """Traffic of a whole network."""
+
+    messages: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes that honest nodes sent, by type of message; frames with their length prefix."""
+    copies_sent: int = 0
+    """Updates in segments that honest nodes sent."""
+    deliveries: int = 0
+    """Updates that honest nodes admitted from others."""
+    latencies: array[float] = field(default_factory=lambda: array("d"))
+    """Seconds from when an update is due to be signed to its admission by a node that was up all the time."""
+
+    @property
+    def copies(self) -> float:
+        """Payload copies sent per delivery."""
+        return self.copies_sent / self.deliveries if self.deliveries else 0.0
+
+
+def quantiles(values: array[float]) -> tuple[float, float, float]:
+    """Return the median, the 99th percentile and the largest; zeros if there are no values."""
+    if not values:
+        return 0.0, 0.0, 0.0
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return ordered[last // 2], ordered[-(-last * 99 // 100)], ordered[last]

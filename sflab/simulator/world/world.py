@@ -6,30 +6,25 @@ import asyncio
 import logging
 import os
 import tempfile
-import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, TextIO
 
-from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.computer import ORDINARY, Computer, Hardware
 from sflab.simulator.world.disk import Files
 from sflab.simulator.world.engine import measured
-from sflab.simulator.world.hardware import ORDINARY, Hardware
-from sflab.simulator.world.keys import remembering
 from sflab.simulator.world.oracle import Oracle, Violation, updates_of
-from sflab.simulator.world.runs import OPEN_RUN
-from sflab.simulator.world.trace import Trace
-from sflab.simulator.world.traffic import Traffic
+from sflab.simulator.world.runs import OPEN_RUN, remembering
+from sflab.simulator.world.trace import Trace, Traffic
 from sfnode.descriptors import allow_most
 from sfnode.manifest import Manifest
-from sfnode.organising.evaluation.judging import Judge
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import Judge
 from sfnode.store.log import Record, UpdateLog
 from sfnode.transport.base import PeerRecord
-from sfnode.transport.conditions import CALM, Conditions
-from sfnode.transport.memory import Network
+from sfnode.transport.memory import CALM, Conditions, Network
 from sfnode.transport.roster import pack_record
 from sfnode.virtual_time import NotInVirtualTimeError, VirtualLoop
 from sfprotocol import control_feed
@@ -39,25 +34,6 @@ from sfprotocol.wire_codec import LENGTH_BYTES
 
 RAM_DISK = Path("/dev/shm")
 """Where a sync costs nothing, if there is such a place: folders live as long as their run."""
-
-
-class Agenda:
-    """Calls functions at their time, on the loop of a world."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    @property
-    def now(self) -> float:
-        return self._loop.time()
-
-    def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Call `do(*arguments)` at `when`, or soon if that is past."""
-        self._loop.call_at(when, do, *arguments)
-
-    def later(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Call `do(*arguments)` in `seconds`."""
-        self._loop.call_later(seconds, do, *arguments)
 
 
 class Islands(Network):
@@ -81,9 +57,6 @@ class Islands(Network):
 class World:
     """One run. To be closed in the end."""
 
-    computer: type[Computer] = Computer
-    """Kind of the computers that are added."""
-
     def __init__(
         self,
         seed: int,
@@ -97,8 +70,11 @@ class World:
         judge: Judge | None = None,
         judged: bool = False,
         elects: bool = False,
+        computer: type[Computer] = Computer,
+        watched: bool = True,
     ) -> None:
-        """Let all nodes reach each other if `managed`, and else only those that are linked by `want`."""
+        """Let all nodes reach each other if `managed`, and else only those that are linked by `want`. What
+        nodes make durable is checked if they are `watched`, and train integers."""
         self.seed = seed
         self.manifest = manifest
         self.run = manifest.parameters()
@@ -108,6 +84,8 @@ class World:
         self.judge = judge
         self.judged = judged
         """Whether seals have other factors than 1, and skip and recount feeds."""
+        self.computer = computer
+        self.watched = watched
         self.elects = elects
         """Whether members stand in: what one has shown is never taken back."""
         self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
@@ -127,7 +105,6 @@ class World:
         self.folder = Path(self._folder.name)
         self.loop = VirtualLoop(Random(f"{seed}/executors"))
         self.loop.set_exception_handler(self._on_loop_error)
-        self.agenda = Agenda(self.loop)
         self.trace = Trace(trace_file)
         self.traffic = Traffic()
         self.nodes: dict[str, Computer] = {}
@@ -149,8 +126,10 @@ class World:
         self.others: dict[str, Any] = {}
         """Adversaries, by name."""
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self.violation: Violation | None = None
-        """The first that was found."""
+        self.error: BaseException | None = None
+        """The first that was found, or that a node has ended with."""
+        self.who: tuple[str, ...] = ()
+        """The node that it is about."""
         self._level = logging.getLogger("sfnode").level
         logging.getLogger("sfnode").setLevel(logging.CRITICAL + 1)
 
@@ -160,6 +139,10 @@ class World:
     @property
     def now(self) -> float:
         return self.loop.time()
+
+    def later(self, seconds: float, do: Callable[..., object], *arguments: Any) -> None:
+        """Call `do(*arguments)` in `seconds`, on the loop."""
+        self.loop.call_later(seconds, do, *arguments)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -176,13 +159,13 @@ class World:
         self._folder.cleanup()
 
     def run_until(self, end: float) -> None:
-        """Let time pass until `end`. Raises the Violation that was found meanwhile."""
+        """Let time pass until `end`. Raises what was found meanwhile."""
         try:
             self.loop.run_until_complete(self._until(end))
         except NotInVirtualTimeError as error:
             self.failed(Violation("timer", str(error)), "")
-        if self.violation:
-            raise self.violation
+        if self.error:
+            raise self.error
 
     def do(self, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act(*arguments)` now, on the loop."""
@@ -201,11 +184,8 @@ class World:
 
     def failed(self, error: BaseException, who: str) -> None:
         """Note what must never be, and stop."""
-        if not isinstance(error, Violation):
-            where = traceback.extract_tb(error.__traceback__)
-            place = f" ({where[-1].filename.rsplit('/', 1)[-1]}:{where[-1].lineno})" if where else ""
-            error = Violation("exception", f"{type(error).__name__}: {error}{place}", (who,) if who else ())
-        self.violation = self.violation or error
+        if not self.error:
+            self.error, self.who = error, (who,) if who else ()
         self._end()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -235,11 +215,13 @@ class World:
         record = PeerRecord(name, tuple(addresses), 0, 0)
         self.network.write(self.run.run_id, name, float("inf"), pack_record(record))
 
-    def want(self, one: Computer, other: Computer) -> None:
-        """Give `one` the other's address, as its user would; where not all reach each other, the two do."""
+    def want(self, one: Computer, other: Computer, *, both: bool = True) -> None:
+        """Give `one` the other's address, as its user would; where not all reach each other, the two do, and
+        unless told otherwise `both` dial."""
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))
-            other.contacts.append(f"{one.address}/p2p/{one.name}")
+            if both:
+                other.contacts.append(f"{one.address}/p2p/{one.name}")
         one.contacts.append(f"{other.address}/p2p/{other.name}")
         if one.up:
             one.hear(PeerRecord(other.name, (one.contacts[-1],), 0, 0))

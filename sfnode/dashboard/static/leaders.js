@@ -30,6 +30,7 @@ function origin(one) {
   words.append(named(one.name, key(one.origin), one.origin));
   if (one.own) words.append(" ", make("span", "this node", "tag"));
   if (one.cut) words.append(" ", make("span", "cut: it signed two histories", "tag bad"));
+  if (one.left_out) words.append(" ", make("span", `left out: ${one.left_out}`, "tag bad"));
   const line = row([
     [count(one.rank), "number"],
     words,

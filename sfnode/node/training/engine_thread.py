@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.engine.core import UpdateBatch
 from sfprotocol.decisions import RateFrom
+from sfprotocol.fields import Values
 from sfprotocol.messages import Feed
-from sfprotocol.values import Values
 from sfprotocol.weighing import NOTHING, Counted
 
 if TYPE_CHECKING:  # they load torch
-    from sfnode.engine.replicas import Replica
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
     from sfnode.engine.trainable_model import StepResult
+    from sfnode.engine.trainer import Replica
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 T = TypeVar("T")
 

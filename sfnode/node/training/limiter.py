@@ -29,7 +29,7 @@ from sfnode.resources.policy import (
 )
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
     from sfnode.node.training.engine_thread import EngineThread
     from sfnode.node.training.step_scheduler import StepScheduler
     from sfnode.resources.sensors import Sensors
@@ -282,7 +282,8 @@ class ResourceLimiter:
             self._hold()
         else:
             self._release()
-        self._settle_after(rest or self._paused_until - now)
+        if 0 < (wait := rest or self._paused_until - now) < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._settle)
 
     def _may_compute(self, now: float) -> bool:
         """Whether nothing keeps the node from computing; or nothing but room, and a new attempt is due."""
@@ -368,10 +369,6 @@ class ResourceLimiter:
         return ComputeUsage(
             time.process_time(), self._engine_thread.busy if self._engine_thread else 0.0, joules
         )
-
-    def _settle_after(self, seconds: float) -> None:
-        if 0 < seconds < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._settle)
 
     def _cancel_timer(self) -> None:
         if self._timer:

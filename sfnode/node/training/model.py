@@ -11,11 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_bytes
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
+from sfnode.node import accounting
 from sfnode.node.driver import Driver
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.bases import PublishedBases
@@ -25,13 +28,15 @@ from sfnode.node.training.step_scheduler import StepScheduler, batches_of
 from sfnode.settings import Settings
 from sfnode.store import checkpoint as states
 from sfnode.store.checkout import Checkout, last_seal
+from sfnode.store.data_folder import Layout
+from sfnode.store.named_files import places_of
 from sfnode.store.replay import changes
 from sfprotocol.messages import Feed
 from sfprotocol.weighing import Counted
 
 if TYPE_CHECKING:
-    from sfnode.engine.replicas import ReplicatedTrainer as Engine
     from sfnode.engine.trainable_model import StepResult
+    from sfnode.engine.trainer import ReplicatedTrainer as Engine
     from sfprotocol.seeds import I64
 
 ENGINE_GRACE = 0.5
@@ -77,14 +82,14 @@ class LocalModel:
         *,
         load: Callable[[], Engine],
         caught_up: Callable[[], bool],
-        doubt: Callable[[], UserError | None],
-        left: Callable[[], float],
-        changed: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         """`load` loads the engine, on its thread; `caught_up` says whether what is trained now is the run's
-        model, and `doubt` what keeps this node from knowing what counts; `left` how many updates it may still
-        make. `changed` is called once the engine is loaded, and `fail` with the error that ends it."""
+        model; `fail` is called with the error that ends it."""
+        self.doubts: list[Callable[[], UserError | None]] = []
+        """Say what keeps this node from knowing what counts."""
+        self.limits: list[Callable[[], float]] = []
+        """Say how many updates it may still make."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
@@ -97,10 +102,9 @@ class LocalModel:
         self._bases = bases
         self._load = load
         self._caught_up = caught_up
-        self._doubt = doubt
-        self._left = left
-        self._changed = changed
         self._fail = fail
+        driver.advanced.append(self.follow)
+        driver.retreat.append(self.retreat)
 
     # -- living ------------------------------------------------------------------------------------
 
@@ -167,7 +171,7 @@ class LocalModel:
             queries=settings.queries_of(self._context.manifest.training) * batches_of(len(settings.devices)),
             steps=settings.steps,
             together=self._context.manifest.training.batch_updates,
-            left=self._left,
+            left=lambda: min((left() for left in self.limits), default=math.inf),
         )
         if self._bases:
             scheduler.hindered = partial(self._lacks_any, self._bases, thread)
@@ -194,7 +198,7 @@ class LocalModel:
         self.loaded = True
         log.info("model loaded")
         self._limiter.model_loaded()
-        self._changed()
+        self._driver.changed()
 
     def _on_result(self, order: Order, result: StepResult) -> None:
         self._limiter.step_done()  # before more is ordered
@@ -236,7 +240,7 @@ class LocalModel:
                 "the node has no model yet",
                 "Ask again once it trains: `sfnode status` says when.",
             )
-        if problem := self._doubt():
+        if problem := next(filter(None, (doubt() for doubt in self.doubts)), None):
             raise problem
         async with self._driver.between_rounds:
             frontier = self._machine.frontier
@@ -262,7 +266,7 @@ class LocalModel:
                 "Start it again, or use `sfnode eval` on its folder.",
             ) from None
         except (MemoryError, RuntimeError) as error:
-            from sfnode.engine.replicas import fault_of  # it loads torch
+            from sfnode.engine.trainer import fault_of  # it loads torch
 
             raise fault_of(self._context.settings.devices[0], error) or error from error
         finally:
@@ -306,3 +310,55 @@ class LocalModel:
             lambda engine: (engine.core.digest().hex(), question(engine)), counted, what
         )
         return ModelMoment(digest, found[-1].updates, found[-1].epoch), answer
+
+
+# -- loading ------------------------------------------------------------------------------------
+
+
+SECRET_BYTES = 16
+"""Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
+draw them again."""
+
+_loading = Lock()
+"""transformers cannot load two models at the same time in one process, which may run several nodes."""
+
+
+def clip_of(settings: Settings, manifest: Manifest) -> float:
+    """Return the largest slope that a node with noise tells of, or the length of a row's gradient: unless it
+    says so the run's largest."""
+    numbers = manifest.training
+    return settings.noise_clip or (numbers.norm_limit or numbers.scalar_limit) * numbers.scalar_delta
+
+
+def load_trainer(settings: Settings, manifest: Manifest) -> Engine:
+    """Load the base model and the training rows. Takes seconds: call it on the engine's thread.
+
+    Raises UserError MODEL_*, DATA_* or DEVICE.
+    """
+    import torch
+
+    from sfnode.engine.estimator import LocalNoise
+    from sfnode.engine.trainer import ReplicatedTrainer
+
+    layout = Layout(settings.data_dir)
+    noise = LocalNoise(settings.noise, clip_of(settings, manifest)) if settings.noisy else None
+    if settings.limits.threads:
+        torch.set_num_threads(settings.limits.threads)
+    with _loading:
+        engine = ReplicatedTrainer.load_on(
+            settings.devices,
+            manifest,
+            batch=settings.queries_of(manifest.training) * manifest.training.batch_updates,
+            model_override=settings.model,
+            data_override=settings.data,
+            skip_bad_rows=settings.skip_bad_rows,
+            shard=settings.shard,
+            dtype=settings.dtype,
+            bases=layout.bases,
+            places=places_of(layout),
+            secret=token_bytes(SECRET_BYTES) if settings.data else b"",
+            noise=noise,
+        )
+    if noise:
+        noise.multiplier = accounting.multiplier_of(settings, manifest, engine.odds)
+    return engine

@@ -5,7 +5,7 @@ thread, which evaluates. It knows neither links nor files.
 
 Positions in our feed: where this process started, what is admitted (the machine's frontier), posted, computed
 and ordered. Every limit is a distance between two of them. Between computed and posted lies what waits to be
-signed together; how long, `sfprotocol.joining` says.
+signed together; how long, `sfprotocol.own_feed` says.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sfnode.node.training.engine_thread import Order
 from sfnode.stats import Rate
 from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
-from sfprotocol.joining import Joining
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.own_feed import Joining
 
 if TYPE_CHECKING:
     from sfnode.engine.trainable_model import StepResult

@@ -1,6 +1,6 @@
 """Evidence about members, by what their work has brought in each epoch as it was measured before the seal.
 
-The measurement is the engine's (`sfnode.engine.slopes`), from one gradient on validation rows whatever the
+The measurement is the engine's (`sfnode.engine.line`), from one gradient on validation rows whatever the
 number of origins. Its figures stand in the control feed as Worth decisions (SPEC O16), and the evidence here
 is a function of these alone: whoever has the feed knows for whom it speaks. Knows no time and nobody who
 measures.
@@ -55,12 +55,12 @@ from statistics import median
 from typing import NamedTuple
 
 from sfnode.manifest.training import Training
-from sfnode.organising.view import DecisionReader
 from sfnode.schema.evaluation import StepShare
+from sfnode.schema.node_state import Uncounted
 from sfprotocol.counting import Counting
-from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recorded, Recount, Worth
-from sfprotocol.messages import Entry, Feed
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth
+from sfprotocol.messages import Feed
+from sfprotocol.weighing import WORTH_ONE
 
 SCORE_ONE = 1000
 """A standard deviation: scores are counted in units of 10^-3."""
@@ -239,17 +239,6 @@ def _scored(part: Part, alike: float) -> FeedScore:
     return FeedScore(part.feed, part.updates / alike, part.score / SCORE_ONE / math.sqrt(alike))
 
 
-class Compared(NamedTuple):
-    """The drift of a member beside the median member's in the same epochs."""
-
-    beyond: float
-    """Mean score of an update, less the median member's."""
-    usual: float
-    """The median member's."""
-    updates: float
-    """Updates of which this is known."""
-
-
 @dataclass(slots=True)
 class Evidence:
     """Evidence about one member."""
@@ -272,14 +261,14 @@ class Evidence:
     """Its likely drift, in terms of the usual one."""
     _drift: float = 0.0
     """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
-    _drifted: float = 0.0
-    """Sum of n, likewise."""
-    _beyond: float = 0.0
+    weight: float = 0.0
+    """Sum of n, likewise: updates of which the drift is known."""
+    beyond: float = 0.0
     """Sum of sqrt(n) z - n mu, likewise, where mu is the median member's mean score in an epoch."""
-    _usual: float = 0.0
+    usual: float = 0.0
     """Sum of n mu, likewise."""
-    _compared: float = 0.0
-    """Sum of n, likewise."""
+    compared: float = 0.0
+    """Sum of n, likewise: updates of which it is known how they compare."""
     _rounds: list[tuple[int, float]] = field(default_factory=list)
     """The last epochs in which it was measured, with its updates, in a first-order run."""
     _epochs: int = 0
@@ -293,9 +282,18 @@ class Evidence:
     """Logarithm of the wealth against `does no harm`."""
 
     @property
+    def doubt(self) -> Uncounted | None:
+        """Reason for which its work does not count; None if it does."""
+        if not self._sound:
+            return Uncounted.HARMFUL if self.harmful else Uncounted.OFTEN_LARGE
+        if self.useful < self.bound:
+            return Uncounted.UNPROVEN
+        return Uncounted.UNLIKE if self.agreement < WORTHWHILE else None
+
+    @property
     def trusted(self) -> bool:
         """Whether its work counts."""
-        return self.useful >= self.bound and self.agreement >= WORTHWHILE and self._sound
+        return self.doubt is None
 
     @property
     def recounted(self) -> bool:
@@ -318,33 +316,21 @@ class Evidence:
         return self._outlying / self._latest
 
     @property
-    def weight(self) -> float:
-        """Updates of which the drift is known."""
-        return self._drifted
-
-    @property
     def drift(self) -> float:
         """Mean score of an update."""
-        return self._drift / self._drifted if self._drifted else 0.0
-
-    @property
-    def compared(self) -> Compared:
-        """Its drift beside the median member's."""
-        if not self._compared:
-            return Compared(0.0, 0.0, 0.0)
-        return Compared(self._beyond / self._compared, self._usual / self._compared, self._compared)
+        return self._drift / self.weight if self.weight else 0.0
 
     def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
         """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
         None if too few were there to tell."""
         drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
-        self._drifted = MEMORY * self._drifted + updates
+        self.weight = MEMORY * self.weight + updates
         if usual is None:
             return
-        self._beyond = LONG_MEMORY * self._beyond + updates * (drift - usual)
-        self._usual = LONG_MEMORY * self._usual + updates * usual
-        self._compared = LONG_MEMORY * self._compared + updates
+        self.beyond = LONG_MEMORY * self.beyond + updates * (drift - usual)
+        self.usual = LONG_MEMORY * self.usual + updates * usual
+        self.compared = LONG_MEMORY * self.compared + updates
 
     def sized(self, weight: float) -> None:
         """Take note of the weight of its work in an epoch: the largest of its feeds."""
@@ -414,15 +400,14 @@ def _added(one: float, other: float) -> float:
     return most + math.log(math.exp(one - most) + math.exp(other - most))
 
 
-class MembersEvidence(DecisionReader):
+class MembersEvidence:
     """The evidence about all members of a run, by the figures in its control feed."""
 
     def __init__(self, *, kept: bool = False, alike: float = 1.0, summed: bool = False) -> None:
         """`kept`: the run trains a linear head, of which every epoch is measured on all rows; `summed`: it is
         a first-order run, whose scores are of some rounds at once."""
-        super().__init__()
         self._kept, self._alike, self._summed = kept, alike, summed
-        self._begin()
+        self.forget()
 
     @classmethod
     def of(cls, training: Training) -> MembersEvidence:
@@ -430,7 +415,8 @@ class MembersEvidence(DecisionReader):
         first_order = training.is_first_order
         return cls(kept=training.trains_a_head, alike=alike(training), summed=first_order)
 
-    def _begin(self) -> None:
+    def forget(self) -> None:
+        """Forget what decisions have told: they are read anew."""
         self.members: dict[int, Evidence] = {}
         """Evidence by the number of the member."""
         self.harmful: set[int] = set()
@@ -441,9 +427,6 @@ class MembersEvidence(DecisionReader):
         """Members for whom the organiser or an invitation vouches."""
         self._numbers: dict[bytes, int] = {}
         """Numbers of members by origin."""
-
-    def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
-        self.take(recorded.decision)
 
     def take(self, decision: Decision) -> None:
         """Take in a decision: the figures of an epoch, or for whom somebody vouches."""
@@ -517,10 +500,14 @@ class MembersEvidence(DecisionReader):
         least = dict.fromkeys(told_of, SHARE * self._usual_drift(known, others=not telling & told_of))
         return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
 
+    def doubt(self, member: int) -> Uncounted | None:
+        """Return why the work of a member is not to count, as far as is known; None if it is."""
+        known = self.members.get(member)
+        return known.doubt if known else None
+
     def trusts(self, member: int) -> bool:
         """Return whether the work of a member is to count, as far as is known."""
-        known = self.members.get(member)
-        return known is None or known.trusted
+        return self.doubt(member) is None
 
     def _compare(self) -> None:
         """Say of members what their drifts are likely to be, as they differ from each other.
@@ -533,14 +520,15 @@ class MembersEvidence(DecisionReader):
         """
         for one in self.members.values():
             one.agreement = 1.0
-        found = [one for one in self.members.values() if one.compared.updates and not one.harmful]
+        found = [one for one in self.members.values() if one.compared and not one.harmful]
         if len(found) < LEAST_MEMBERS:
             return
-        middle = weighted_median(Weighted(one.compared.beyond, one.compared.updates) for one in found)
-        usual = [one.compared.usual + middle for one in found]
-        weights = [one.compared.updates for one in found]
+        weights = [one.compared for one in found]
+        distances = [one.beyond / one.compared for one in found]
+        middle = weighted_median(map(Weighted, distances, weights))
+        usual = [one.usual / one.compared + middle for one in found]
         most = [FAR * (max(0.0, drift) + 1 / math.sqrt(n)) for drift, n in zip(usual, weights, strict=True)]
-        beyond = [one.compared.beyond - middle for one in found]
+        beyond = [distance - middle for distance in distances]
         beyond = [max(-far, min(far, value)) for far, value in zip(most, beyond, strict=True)]
         shares = _shares(beyond, weights)
         if not any(shares):

@@ -111,7 +111,8 @@ class LineSearch:
     def wanted(self) -> range:
         """Numbers of the rows of which the losses are wanted next; none once the search is over."""
         known = len(self._losses)
-        bad = known >= LEAST_ROWS and self._is_bad(self._found())
+        found = self._found()
+        bad = known >= LEAST_ROWS and found.factor < 1.0 and not found.useful  # harm, or noise
         most = self._sure if bad else self._most
         if known >= most or (known >= LEAST_ROWS and self._is_clear(bad)):
             return range(known, known)
@@ -160,11 +161,6 @@ class LineSearch:
         """Return whether it is evident that the loss is less without the epoch, on enough rows."""
         needed = EVIDENCE if len(self._losses) >= SURE_ROWS else SURE
         return self._gain(_START, _AS_IT_IS) > needed
-
-    @staticmethod
-    def _is_bad(found: SearchResult) -> bool:
-        """Return whether an epoch is taken for harm or noise."""
-        return found.factor < 1.0 and not found.useful
 
     def _is_clear(self, bad: bool) -> bool:
         best = self._best()

@@ -37,9 +37,9 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from sfnode.organising.evaluation.judging import Judgement
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult, next_rate
 from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import Judgement
 from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
 

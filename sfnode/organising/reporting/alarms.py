@@ -37,13 +37,9 @@ RESTARTED_TIME = 5.0
 """Seconds after its start from which an organiser that may wait for ever says so: links take a moment."""
 
 
-class Silence(NamedTuple):
-    """Updates that wait while the organiser decides nothing."""
-
-    seconds: float
-    """Time since updates wait and no decision has come."""
-    since_seal: float | None
-    """Time since the last seal has come; None if none has since the start of this node."""
+Silence = tuple[float, float | None]
+"""Seconds since updates wait and no decision has come, and since the last seal has come; None if none has
+since the start of this node."""
 
 
 class Restarted(NamedTuple):
@@ -176,14 +172,14 @@ def _frozen(here: bool) -> UserError:
 
 
 def _silent(silence: Silence, here: bool) -> UserError:
-    seal = silence.since_seal
+    waits, seal = silence
     last = (
         "nothing was counted since this node started"
         if seal is None
         else f"work was counted last {_minutes(seal)} ago"
     )
     what = (
-        f"the organiser is silent: updates have waited for {_minutes(silence.seconds)} without a decision, "
+        f"the organiser is silent: updates have waited for {_minutes(waits)} without a decision, "
         f"and {last}. Training goes on within limits, and counts when the organiser is back"
     )
     fix = (

@@ -7,17 +7,16 @@ Time is an argument (seconds of any monotonic clock).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Protocol
 
 from sfnode.manifest import Manifest
 from sfnode.organising.admission import invited, work
 from sfnode.organising.evaluation import health
-from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, MembersEvidence
+from sfnode.organising.evaluation.evidence import FALSE_REVOCATIONS, RECOUNTED_AT_LAST, Evidence
 from sfnode.organising.organiser import OrganiserState
 from sfnode.organising.owner_decisions import link_in
-from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted, Silence, alarms
+from sfnode.organising.reporting.alarms import ALONE_FIX, Restarted, alarms
 from sfnode.organising.reporting.run_history import Results
 from sfnode.printable import command, part_of
 from sfnode.schema.metrics import model_in_words, result_in_words, value_in_words
@@ -53,7 +52,7 @@ from sfprotocol.decisions import (
 from sfprotocol.messages import Feed, Petition
 from sfprotocol.organised import Membership, Organised
 from sfprotocol.petitions import SEND_AGAIN
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
 """Most that are told, the last ones: as many as a chart, and a screen, have room for."""
@@ -123,13 +122,16 @@ class Reports:
         """Seals when it was last looked at, and the time at which the last one came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
         """Time since which updates wait without a decision, and of the next look at that."""
-        self._results = Results()
+        self._results = Results(manifest.training)
         self._verdict = self._results.verdict()
-        self._origins = MembersEvidence.of(manifest.training)
 
     @property
     def counting(self) -> Counting:
         return self._organised.counting
+
+    @property
+    def _members(self) -> dict[int, Evidence]:
+        return self._results.verdicts.evidence.members
 
     @property
     def elects(self) -> bool:
@@ -140,17 +142,22 @@ class Reports:
     def _feed(self) -> ControlFeed:
         return self._organised.control.feed
 
+    @property
+    def begun(self) -> int:
+        """The position of the decision with which the present term has begun."""
+        return self._feed.begun
+
     def status(
-        self, organising: Signing | None, now: float, arrivals: Sequence[int | None] = ()
+        self, organising: Signing | None, now: float, term_since: int | None = None
     ) -> OrganiserStatus:
-        """Return the state of the run; `organising` is the organiser if it is here, `arrivals` the times at
-        which decisions came, in seconds since 1970."""
+        """Return the state of the run; `organising` is the organiser if it is here, `term_since` the time at
+        which the present term's first decision came, in seconds since 1970."""
         counting, feed, results = self.counting, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
             run_name=self._manifest.name,
             term=feed.term,
-            term_since=arrivals[feed.begun] if feed.begun < len(arrivals) else None,
+            term_since=term_since,
             stand_ins=self.stand_ins(now),
             decisions=feed.stop,
             chain=feed.chain.hex(),
@@ -180,7 +187,7 @@ class Reports:
     def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
         counting = self.counting
-        number = counting.number(own) if own else None
+        member = self._member_of(own)
         return RunStatus(
             sealed=counting.sealed,
             counted=counting.counted,
@@ -188,12 +195,12 @@ class Reports:
             behind=self._organised.behind,
             seconds_since_seal=self._since_seal(now),
             organiser=organising.state.value if organising else None,
-            member=None if number is None else number // INCARNATIONS,
-            quota=None if number is None else self._organised.quota(number // INCARNATIONS),
-            room=None if number is None else self._organised.room(own),
+            member=member,
+            quota=None if member is None else self._organised.quota(member),
+            room=None if member is None else self._organised.room(own),
             health=self._health(),
-            evidence=None if number is None else self._evidence(number // INCARNATIONS),
-            announced=self._announced(),
+            evidence=self._evidence(member),
+            announced=next(reversed(self._look().announcements), None),
             term=self._feed.term,
             stand_ins=len(self._feed.stand_ins),
             stand_ins_here=len(self._organised.control.elections.present(now)),
@@ -217,14 +224,11 @@ class Reports:
         """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
-        silence = Silence(waits, self._since_seal(now)) if waits >= SILENT_TIME else None
-        own_number = self.counting.number(own) if own else None
-        own_evidence = None if own_number is None else self._evidence(own_number // INCARNATIONS)
-        here, guarded = organising is not None, organising is not None and organising.guarded
-        feed, counting = self._feed, self.counting
-        restarted = organising.restarted if organising else None
-        about = self._verdict, feed, counting, silence, own_evidence
-        return alarms(*about, here=here, guarded=guarded, restarted=restarted)
+        silence = (waits, self._since_seal(now)) if waits >= SILENT_TIME else None
+        about = self._verdict, self._feed, self.counting, silence, self._evidence(self._member_of(own))
+        if organising is None:
+            return alarms(*about, here=False)
+        return alarms(*about, here=True, guarded=organising.guarded, restarted=organising.restarted)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
@@ -379,11 +383,16 @@ class Reports:
             counted=self.counting.counts_of(number),
         )
 
-    def _evidence(self, member: int) -> EvidenceStatus | None:
+    def _member_of(self, own: Feed | None) -> int | None:
+        """Return the number of this node's member; None if it has none."""
+        number = self.counting.number(own) if own else None
+        return None if number is None else number // INCARNATIONS
+
+    def _evidence(self, member: int | None) -> EvidenceStatus | None:
         """Return the evidence about a member; None if nothing of it was measured."""
         self._look()
-        known = self._origins.members.get(member)
-        if known is None:
+        known = None if member is None else self._members.get(member)
+        if known is None or member is None:
             return None
         return EvidenceStatus(
             member=member,
@@ -401,7 +410,7 @@ class Reports:
 
     def _doubted(self) -> list[EvidenceStatus]:
         self._look()
-        members = self._origins.members
+        members = self._members
         found = sorted((m for m in members if not members[m].trusted), key=lambda m: members[m].useful)
         return [one for one in map(self._evidence, found[:DOUBTED]) if one]
 
@@ -416,10 +425,6 @@ class Reports:
             best=verdict.best,
             worse_than=list(verdict.worse_than),
         )
-
-    def _announced(self) -> str | None:
-        said = self._look().announcements
-        return said[-1] if said else None
 
     def sequel(self) -> str | None:
         """Return the link to the run as which this one goes on, as announced last; None if it was not."""
@@ -451,8 +456,7 @@ class Reports:
 
     def _harm_of(self, own: Feed) -> str:
         """Return what the figures say against an origin; empty if nothing is evident."""
-        number = self.counting.number(own)
-        found = None if number is None else self._evidence(number // INCARNATIONS)
+        found = self._evidence(self._member_of(own))
         if found is None or found.harmful_since is None:
             return ""
         loss = f"{-found.worth / WORTH_ONE:+.6f} by {found.updates} updates that were measured"
@@ -507,7 +511,6 @@ class Reports:
         results, read = self._results, self._results.read
         if results.follow(self._feed.entries).read != read:
             self._verdict = results.verdict()
-        self._origins.follow(self._feed.entries)
         return results
 
 

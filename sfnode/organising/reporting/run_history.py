@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from sfnode.manifest.training import Training
 from sfnode.organising.evaluation import health
-from sfnode.organising.view import DecisionReader
+from sfnode.organising.steps import Judgement
+from sfnode.organising.verdicts import Verdicts
 from sfnode.printable import called
-from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked
+from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked, Verdict
 from sfnode.schema.metrics import measured, metric_of, model_in_words
+from sfnode.schema.node_state import Uncounted
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
@@ -37,6 +40,7 @@ from sfprotocol.decisions import (
     Invite,
     Oversized,
     Recorded,
+    Recount,
     Revoke,
     RevokeInvitation,
     Seal,
@@ -45,10 +49,11 @@ from sfprotocol.decisions import (
     Validators,
     Void,
     Worth,
+    read,
 )
+from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.messages import Entry, RunParameters, Succession
-from sfprotocol.names import NAMELESS, Names
-from sfprotocol.worths import Sum, worths
+from sfprotocol.weighing import Sum, worths
 
 DIGITS = 16
 """Hex digits of keys and digests in words: enough for `sfnode organise` to know them by."""
@@ -58,18 +63,37 @@ Called = Mapping[bytes, Names]
 """Names of origins."""
 
 
-class Results(DecisionReader):
-    """Record of what decisions tell of how the model does, and to everybody."""
+class Results:
+    """Record of what decisions tell of how the model and its members do, and to everybody: each is read once,
+    in order."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, training: Training | None = None) -> None:
+        self.training = training
+        self.read = 0, b""
+        """Number of decisions that were read, and the signature of the last of them: they change only by more
+        of them, or by a succession, which signs the next one itself."""
         self.said: list[Decision] = []
         """Results, what was taken back and announcements, in order."""
+        self.verdicts = Verdicts.of_run(training)
+        """Consequences for members."""
+
+    def follow(self, entries: Sequence[Entry]) -> Self:
+        """Take in the decisions that are new; begin anew if those from before are not here any more."""
+        known, last = self.read
+        if known and (known > len(entries) or entries[known - 1].signature != last):
+            self._begin()
+            known = 0
+        for position, entry in enumerate(entries[known:], known):
+            self._take(position, entry, read(entry.record))
+        self.read = len(entries), entries[-1].signature if entries else b""
+        return self
 
     def _begin(self) -> None:
-        Results.__init__(self)
+        """Forget what was read."""
+        Results.__init__(self, self.training)
 
     def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
+        self.verdicts.take(recorded.decision)
         if isinstance(recorded.decision, Announce | Evaluated | Void):
             self.said.append(recorded.decision)
 
@@ -110,19 +134,26 @@ class _Line(NamedTuple):
 class RunHistory(Results):
     """All that decisions tell: of epochs, of members, and in words."""
 
-    def __init__(self, run: RunParameters, names: Called = MappingProxyType({})) -> None:
-        """`names` of origins are those of when a decision is read."""
-        super().__init__()
+    def __init__(
+        self, run: RunParameters, names: Called = MappingProxyType({}), training: Training | None = None
+    ) -> None:
+        """`names` of origins are those of when a decision is read. Without the `training` of its manifest it
+        is not told why seals leave work out."""
+        super().__init__(training)
         self.run, self.names = run, names
         self.counting = Counting.of(run)
         self.seals: list[Sealed] = []
         """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
         """Figures that were measured of epochs, in order."""
+        self._left_out: dict[Recount, Uncounted] = {}
+        """Reasons for which seals have left work out, in order."""
+        self._latest: dict[int, Uncounted | None] = {}
+        """Reason for which the last seal that has judged a member's work left it out; None if it did not."""
         self._lines: list[_Line] = []
 
     def _begin(self) -> None:
-        self.__init__(self.run, self.names)  # type: ignore[misc]
+        self.__init__(self.run, self.names, self.training)  # type: ignore[misc]
 
     def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
         super()._take(position, entry, recorded)
@@ -135,6 +166,7 @@ class RunHistory(Results):
         match decision:
             case Seal():
                 if counting.sealed > sealed:
+                    self._judge(decision)
                     self.seals.append(Sealed(position, decision))
                     self._lines.append(_Line(position, entry.term, "seal", "", decision.epoch))
                 return
@@ -147,6 +179,44 @@ class RunHistory(Results):
         kind, text = type(decision).__name__.lower(), in_words(decision, counting, self.names)
         epoch = decision.epoch if isinstance(decision, Close) else None
         self._lines.append(_Line(position, entry.term, kind, text, epoch))
+
+    def _judge(self, seal: Seal) -> None:
+        """Take note of whom a seal has left out, and why."""
+        if not self.training:
+            return
+        for feed in self.counting.moved(seal.epoch):
+            reason = None
+            if feed in seal.skipped:
+                said = self.verdicts.on(feed, seal.epoch, self.counting, _may_bring, Judgement())
+                reason = self._left_out[Recount(feed, seal.epoch)] = said or Uncounted.JUDGE
+            self._latest[feed // INCARNATIONS] = reason
+
+    def reason(self, feed: int, epoch: int) -> Uncounted | None:
+        """Return why what the close of an epoch has named of a feed does not count now; None if it does."""
+        counting, named = self.counting, Recount(feed, epoch)
+        if epoch >= counting.sealed:
+            return Uncounted.WAITS
+        if counting.counts(feed, epoch):
+            return None
+        if counting.is_skipped(named):
+            return self._left_out.get(named, Uncounted.JUDGE)
+        nothing = counting.factor(feed, epoch) or not self.seals[epoch].seal.factor
+        return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
+
+    def verdicts_on(self, member: int) -> list[Verdict]:
+        """Return what became of a member's work, epoch by epoch."""
+        return [
+            Verdict(
+                epoch=epoch,
+                incarnation=feed % INCARNATIONS,
+                named=self.counting.named(feed, epoch) - self.counting.named(feed, epoch - 1),
+                counted=self.counting.counts(feed, epoch),
+                reason=self.reason(feed, epoch),
+            )
+            for epoch in range(self.counting.open_epoch)
+            for feed in self.counting.moved(epoch)
+            if feed // INCARNATIONS == member
+        ]
 
     def members(self) -> list[Ranked]:
         """Return what members have brought, the greatest worth first, then most updates."""
@@ -167,6 +237,7 @@ class RunHistory(Results):
                 measured=known[number].updates,
                 worth=known[number].worth,
                 revoked=counting.members[number].revoked < NEVER,
+                left_out=self._latest.get(number),
             )
             for rank, number in enumerate(sorted(numbers, key=place), 1)
         ]
@@ -200,6 +271,9 @@ class RunHistory(Results):
         recounted = self.seals[epoch.epoch].seal.recounted
         again = sum(self.counting.counts(*recount) for recount in recounted)
         text = f"{epoch.counted:,} of {epoch.named:,} updates of round {epoch.epoch} count"
+        skipped = self.seals[epoch.epoch].seal.skipped
+        left_out = Counter(self._left_out.get(Recount(feed, epoch.epoch)) for feed in skipped)
+        text += "".join(f", {feeds} left out ({reason})" for reason, feeds in left_out.items() if reason)
         return text + (f", and {again:,} of earlier ones that had been skipped" if again else "")
 
     def _epoch(self, seal: Seal, evaluation: EpochEvaluation | None) -> EpochEntry:
@@ -216,6 +290,11 @@ class RunHistory(Results):
             evaluation=evaluation,
             origins=parts(counts, self.names),
         )
+
+
+def _may_bring(feed: int, epoch: int, counting: Counting, labels: range) -> bool:
+    """Return whether a close may have named updates with one of these labels, which only the log tells."""
+    return labels.start <= epoch
 
 
 def parts(counts: Mapping[bytes, int], names: Called) -> list[OriginPart]:

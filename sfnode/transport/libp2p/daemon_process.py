@@ -145,9 +145,7 @@ def _start_failure(daemon: Daemon) -> UserError:
 def daemon_error(what: str) -> UserError:
     """Return the error for a p2pd that does not work."""
     return UserError(
-        Code.NETWORK_DAEMON,
-        what,
-        "Reinstalling hivemind restores p2pd; a debug log has all of its output.",
+        Code.NETWORK_DAEMON, what, "Reinstalling hivemind restores p2pd; a debug log has all of its output."
     )
 
 

@@ -1,4 +1,4 @@
-"""Health of p2pd and the addresses that it reports, asked through hivemind's P2P.
+"""Health of p2pd and the addresses that it reports, asked through hivemind's P2P; restarts it when it breaks.
 
 p2pd may die, hang, or lose its connection to hivemind while it seems well. Imports nothing of hivemind, but
 knows the internals of its P2P.
@@ -7,11 +7,13 @@ knows the internals of its P2P.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from sfnode.transport.base import TransportError, peer_of
+from sfnode.errors import UserError
+from sfnode.logging import log
+from sfnode.transport.base import Transport, TransportError, peer_of
 from sfnode.transport.libp2p.calls import Calls, cancel
 from sfnode.transport.libp2p.daemon_process import Daemon
 
@@ -125,3 +127,37 @@ def _forget_finished(p2p: Any) -> None:
     tasks = p2p._client.control._handler_tasks
     for call_id in [call_id for call_id, task in tasks.items() if task.done()]:
         del tasks[call_id]
+
+
+RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
+"""Seconds before another attempt to restart a transport that could not be restarted; doubles."""
+
+RESTART_SPACING = 5.0
+"""Seconds between two restarts at least, should the network daemon die as soon as it runs."""
+
+
+async def keep_running(
+    transport: Transport, restarted: Callable[[], None], clock: Callable[[], float]
+) -> None:
+    """Restart a transport whenever it breaks, and call `restarted` each time; until cancelled."""
+    last = float("-inf")
+    while True:
+        why = await transport.broken()
+        await asyncio.sleep(last + RESTART_SPACING - clock())
+        last, pause = clock(), RESTART_PAUSE
+        log.warning("the network daemon %s; restarting it", why)
+        while not await _restarts(transport):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RESTART_PAUSE_MOST)
+        restarted()
+        log.info("the network daemon is back after %.1f s", clock() - last)
+
+
+async def _restarts(transport: Transport) -> bool:
+    """Try once; return whether it works."""
+    try:
+        await transport.restart()
+    except (TransportError, UserError) as error:
+        log.warning("restarting the network daemon failed: %s", error)
+        return False
+    return True

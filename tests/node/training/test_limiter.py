@@ -18,7 +18,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
-from sfnode.node import shutdown
+from sfnode.node import readiness
 from sfnode.node.training import limiter
 from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
@@ -210,8 +210,8 @@ async def test_a_paused_node_can_finish(swarm: Swarm) -> None:
 async def test_a_node_without_a_neighbour_finishes_without_waiting_for_one(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "LEAVE_GRACE", 1000.0)
-    monkeypatch.setattr(shutdown, "SETTLE_TIME", 0.2)
+    monkeypatch.setattr(readiness, "LEAVE_GRACE", 1000.0)
+    monkeypatch.setattr(readiness, "SETTLE_TIME", 0.2)
     a = await swarm.first()
     await a.until(lambda: made(a) > 5)
     await a.client.finish()

@@ -25,9 +25,9 @@ from sfnode.node.training.step_scheduler import (
 from sfnode.store.log import Tail
 from sfprotocol import seeds
 from sfprotocol.events import Admit, OwnUpdates
-from sfprotocol.joining import ENOUGH, MIN_INTERVAL
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
+from sfprotocol.own_feed import ENOUGH, MIN_INTERVAL
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
 

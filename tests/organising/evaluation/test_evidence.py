@@ -42,7 +42,7 @@ from sfprotocol.decisions import (
     encode,
 )
 from sfprotocol.messages import Feed
-from sfprotocol.worths import WORTH_ONE
+from sfprotocol.weighing import WORTH_ONE
 
 HOSTILE = 0.3
 UPDATES = 8
@@ -672,7 +672,7 @@ class Rounds:
         self.honest, self.members = honest, honest + hostile
         self.decisions: list[Recorded] = []
         for member in range(self.members):
-            self.known._take(member, None, Recorded(Admit(bytes([member]) * 32, 100, 0)))  # type: ignore[arg-type]
+            self.known.take(Admit(bytes([member]) * 32, 100, 0))
 
     def round(self, epoch: int, mean: float, hostile: float = 0.0) -> set[int]:
         """Measure a round with such scores, in terms of their standard deviation; return who is skipped."""
@@ -680,7 +680,7 @@ class Rounds:
         drawn = np.array(means) + self.random.standard_normal(self.members)
         scores = (SCORE_ONE * math.sqrt(DISPERSED) * drawn).round().astype(int).tolist()
         parts = tuple(Part(64 * n, 3, 0, score) for n, score in enumerate(scores))
-        self.known._take(0, None, Recorded(Worth(epoch, 8, parts)))  # type: ignore[arg-type]
+        self.known.take(Worth(epoch, 8, parts))
         return {member for member in range(self.members) if not self.known.trusts(member)}
 
 
@@ -725,7 +725,7 @@ def test_a_newcomer_to_a_first_order_run_is_not_asked_for_as_much_as_those_who_h
     for epoch in range(8):
         newcomer = (Part(64 * 4, 3, 0, round(1.2 * scale)),) if epoch == 7 else ()
         parts = tuple(Part(64 * n, 3, 0, round(4 * scale)) for n in range(4))
-        known._take(epoch, None, Recorded(Worth(epoch, 8, parts + newcomer)))  # type: ignore[arg-type]
+        known.take(Worth(epoch, 8, parts + newcomer))
     assert known.trusts(4)
-    known._take(8, None, Recorded(Worth(8, 8, (Part(0, 3, 0, round(1.2 * scale)), *parts[1:]))))  # type: ignore[arg-type]
+    known.take(Worth(8, 8, (Part(0, 3, 0, round(1.2 * scale)), *parts[1:])))
     assert not known.trusts(0), "of whom as much is known as of the others"

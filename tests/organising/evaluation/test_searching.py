@@ -17,7 +17,7 @@ from sfnode.organising.evaluation.searching import (
     STEADY,
     Search,
 )
-from sfnode.organising.events import BasesMade, EvaluationEnded
+from sfnode.organising.events import EvaluationEnded, MakingEnded
 from sfnode.organising.policy import MEASURING
 from sfnode.organising.steps import Steps
 from sfprotocol.counting import Counting
@@ -159,8 +159,8 @@ def test_the_large_search_with_which_a_rate_settles_is_no_reason_to_leave_the_ne
         while len(run.bench.plans) == run.bench.counting.sealed:
             run.train(64)
         run.answer(1.0, after=90.0)
-    assert run.bench.organiser.search
-    assert run.bench.organiser.search.settled
+    assert run.bench.organiser.known.search
+    assert run.bench.organiser.known.search.settled
     settled = run.bench.counting.sealed
     run.train(4 * FIRST_UPDATES)
     assert run.bench.plans[-1].epoch == settled
@@ -358,7 +358,7 @@ def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost
             run.do(EvaluationEnded(run.plans[-1].epoch, None, forwards=1_000_000))
             run.advance(2)
         if run.making and not run.of(Bases):
-            run.do(BasesMade(bytes([1]) * 32))
+            run.do(MakingEnded(Bases, bytes([1]) * 32))
             run.advance(2)
     (published,) = run.of(Bases)
     assert [plan.epoch for plan in run.plans if plan.rows] == [0, published.subspace]

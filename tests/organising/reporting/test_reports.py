@@ -25,7 +25,7 @@ from sfprotocol.decisions import (
     Void,
     Worth,
 )
-from sfprotocol.holding import tag
+from sfprotocol.validation import tag
 from tests.control.organised_node import QUOTA, OrganisedNode
 from tests.organising.bench import scores
 from tests.protocol.feeds import origin_of

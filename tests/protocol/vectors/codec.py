@@ -7,123 +7,119 @@ from typing import Any
 
 import msgpack
 
-from sfprotocol import wire_codec
+from sfprotocol import messages, wire_codec
 from sfprotocol.decisions import Part
-from sfprotocol.messages import (
-    Ahead,
-    Branch,
-    Card,
-    Claim,
-    Commitment,
-    Control,
-    ControlFork,
-    ControlHead,
-    ControlWant,
-    DoubleVote,
-    Entry,
-    EpochScalars,
-    Feed,
-    Finding,
-    Floor,
-    Goodbye,
-    Have,
-    Hello,
-    ManifestReply,
-    ManifestRequest,
-    Message,
-    Offer,
-    PartReply,
-    PartRequest,
-    Petition,
-    Position,
-    Proof,
-    Prune,
-    Segment,
-    Statement,
-    Succession,
-    Summary,
-    Vote,
-    Want,
-)
 from tests.protocol.vectors.plain import plain
 
 RUN_ID = bytes(range(32))
 ORIGINS = (b"\x01" * 32, b"\xfe" * 32)
 MEASURED = (Part(0, 300, 41_250_000, 5_250), Part(2**31 - 1, 1, -(2**63), -1_000))
-PARTS = (EpochScalars(0, (5, -7, 32767)), EpochScalars(1, (0, -32767)), EpochScalars(9, (1,)))
+PARTS = (
+    messages.EpochScalars(0, (5, -7, 32767)),
+    messages.EpochScalars(1, (0, -32767)),
+    messages.EpochScalars(9, (1,)),
+)
 
 
-def messages() -> list[tuple[str, Message, int]]:
+def valid_messages() -> list[tuple[str, messages.Message, int]]:
     """Return messages of every type, small and at their limits, with the width of scalars."""
     key, signature = 2**64 - 1, bytes(range(64))
-    feeds = sorted(Feed(origin, number) for origin in ORIGINS for number in (0, 300))
-    entries = tuple(Position(feed, 2**32 - 1 - index) for index, feed in enumerate(feeds))
-    claims = tuple(Claim(*entry, bytes([index] * 4)) for index, entry in enumerate(entries))
-    branches = (Branch(PARTS, signature), Branch(PARTS[1:], signature[::-1]))
+    feeds = sorted(messages.Feed(origin, number) for origin in ORIGINS for number in (0, 300))
+    entries = tuple(messages.Position(feed, 2**32 - 1 - index) for index, feed in enumerate(feeds))
+    claims = tuple(messages.Claim(*entry, bytes([index] * 4)) for index, entry in enumerate(entries))
+    branches = (messages.Branch(PARTS, signature), messages.Branch(PARTS[1:], signature[::-1]))
     return [
-        ("hello of a trainer", Hello(1, RUN_ID, 0, 0), 2),
-        ("hello of a relay that knows much", Hello(2**32 - 1, RUN_ID, 1, 2**64 - 1), 2),
-        ("segment of one update", Segment(0, 0, (EpochScalars(0, (0,)),), signature), 2),
+        ("hello of a trainer", messages.Hello(1, RUN_ID, 0, 0), 2),
+        ("hello of a relay that knows much", messages.Hello(2**32 - 1, RUN_ID, 1, 2**64 - 1), 2),
+        ("segment of one update", messages.Segment(0, 0, (messages.EpochScalars(0, (0,)),), signature), 2),
         (
             "segment at the limits",
-            Segment(key, 2**32 - 2, (EpochScalars(65535, (-32768,)),), signature, 255),
+            messages.Segment(key, 2**32 - 2, (messages.EpochScalars(65535, (-32768,)),), signature, 255),
             2,
         ),
-        ("segment over three epochs", Segment(key, 127, PARTS, signature, 15), 2),
-        ("segment of 8-bit scalars", Segment(key, 128, (EpochScalars(200, (-128, 0, 127)),), signature), 1),
-        ("empty summary", Summary(False, 0, bytes(32), ()), 2),
-        ("page of a summary", Summary(True, 2**32, RUN_ID, claims), 2),
-        ("summary that teaches a name", Summary(False, 128, RUN_ID, (Claim(feeds[0], 0, bytes(4)),)), 2),
-        ("want", Want(entries[:2]), 2),
-        ("want of nothing", Want(()), 2),
-        ("have", Have((Ahead(0, 1), Ahead(300, 2**32 - 1), Ahead(key, 128))), 2),
-        ("prune", Prune((0, 2**32, key)), 2),
-        ("proof of a fork", Proof(feeds[1], 3, (RUN_ID, RUN_ID), branches), 2),
+        ("segment over three epochs", messages.Segment(key, 127, PARTS, signature, 15), 2),
+        (
+            "segment of 8-bit scalars",
+            messages.Segment(key, 128, (messages.EpochScalars(200, (-128, 0, 127)),), signature),
+            1,
+        ),
+        ("empty summary", messages.Summary(False, 0, bytes(32), ()), 2),
+        ("page of a summary", messages.Summary(True, 2**32, RUN_ID, claims), 2),
+        (
+            "summary that teaches a name",
+            messages.Summary(False, 128, RUN_ID, (messages.Claim(feeds[0], 0, bytes(4)),)),
+            2,
+        ),
+        ("want", messages.Want(entries[:2]), 2),
+        ("want of nothing", messages.Want(()), 2),
+        (
+            "have",
+            messages.Have((messages.Ahead(0, 1), messages.Ahead(300, 2**32 - 1), messages.Ahead(key, 128))),
+            2,
+        ),
+        ("prune", messages.Prune((0, 2**32, key)), 2),
+        ("proof of a fork", messages.Proof(feeds[1], 3, (RUN_ID, RUN_ID), branches), 2),
         (
             "proof of two histories with nothing in common",
-            Proof(feeds[2], 2**32 - 1, (RUN_ID, bytes(32)), (branches[0], Branch((), signature))),
+            messages.Proof(
+                feeds[2], 2**32 - 1, (RUN_ID, bytes(32)), (branches[0], messages.Branch((), signature))
+            ),
             2,
         ),
-        ("manifest request", ManifestRequest(), 2),
-        ("manifest reply", ManifestReply(b"\x80"), 2),
-        ("part request", PartRequest(RUN_ID, 0, 0, 1), 2),
-        ("part request at the limits", PartRequest(RUN_ID, 2**32 - 1, 2**32 - 1, 192 * 1024), 2),
-        ("part reply", PartReply(300, b"part"), 2),
-        ("part reply: not now", PartReply(1 << 20, b""), 2),
-        ("part reply: not here", PartReply(0, b""), 2),
-        ("card", Card(feeds[1], 1, "Ann", "Zürich 東", signature), 2),
-        ("card without names", Card(feeds[2], 2**32 - 1, "", "", signature), 2),
-        ("goodbye", Goodbye("another run"), 2),
-        ("goodbye without a reason", Goodbye(""), 2),
-        ("control head", ControlHead(1, 2**32 - 1, RUN_ID), 2),
-        ("control want", ControlWant(70000), 2),
-        ("two decisions", Control(127, (Entry(0, b"\x92\x12\x90", signature), Entry(1, b"", signature))), 2),
-        ("no decisions", Control(0, ()), 2),
-        ("succession", Succession(1, 300, RUN_ID, ORIGINS[0], (Vote(0, signature), Vote(63, signature))), 2),
-        ("fork of the control feed", ControlFork(0, 5, ORIGINS, (signature, signature[::-1])), 2),
-        ("petition with work", Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
-        ("petition with an invitation", Petition(ORIGINS[1], 0, 3, signature, signature), 2),
-        ("offer", Offer(ORIGINS[0], RUN_ID, (signature, signature[::-1])), 2),
+        ("manifest request", messages.ManifestRequest(), 2),
+        ("manifest reply", messages.ManifestReply(b"\x80"), 2),
+        ("part request", messages.PartRequest(RUN_ID, 0, 0, 1), 2),
+        ("part request at the limits", messages.PartRequest(RUN_ID, 2**32 - 1, 2**32 - 1, 192 * 1024), 2),
+        ("part reply", messages.PartReply(300, b"part"), 2),
+        ("part reply: not now", messages.PartReply(1 << 20, b""), 2),
+        ("part reply: not here", messages.PartReply(0, b""), 2),
+        ("card", messages.Card(feeds[1], 1, "Ann", "Zürich 東", signature), 2),
+        ("card without names", messages.Card(feeds[2], 2**32 - 1, "", "", signature), 2),
+        ("goodbye", messages.Goodbye("another run"), 2),
+        ("goodbye without a reason", messages.Goodbye(""), 2),
+        ("control head", messages.ControlHead(1, 2**32 - 1, RUN_ID), 2),
+        ("control want", messages.ControlWant(70000), 2),
+        (
+            "two decisions",
+            messages.Control(
+                127, (messages.Entry(0, b"\x92\x12\x90", signature), messages.Entry(1, b"", signature))
+            ),
+            2,
+        ),
+        ("no decisions", messages.Control(0, ()), 2),
+        (
+            "succession",
+            messages.Succession(
+                1, 300, RUN_ID, ORIGINS[0], (messages.Vote(0, signature), messages.Vote(63, signature))
+            ),
+            2,
+        ),
+        ("fork of the control feed", messages.ControlFork(0, 5, ORIGINS, (signature, signature[::-1])), 2),
+        ("petition with work", messages.Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
+        ("petition with an invitation", messages.Petition(ORIGINS[1], 0, 3, signature, signature), 2),
+        ("offer", messages.Offer(ORIGINS[0], RUN_ID, (signature, signature[::-1])), 2),
         ("statement", _said(signature), 2),
         (
             "statement of an organiser",
-            replace(_said(signature), entries=(Entry(5, b"\x92\x12\x90", signature),)),
+            replace(_said(signature), entries=(messages.Entry(5, b"\x92\x12\x90", signature),)),
             2,
         ),
         (
             "votes for two",
-            DoubleVote((_said(signature), replace(_said(signature), candidate=RUN_ID)), (RUN_ID, bytes(32))),
+            messages.DoubleVote(
+                (_said(signature), replace(_said(signature), candidate=RUN_ID)), (RUN_ID, bytes(32))
+            ),
             2,
         ),
-        ("floor", Floor(1001), 2),
-        ("commitment", Commitment(65_535, ORIGINS[0], RUN_ID, signature), 2),
-        ("finding", Finding(3, ORIGINS[1], 2**64 - 1, 64, MEASURED), 2),
-        ("finding about nothing", Finding(0, ORIGINS[0], 0, 2**32 - 1, ()), 2),
+        ("floor", messages.Floor(1001), 2),
+        ("commitment", messages.Commitment(65_535, ORIGINS[0], RUN_ID, signature), 2),
+        ("finding", messages.Finding(3, ORIGINS[1], 2**64 - 1, 64, MEASURED), 2),
+        ("finding about nothing", messages.Finding(0, ORIGINS[0], 0, 2**32 - 1, ()), 2),
     ]
 
 
-def _said(signature: bytes) -> Statement:
-    return Statement(
+def _said(signature: bytes) -> messages.Statement:
+    return messages.Statement(
         ORIGINS[0], 2**64 - 1, 5, 5, ORIGINS[1], signature, 3, 4, 5, RUN_ID, 70000, True, (), signature
     )
 
@@ -253,7 +249,7 @@ def _finding(parts: Any, epoch: int = 0) -> bytes:
 
 def vectors() -> dict[str, Any]:
     valid: list[dict[str, Any]] = []
-    for name, message, scalar_bytes in messages():
+    for name, message, scalar_bytes in valid_messages():
         encoding = wire_codec.encode(message, scalar_bytes).hex()
         valid.append(
             {"name": name, "scalar_bytes": scalar_bytes, "message": plain(message), "encoding": encoding}

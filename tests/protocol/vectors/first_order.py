@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfprotocol import decisions, seeds, signing, wire_codec
 from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.decisions import FACTOR_ONE, UNIT_ONE, Admit, Bases, Close, Decision, Move, RateFrom, Seal
-from sfprotocol.holding import tag
 from sfprotocol.messages import EpochScalars, Feed, Form, Segment
+from sfprotocol.validation import tag
 from tests.protocol.vectors import manifest
 from tests.protocol.vectors.plain import SECRETS, origin, plain
 from tests.protocol.vectors.weights import bases_digest, bases_listing, bits, moved

@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.events import Action, Admit, Event, LinkDown, LinkUp, OwnUpdates, Received, Wake, Writable
+from sfprotocol.fork_resolution import INQUIRY_TIME
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Close, Commit, Send
 from sfprotocol.host import Host as ProtocolHost
-from sfprotocol.inquiries import INQUIRY_TIME
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 from sfprotocol.messages import EpochScalars, Feed, Proof, RunParameters, Segment
 from sfprotocol.plumtree import HAVE_DELAY

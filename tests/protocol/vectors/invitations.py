@@ -41,11 +41,7 @@ def vectors() -> dict[str, Any]:
             for one in valid
         ],
         "invalid": [
-            {
-                "name": "a character differs",
-                "rule": "N1",
-                "link": f"{link[:40]}_{link[41:]}",
-            },
+            {"name": "a character differs", "rule": "N1", "link": f"{link[:40]}_{link[41:]}"},
             {"name": "the last character is missing", "rule": "N1", "link": link[:-1]},
             {"name": "another scheme", "rule": "N1", "link": link.replace("sfnode:", "https:")},
             {"name": "nothing in it", "rule": "N1", "link": "sfnode:"},
@@ -87,11 +83,7 @@ def vectors() -> dict[str, Any]:
                 ),
             },
             {"name": "a space in a way", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/a b"]]]))},
-            {
-                "name": "a command in it",
-                "rule": "N3",
-                "link": _link(_body(1, RUN_ID, [[first, ["/`id`"]]])),
-            },
+            {"name": "a command in it", "rule": "N3", "link": _link(_body(1, RUN_ID, [[first, ["/`id`"]]]))},
         ],
     }
 

@@ -98,7 +98,7 @@ HEADED: dict[str, Any] = OPEN | {
 }
 
 CENTRED: dict[str, Any] = OPEN | {
-    "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]},
+    "task": OPEN["task"] | {"loss": "centred", "prior": [0, -65536, 2147483647, -2147483647]}
 }
 
 GROUPS: dict[str, Any] = OPEN | {"training": OPEN["training"] | {"group": 8}}
@@ -209,11 +209,7 @@ def _invalid_manifests() -> list[dict[str, Any]]:
             "rule": "M1",
             "training": training | {"bases": "00" * 32},
         },
-        {
-            "name": "features without their table",
-            "rule": "M1",
-            "training": training | {"basis": "features"},
-        },
+        {"name": "features without their table", "rule": "M1", "training": training | {"basis": "features"}},
         {"name": "a group of one", "rule": "M1", "training": training | {"group": 1}},
         {"name": "too large a group", "rule": "M1", "training": training | {"group": 65}},
         {"name": "no groups, said", "rule": "M2", "training": training | {"group": 0}},

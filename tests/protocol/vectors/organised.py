@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfprotocol import control_feed, decisions, holding, signing, wire_codec
+from sfprotocol import control_feed, decisions, messages, signing, validation, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting, multiplier, named_digest
@@ -40,17 +40,6 @@ from sfprotocol.decisions import (
     Validators,
     Void,
     Worth,
-)
-from sfprotocol.messages import (
-    ELECTED_TERMS,
-    Authority,
-    ControlFork,
-    Entry,
-    EpochScalars,
-    Feed,
-    Statement,
-    Succession,
-    Vote,
 )
 from tests.protocol.vectors.plain import plain
 
@@ -163,7 +152,7 @@ def _public(secret: bytes) -> bytes:
 
 def _control() -> dict[str, Any]:
     """Return three decisions, another third one, a succession that keeps two, and a decision after it."""
-    authority = Authority(RUN_ID, _public(ORGANISER), tuple(map(_public, DEPUTIES)), votes=2)
+    authority = messages.Authority(RUN_ID, _public(ORGANISER), tuple(map(_public, DEPUTIES)), votes=2)
     feed = ControlFeed(authority)
     said = [Admit(_public(MEMBERS[0]), 10, 0), Close(0, SALT, ()), Seal(0, (), (), DIGEST, 4096, ())]
     for decision in said[:2]:
@@ -172,7 +161,7 @@ def _control() -> dict[str, Any]:
     feed.add(2, [feed.sign(decisions.encode(said[2]), _key(ORGANISER).sign)])
     entries, chains = list(feed.entries), list(feed.chains)
     fork = feed.add(2, [other])
-    assert isinstance(fork, ControlFork)
+    assert isinstance(fork, messages.ControlFork)
     feed.freeze(fork)
     succession = _succession(chains[2])
     feed.succeed(succession)
@@ -196,14 +185,14 @@ def _control() -> dict[str, Any]:
     }
 
 
-def _succession(chain: bytes) -> Succession:
-    unsigned = Succession(1, 2, chain, _public(SUCCESSOR), ())
+def _succession(chain: bytes) -> messages.Succession:
+    unsigned = messages.Succession(1, 2, chain, _public(SUCCESSOR), ())
     message = control_feed.succession_message(RUN_ID, unsigned)
-    votes = tuple(Vote(place, _key(DEPUTIES[place]).sign(message)) for place in (0, 2))
+    votes = tuple(messages.Vote(place, _key(DEPUTIES[place]).sign(message)) for place in (0, 2))
     return replace(unsigned, votes=votes)
 
 
-def _entry(entry: Entry, chain: bytes) -> dict[str, Any]:
+def _entry(entry: messages.Entry, chain: bytes) -> dict[str, Any]:
     return {
         "term": entry.term,
         "record": entry.record.hex(),
@@ -215,7 +204,9 @@ def _entry(entry: Entry, chain: bytes) -> dict[str, Any]:
 def _election() -> dict[str, Any]:
     """Return three stand-ins, whom the organiser names, the election of one of them by two, a decision of the
     term that it begins, and a statement of the one who is elected."""
-    authority = Authority(RUN_ID, _public(ORGANISER), tuple(map(_public, DEPUTIES)), 2, ELECTED_TERMS)
+    authority = messages.Authority(
+        RUN_ID, _public(ORGANISER), tuple(map(_public, DEPUTIES)), 2, messages.ELECTED_TERMS
+    )
     feed, secrets = ControlFeed(authority), (ORGANISER, SUCCESSOR, MEMBERS[0])
     named = StandIns(tuple(StandIn(place, _public(secret)) for place, secret in enumerate(secrets)))
     feed.add(0, [feed.sign(decisions.encode(named), _key(ORGANISER).sign)])
@@ -223,7 +214,7 @@ def _election() -> dict[str, Any]:
     ballots = tuple(Ballot(place, _key(secrets[place]).sign(message)) for place in (1, 2))
     feed.add(1, [feed.elect(1, Elected(_public(SUCCESSOR), ballots), _key(SUCCESSOR).sign)])
     feed.add(2, [feed.sign(decisions.encode(Announce("I go on.")), _key(SUCCESSOR).sign)])
-    said = Statement(
+    said = messages.Statement(
         _public(SUCCESSOR), 7, 1, 1, _public(SUCCESSOR), ballots[0].signature, 1, 3, 1, feed.chain, 7, False,
         tuple(feed.entries[1:]), b"",
     )  # fmt: skip
@@ -252,12 +243,12 @@ LABELS = (0, 0, 0, 1, 1, 2, 2)
 
 
 def _head(member: int, stop: int) -> bytes:
-    chain = signing.genesis(RUN_ID, Feed(_public(MEMBERS[member]), member))
-    return signing.extend(chain, (EpochScalars(LABELS[step], (step + 1,)) for step in range(stop)))
+    chain = signing.genesis(RUN_ID, messages.Feed(_public(MEMBERS[member]), member))
+    return signing.extend(chain, (messages.EpochScalars(LABELS[step], (step + 1,)) for step in range(stop)))
 
 
 def _move(member: int, first: int, stop: int) -> Move:
-    return Move(65 * member, stop - first, holding.tag(SALT, _head(member, stop)))
+    return Move(65 * member, stop - first, validation.tag(SALT, _head(member, stop)))
 
 
 def _digest(member_stops: tuple[int, int]) -> bytes:
@@ -272,7 +263,7 @@ def _bases(stops: dict[int, int]) -> list[tuple[int, Base]]:
 def _base(member: int, stop: int) -> Base:
     label = LABELS[stop - 1]
     labelled = LABELS[:stop].count(label)
-    return Base(Feed(_public(MEMBERS[member]), member), stop, _head(member, stop), label, labelled)
+    return Base(messages.Feed(_public(MEMBERS[member]), member), stop, _head(member, stop), label, labelled)
 
 
 def _checkpoint(epoch: int, stops: dict[int, int]) -> Checkpoint:
@@ -374,7 +365,8 @@ def _counting() -> dict[str, Any]:
         "bases": DIGEST.hex(),
         "subspace_epochs": 2,
         "feeds": [
-            {"number": 65 * m, **plain(Feed(_public(MEMBERS[m]), m)), "labels": LABELS} for m in (0, 1)
+            {"number": 65 * m, **plain(messages.Feed(_public(MEMBERS[m]), m)), "labels": LABELS}
+            for m in (0, 1)
         ],
         "steps": [_step(run, decision) for decision in _story()],
         "landmarks": [

@@ -12,18 +12,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sfprotocol import messages
 from sfprotocol.decisions import RateFrom
-from sfprotocol.messages import (
-    Ahead,
-    Branch,
-    Claim,
-    Entry,
-    EpochScalars,
-    Feed,
-    Position,
-    RunParameters,
-    Vote,
-)
 
 WIDE = frozenset({"feed_key", "known", "nonce", "number", "heard"})
 """Names of fields that have 64 bits."""
@@ -34,13 +24,15 @@ def plain(value: Any) -> Any:
     match value:
         case bytes():
             return value.hex()
-        case Position(feed=feed, next=following):
+        case messages.Position(feed=feed, next=following):
             return {**plain(feed), "next": following}
-        case Claim(feed=feed, next=following, tag=tag):
+        case messages.Claim(feed=feed, next=following, tag=tag):
             return {**plain(feed), "next": following, "tag": tag.hex()}
-        case Ahead(feed_key=key, next=following):
+        case messages.Ahead(feed_key=key, next=following):
             return {"feed_key": str(key), "next": following}
-        case Feed() | EpochScalars() | Branch() | Entry() | Vote():
+        case (
+            messages.Feed() | messages.EpochScalars() | messages.Branch() | messages.Entry() | messages.Vote()
+        ):
             return {name: plain(item) for name, item in value._asdict().items()}
         case RateFrom(limit=0):
             return list(value[:2])
@@ -58,9 +50,9 @@ def integers(values: Iterable[int]) -> list[str]:
 
 def _fields(value: Any) -> dict[str, Any]:
     named = [field.name for field in fields(value)]
-    if isinstance(value, RunParameters) and not value.cells:
+    if isinstance(value, messages.RunParameters) and not value.cells:
         named = [name for name in named if name not in ("version", "cells", "norm_limit")]
-    if isinstance(value, RunParameters) and value.organised is None:
+    if isinstance(value, messages.RunParameters) and value.organised is None:
         others = "organised", "rate", "subspace_epochs", "bases", "last_subspace"
         named = [name for name in named if name not in others]
     found = {name: plain(getattr(value, name)) for name in named}

@@ -7,7 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sfprotocol import proof_of_work, seeds
+from sfprotocol import seeds, signing
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Card, EpochScalars, Feed, RunParameters, Segment
 from sfprotocol.own_feed import fresh
@@ -134,7 +134,7 @@ def _written(frontier: Frontier) -> dict[str, Any]:
 
 
 def _work(feed: Feed) -> dict[str, Any]:
-    work = proof_of_work.value(RUN_ID, *feed)
+    work = signing.work(RUN_ID, *feed)
     return {**plain(feed), "work": work.to_bytes(32, "big").hex()}
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sflab.baselines.centralised import MezoStep, mezo_step
+from sflab.baselines.centralised import mezo_step
 
 
 def setting() -> tuple[list[Tensor], list[Tensor]]:
@@ -16,11 +16,11 @@ def setting() -> tuple[list[Tensor], list[Tensor]]:
     return parameters, [torch.ones(5, 3), torch.arange(7.0)]
 
 
-def step(parameters: list[Tensor], slope: list[Tensor], learning_rate: float) -> MezoStep:
+def step(parameters: list[Tensor], slope: list[Tensor], learning_rate: float) -> float:
     def loss() -> float:
         return float(sum((p.double() * g).sum() for p, g in zip(parameters, slope, strict=True)))
 
-    return mezo_step(parameters, loss, seed=4, epsilon=1e-2, learning_rate=learning_rate)
+    return mezo_step(parameters, loss, seed=4, epsilon=1e-2, learning_rate=learning_rate)[0]
 
 
 def noise(parameters: list[Tensor]) -> list[Tensor]:
@@ -31,12 +31,12 @@ def noise(parameters: list[Tensor]) -> list[Tensor]:
 def test_its_gradient_is_that_along_one_normal_direction_of_all_parameters() -> None:
     parameters, slope = setting()
     along = sum(float((z * g).sum()) for z, g in zip(noise(parameters), slope, strict=True))
-    assert step(parameters, slope, 0.0).gradient == pytest.approx(along, rel=1e-4)
+    assert step(parameters, slope, 0.0) == pytest.approx(along, rel=1e-4)
 
 
 def test_it_moves_the_parameters_in_place_against_that_direction_and_nowhere_else() -> None:
     parameters, slope = setting()
     before = [p.clone() for p in parameters]
-    gradient = step(parameters, slope, 0.1).gradient
+    gradient = step(parameters, slope, 0.1)
     for old, new, z in zip(before, parameters, noise(parameters), strict=True):
         torch.testing.assert_close(new, old - 0.1 * gradient * z, rtol=1e-5, atol=1e-5)

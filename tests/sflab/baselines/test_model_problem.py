@@ -14,7 +14,7 @@ from sfnode.errors import UserError
 from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfnode.models.loader import LoadedModel
-from sfnode.models.manifest_builder import build
+from sfnode.preparing.manifest import build
 from sfnode.tasks import dataset
 from sfnode.tasks.calibration import prior
 from sfnode.tasks.encoding import evaluate

@@ -7,8 +7,7 @@ import torch
 
 from sflab.baselines import registry
 from sflab.baselines.registry import METHODS
-from sfnode.errors import Code, UserError
-from tests.sflab.baselines.quadratic import Quadratic, complete, made, run, setup, stored
+from tests.sflab.baselines.quadratic import Quadratic, complete, made, run, stored
 
 RATES = {"adamw": 0.03, "diloco": 0.003, "diloco-fp16": 0.003, "diloco-powersgd": 0.003, "gaia": 0.03}
 """Where the usual one of these tests does not suit."""
@@ -101,10 +100,5 @@ def test_what_it_has_in_common_with_others_may_be_had_on_a_complete_graph(name: 
         assert method.consensus() < 1e-11
 
 
-def test_a_method_or_an_option_that_there_is_not_is_an_error_that_says_what_there_is() -> None:
-    with pytest.raises(UserError, match="'adam'") as caught:
-        registry.make("adam", setup())
-    assert caught.value.code == Code.BAD_OPTION
-    with pytest.raises(UserError, match="'keeps'"):
-        registry.make("chocosgd", setup(options={"keeps": 0.1}))
+def test_options_that_are_given_take_the_place_of_usual_ones() -> None:
     assert made("chocosgd", options={"keep": 0.5}).setup.options == {"keep": 0.5, "gamma": 0.03}

@@ -12,7 +12,7 @@ from sflab.experiments import problem
 from sflab.experiments.cell import Cell, Place
 from sflab.experiments.problem import LoadedProblem
 from sfnode.engine import loading
-from sfnode.engine.devices import usable_device
+from sfnode.engine.loading import usable_device
 from sfnode.models.loader import LoadedModel, store_rows
 
 LOAD = problem.load

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from sflab.experiments import problem
-from sflab.experiments.cell import Cell, CellNetwork, Place, Problem
+from sflab.experiments.cell import Cell, CellNetwork, Place, Problem, Topology
+from sflab.experiments.problem import Conditions
 from sfnode.errors import Code, UserError
 from sfnode.tasks.dataset import load_rows
 from tests.engine.helpers import SHARED
@@ -42,12 +44,10 @@ def test_a_smaller_concentration_makes_shards_more_unequal() -> None:
     assert strong > 0.6
 
 
-def test_gamma_numbers_have_the_mean_and_the_variance_of_their_distribution() -> None:
-    for shape in (0.3, 2.5):
-        draws = problem.Draws(7)
-        found = [draws.gamma(shape) for _ in range(4000)]
-        assert np.mean(found) == pytest.approx(shape, rel=0.1)
-        assert np.var(found) == pytest.approx(shape, rel=0.2)
+def test_with_a_tiny_concentration_a_client_has_one_class_as_long_as_there_is_some() -> None:
+    dealt = problem.shards(cell(1e-9, clients=40), LABELS)
+    assert skew(dealt[:10]) == 1.0
+    assert skew(dealt) > 0.9
 
 
 def test_a_client_needs_rows_for_a_mini_batch() -> None:
@@ -103,3 +103,30 @@ def test_clients_that_have_one_class_each_calibrate_by_rows_of_all() -> None:
     labels = problem.labels_of(found.task, found.public)
     assert min(np.bincount(labels)) > 10
     assert sorted(map(id, found.public)) == sorted(id(row) for shard in found.shards for row in shard)
+
+
+# -- the network, round by round ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", get_args(Topology))
+def test_who_is_away_has_no_links(topology: Topology) -> None:
+    conditions = Conditions(CellNetwork(topology=topology, clients=16, churn=0.5), 5)
+    there = conditions.present(0)
+    assert 0 < there.sum() < 16
+    assert set(conditions.edges(0)) < set(conditions.links(0))
+    assert all(there[list(edge)].all() for edge in conditions.edges(0))
+
+
+def test_links_change_where_the_topology_says_so() -> None:
+    changing, ring = (
+        Conditions(CellNetwork(topology=topology, clients=9), 5) for topology in ("changing", "ring")
+    )
+    assert changing.links(0) != changing.links(1)
+    assert ring.links(0) == ring.links(1)
+    assert len(ring.links(0)) == 9
+
+
+def test_speeds_lie_evenly_between_the_slowest_and_the_fastest() -> None:
+    conditions = Conditions(CellNetwork(clients=3, speeds=2.0), 0)
+    made = sum(conditions.steps_by(number) for number in range(10))
+    assert made.tolist() == [10, 15, 20]

@@ -136,7 +136,11 @@ def test_files_that_are_of_something_else_are_refused(tmp_path: Path) -> None:
 
 
 def test_methods_and_options_that_there_are_not_are_refused() -> None:
-    for cell in (small(method="sorcery"), small(options={"segment_update": 3.0})):
+    for cell in (
+        small(method="sorcery"),
+        small(method="chocosgd", options={"keeps": 0.1}),
+        small(options={"segment_update": 3.0}),
+    ):
         with pytest.raises(UserError) as refused:
             runner.make(cell, Place())
         assert refused.value.code is Code.BAD_OPTION

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from sflab.experiments import shared_engine
 from sflab.experiments.problem import LoadedProblem
 from sflab.experiments.shared_engine import SharedEngine
-from sfnode.engine.devices import usable_device
 from sfnode.engine.estimator import quantise
-from sfnode.engine.loading import load_model
+from sfnode.engine.loading import load_model, usable_device
 from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.models.loader import LoadedModel, matrix
-from sfnode.models.perturbation import Perturbation
 from sfnode.models.targets import Selection
 from sfnode.tasks.mini_batches import Shard
 from tests.engine.helpers import ROWS, manifest, model_folder, updates
@@ -44,14 +41,12 @@ def clients(
     try:
         yield engine
     finally:
-        engine.close()
+        engine.trainer.close()
 
 
 def scalars(engine: SharedEngine, epochs: list[int]) -> list[int]:
-    """What the clients measure, all together, each with a seed of its own and this epoch."""
-    asked = list(zip(engine.clients, SEEDS, epochs, strict=False))
-    for number, (_, seed, epoch) in enumerate(asked):
-        engine.expect(number, [seed], epoch)
+    """What the clients measure, each with a seed of its own and this epoch."""
+    asked = zip(engine.clients, SEEDS, epochs, strict=False)
     return [one.step([seed], epoch).scalars[0] for one, seed, epoch in asked]
 
 
@@ -82,37 +77,13 @@ def test_a_client_measures_what_a_node_with_its_updates_measures(family: str, em
         assert scalar == pytest.approx(asked, rel=1e-2, abs=1)
 
 
-def test_updates_are_measured_in_parts_and_subspaces_and_everybody_gets_his_own(monkeypatch: Any) -> None:
-    monkeypatch.setattr(shared_engine, "MOST_QUERIES", 2)
+def test_updates_are_measured_in_the_subspaces_of_their_labels() -> None:
     run, epochs = manifest("llama", epsilon=EPSILON), [1, 0, 1, 1, 0]
     loaded = model_of(run, "llama")
     with clients(run, loaded, 5) as engine:
         found = scalars(engine, epochs)
     asked = [wanted(run, loaded, client, epoch, None) for client, epoch in enumerate(epochs)]
     assert torch.allclose(torch.tensor(found), torch.tensor(asked), atol=1)
-
-
-@pytest.mark.parametrize("rank", [1, 8])
-def test_clients_that_differ_in_many_subspaces_take_memory_for_each_and_not_for_their_square(
-    monkeypatch: Any, rank: int
-) -> None:
-    """As after the guard has taken back a hundred epochs, of which client 0 hears first."""
-    applied: list[Perturbation] = []
-
-    def kept(*parts: Any) -> Perturbation:
-        applied.append(Perturbation(*parts))
-        return applied[-1]
-
-    monkeypatch.setattr(shared_engine, "Perturbation", kept)
-    run = manifest("llama", rank=rank)
-    with clients(run, model_of(run, "llama"), 2) as engine:
-        sizes = []
-        for subspaces in (range(1, 5), range(5, 17)):
-            engine.clients[1].apply(updates(100, subspaces))
-            engine.known.clear()
-            scalars(engine, [1, 1])
-            sizes.append(sum(core.numel() for core in applied[-1].cores))
-    assert sizes[1] == 4 * sizes[0]
 
 
 def test_clients_with_published_bases_measure_what_nodes_measure(tmp_path: Path) -> None:
@@ -144,6 +115,7 @@ def test_the_mean_model_is_that_of_the_clients_weights_and_leaves_no_trace() -> 
             client.apply(part)
         with engine.averaged():
             mean = torch.cat([matrix(site).double().flatten() for site in loaded.sites])
+        engine.at(engine.clients[0].cores())
         after = torch.cat([matrix(site).double().flatten() for site in loaded.sites])
     assert torch.allclose(mean, torch.stack(weights).mean(0), atol=1e-6)
     assert torch.equal(after, weights[0])

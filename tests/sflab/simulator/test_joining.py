@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from benchmarks.joining import network, world_of
-from sflab.simulator.checks import invariants
+from sflab.simulator import invariants
 from sflab.simulator.world.world import World
 
 TARGET = 10.0

@@ -14,19 +14,19 @@ import pytest
 
 from sflab.simulator.runner import Outcome
 from sflab.simulator.runner import simulate as run
-from sflab.simulator.scenario import Limits, Load
-from sflab.simulator.scenarios import SCENARIOS
+from sflab.simulator.scenarios import SCENARIOS, Limits, Load
 from sflab.simulator.world import engine, world
 from sfnode.node import driver, startup
 from sfnode.organising.feeds import HeldFeeds
 from sfnode.peers import selection
 from sfnode.peers.manager import PeerManager
-from sfnode.transport.conditions import Conditions
-from sfprotocol import fork_proofs, holding, plumtree, validation, weighing
+from sfnode.transport.memory import Conditions
+from sfprotocol import fork_proofs, plumtree, validation, weighing
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.events import Action, Admit, Event, Examine, Serve, Transmit
+from sfprotocol.fields import squares_of
 from sfprotocol.frontier import FeedState
 from sfprotocol.host import Advanced, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
@@ -34,7 +34,6 @@ from sfprotocol.messages import RunParameters, Want
 from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.validation import Verified
-from sfprotocol.values import squares_of
 from sfprotocol.verdicts import NamedSteps
 
 
@@ -113,7 +112,7 @@ def test_a_machine_that_takes_any_signature_is_seen_by_what_it_admits() -> None:
 
 def test_a_machine_that_keeps_a_forked_feed_does_not_become_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two histories are made and nobody wants to see that: every node keeps the one that it met first."""
-    monkeypatch.setattr(fork_proofs, "judge", lambda *_: fork_proofs.Comparison())
+    monkeypatch.setattr(fork_proofs, "judge", lambda *_: None)
     monkeypatch.setattr(fork_proofs, "holds", lambda *_: False)
     assert caught(simulate(SCENARIOS["twins"], 0)) == "convergence"
 
@@ -250,7 +249,7 @@ def test_a_host_that_does_not_look_into_its_log_does_not_become_equal() -> None:
 def test_a_machine_that_counts_no_quota_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = replace(SCENARIOS["organised"], faults=(), load=Load(rate=20, most=40))
     assert simulate(scenario, 0, nodes=5, seconds=8).failure is None
-    monkeypatch.setattr(holding, "refused", lambda *_: None)
+    monkeypatch.setattr(validation, "refused", lambda *_: None)
     monkeypatch.setattr(Organised, "room", lambda self, own: 1000)
     # it also says with which feed a member goes on: which of the two is broken first is chance
     assert caught(simulate(scenario, 0, nodes=5, seconds=8)) in ("quota", "feed")
@@ -260,8 +259,8 @@ def test_a_machine_that_takes_labels_of_epochs_that_are_not_open_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scenario = replace(SCENARIOS["organised"], conditions=Conditions(loss=0.4), faults=())
-    monkeypatch.setattr(holding, "early", lambda *_: False)
-    monkeypatch.setattr(holding, "refused", lambda *_: None)
+    monkeypatch.setattr(validation, "early", lambda *_: False)
+    monkeypatch.setattr(validation, "refused", lambda *_: None)
     assert caught(simulate(scenario, 0)) == "quota"
 
 
@@ -270,7 +269,7 @@ def test_a_machine_that_does_not_compare_histories_with_named_ones_is_seen(
 ) -> None:
     monkeypatch.setattr(Organised, "_compare", lambda *_: [])
     monkeypatch.setattr(Organised, "_on_traced", lambda *_: [])
-    monkeypatch.setattr(holding, "follows", lambda *_: True)
+    monkeypatch.setattr(validation, "follows", lambda *_: True)
     assert caught(simulate(SCENARIOS["organised-twins"], 1)) in ("named", "convergence")
 
 

@@ -9,10 +9,8 @@ from random import Random
 import pytest
 
 from sflab.simulator.world.computer import Computer
-from sflab.simulator.world.keys import origin_of, signing_key
 from sflab.simulator.world.oracle import Oracle, Violation
-from sflab.simulator.world.runs import OPEN_RUN
-from sflab.simulator.world.topology import TOPOLOGIES
+from sflab.simulator.world.runs import OPEN_RUN, TOPOLOGIES, origin_of, signing_key
 from sflab.simulator.world.world import World
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed, Segment

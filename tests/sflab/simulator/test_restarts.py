@@ -11,7 +11,7 @@ import pytest
 from sflab.simulator.world import runs
 from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.disk import Files, copy, put_back
-from sflab.simulator.world.keys import signing_key
+from sflab.simulator.world.runs import signing_key
 from sflab.simulator.world.world import World
 from sfnode.cli.ending import _budget_for_others
 from sfnode.errors import Code

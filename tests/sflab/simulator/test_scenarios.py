@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from sflab.simulator import report
+from sflab.simulator import runner
 from sflab.simulator.runner import Run, simulate
 from sflab.simulator.scenarios import SCENARIOS
 from sfprotocol.decisions import Amend, Close, Decision, Seal, read
@@ -22,7 +22,7 @@ ELSEWHERE = () if SEEDS else ("checkpoints", "false-claims", "judged", "lost", "
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ELSEWHERE])
 def test_nodes_survive_and_become_equal(name: str, seed: int, seconds: float | None) -> None:
     outcome = simulate(SCENARIOS[name], seed, seconds=seconds)
-    assert outcome.failure is None, "\n".join(report.lines(outcome))
+    assert outcome.failure is None, "\n".join(runner.lines(outcome))
     assert outcome.updates > 0
     assert outcome.deliveries > 0
 
@@ -37,7 +37,7 @@ def test_claims_that_nobody_can_show_cost_no_node_its_feed(seed: int) -> None:
 
 def succeed(run: Run) -> None:
     outcome = run.outcome()
-    assert outcome.failure is None, "\n".join(report.lines(outcome))
+    assert outcome.failure is None, "\n".join(runner.lines(outcome))
 
 
 def decided(run: Run) -> list[Decision]:
@@ -89,4 +89,9 @@ def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -
 @pytest.mark.parametrize("topology", ["ring", "random", "star", "line", "bridge", "managed"])
 def test_every_topology_carries_a_storm(topology: str, seed: int) -> None:
     outcome = simulate(SCENARIOS["storm"], seed, topology=topology, nodes=9, seconds=8)
-    assert outcome.failure is None, "\n".join(report.lines(outcome))
+    assert outcome.failure is None, "\n".join(runner.lines(outcome))
+
+
+def test_deputies_pass_on_a_run_whose_terms_go_to_stand_ins_too() -> None:
+    outcome = simulate(SCENARIOS["organiser-lost"], 3, nodes=6, seconds=12)
+    assert outcome.failure is None, "\n".join(runner.lines(outcome))

@@ -30,7 +30,7 @@ FIGURES = ["ablation", "bytes", "clients", "consensus", "hops", "methods", "shar
 
 def planned(seeds: int = 2) -> Study:
     problems = [Problem(model="models/opt-mini-sst", task=task) for task in ("sst2", "agnews")]
-    return paper.study("smoke", paper.Choice(problems, seeds, rate=6e-6), "sfnode lab simulate paper --smoke")
+    return paper.study("smoke", problems, seeds, 6e-6, "sfnode lab simulate paper --smoke")
 
 
 @pytest.fixture(scope="module")

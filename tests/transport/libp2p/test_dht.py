@@ -12,14 +12,7 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
 
-from sfnode.transport.libp2p.dht import (
-    MAX_ENTRIES,
-    MAX_OTHER_BYTES,
-    MAX_OTHERS_BYTES,
-    MAX_TOPICS,
-    Storage,
-    _Reader,
-)
+from sfnode.transport.libp2p import dht
 from sfnode.transport.libp2p.keys import PeerKey, is_signed, peer_id, peer_of_public
 from sfnode.transport.roster import MAX_ANSWER, MAX_ROSTER, MAX_TTL, SignedRecords
 
@@ -32,7 +25,7 @@ def topics(count):
 
 @pytest.fixture
 def storage():
-    return Storage(Random(1), lambda record: b"forged" not in record.value)
+    return dht.Storage(Random(1), lambda record: b"forged" not in record.value)
 
 
 @pytest.fixture
@@ -75,10 +68,10 @@ def test_in_a_full_roster_a_newcomer_takes_the_place_of_anybody(storage, soon):
 def test_strangers_with_other_rosters_do_not_displace_our_own(storage, soon):
     storage.own.add(TOPIC)
     storage.store(TOPIC, b"", soon, subkey="a")
-    for topic in topics(10 * MAX_TOPICS):
+    for topic in topics(10 * dht.MAX_TOPICS):
         assert storage.store(topic, b"", soon + 60, subkey="stranger")
     assert names(storage) == {"a"}
-    assert len(storage.data) == MAX_TOPICS
+    assert len(storage.data) == dht.MAX_TOPICS
 
 
 def test_a_record_that_has_expired_is_neither_taken_nor_given(storage):
@@ -130,7 +123,7 @@ def test_one_bad_entry_does_not_spoil_an_answer(storage):
 
 def test_an_answer_with_thousands_of_entries_counts_for_a_few_and_costs_no_more():
     checked = []
-    storage = Storage(Random(1), lambda record: checked.append(record) or True)
+    storage = dht.Storage(Random(1), lambda record: checked.append(record) or True)
     found = roster(*map(str, range(5000)))
     assert len(storage.records_of(TOPIC.to_bytes(), found)) == len(checked) == MAX_ANSWER
     storage.take(TOPIC.to_bytes(), found)
@@ -153,16 +146,16 @@ def test_of_an_answer_only_what_may_be_a_record_is_read():
     with found.freeze():
         found.store("stale", b"", time.time() - 1)
         sent = MSGPackSerializer.dumps(found)
-    assert set(_Reader.loads(sent).data) == {"good"}
+    assert set(dht._Reader.loads(sent).data) == {"good"}
 
 
 def test_an_answer_with_more_entries_than_records_have_room_is_not_read():
     """hivemind takes two seconds to read as many empty ones as fit into a message. Nor is it refused: a peer
     that hands it over would forget this one, and nobody would find it there."""
-    found = roster(*map(str, range(MAX_ENTRIES)))
-    assert len(_Reader.loads(MSGPackSerializer.dumps(found)).data) == MAX_ENTRIES
+    found = roster(*map(str, range(dht.MAX_ENTRIES)))
+    assert len(dht._Reader.loads(MSGPackSerializer.dumps(found)).data) == dht.MAX_ENTRIES
     found.store("one more", b"", time.time() + 60)
-    assert not _Reader.loads(MSGPackSerializer.dumps(found))
+    assert not dht._Reader.loads(MSGPackSerializer.dumps(found))
 
 
 # -- what other programs keep --------------------------------------------------------------------------
@@ -189,16 +182,16 @@ def test_where_a_roster_is_nothing_else_gets_in_and_a_record_takes_the_place_of_
 
 def test_what_they_store_has_bounds_and_leaves_rosters_alone(storage, soon):
     storage.store(TOPIC, b"", soon, subkey="a")
-    key, *others = topics(2 * MAX_OTHERS_BYTES // MAX_OTHER_BYTES)
-    assert not storage.store(key, bytes(MAX_OTHER_BYTES + 1), soon)
+    key, *others = topics(2 * dht.MAX_OTHERS_BYTES // dht.MAX_OTHER_BYTES)
+    assert not storage.store(key, bytes(dht.MAX_OTHER_BYTES + 1), soon)
     assert not storage.store(key, b"forged", float("inf"))
     for number in range(2 * MAX_ANSWER):
         assert storage.store(key, b"forged", soon, subkey=number) == (number < MAX_ANSWER)
     assert storage.store(key, b"forged again", soon + 1, subkey=1)
     for other in others:
-        storage.store(other, b"forged".ljust(MAX_OTHER_BYTES), soon)
+        storage.store(other, b"forged".ljust(dht.MAX_OTHER_BYTES), soon)
     kept = [other for other in others if storage.get(other)]
-    assert 0 < len(kept) <= MAX_OTHERS_BYTES // MAX_OTHER_BYTES
+    assert 0 < len(kept) <= dht.MAX_OTHERS_BYTES // dht.MAX_OTHER_BYTES
     assert names(storage) == {"a"}
 
 

@@ -30,6 +30,7 @@ from sfnode.transport.libp2p.daemon_process import start_daemon
 from sfnode.transport.libp2p.health import HANG_TICK, HANG_TICKS
 from sfnode.transport.libp2p.transport import LINK_PROTOCOL, REQUEST_PROTOCOL, HivemindTransport
 from sfnode.transport.roster import roster_key
+from tests.refusals import fails_with
 from tests.transport.helpers import POOL, eventually, read_all
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,6 +40,7 @@ MIB = 2**20
 NODE = """
 import asyncio, sys
 from pathlib import Path
+
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 
 async def main(key, host):
@@ -198,9 +200,8 @@ async def test_a_key_for_which_there_is_no_room_is_a_full_disk(tmp_path):
 
 @pytest.mark.parametrize("program", ["/nonexistent/p2pd", "/bin/false", "/bin/true"])
 async def test_a_daemon_that_does_not_start_is_reported(program):
-    with pytest.raises(UserError) as error:
+    with fails_with(Code.NETWORK_DAEMON):
         await start_daemon(Path(program), [])
-    assert error.value.code is Code.NETWORK_DAEMON
 
 
 async def test_strangers_in_the_dht_cannot_spoil_the_roster(topic, nodes):

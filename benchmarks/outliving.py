@@ -1,0 +1,370 @@
+"""A run that outlives its organiser: five real nodes, the real times, until updates count again.
+
+    python -m benchmarks.outliving [--scene NAME ...] [--cpu PERCENT]
+
+Each node has a process of its own; three or five of them stand in (SPEC O21 to O23). In scenes of `KILLED`
+the organiser kills itself with -9 in the middle of a decision, and its folder is removed: `held` is when more
+than half hold the decision and nobody knows that, `told` when the first do; `search` is while it measures for
+a seal. Its keys come back from a backup, and the run completes. In those of `PARTED` all are in network
+namespaces (as root), where one side does not hear the others for a while, or the organiser is stopped.
+
+Prints for each scene the seconds from the fault until another one organises and until more updates count, how
+many sides decided meanwhile, and the seconds from healing, or from the organiser's return, until all have all
+decisions. Raises AssertionError where one is gone that any node has kept, or digests stay different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sfnode.schema.organising import OrganiserStatus
+from sfnode.store.data_folder import Layout
+from sfnode.store.log import UpdateLog
+from sfprotocol.decisions import Close, Seal, read
+from sfprotocol.messages import Entry
+from tests.network.namespaces import Place, unavailable, world
+from tests.processes.helpers import LOOPBACK, Node, nodes, sfnode
+
+T = TypeVar("T")
+
+NAMES = "abcde"
+"""The nodes. The first one organises to begin with."""
+
+PATIENCE = 300.0
+"""Seconds after which something that should happen counts as failed."""
+
+LOOK = 0.5
+"""Seconds between two looks at all nodes: the figures are no finer."""
+
+CUT = 150.0
+"""Seconds for which some do not hear others, or the organiser is stopped."""
+
+UNDER_WAY = 2.0
+"""Seconds after a cut in which what was under way may still arrive."""
+
+REST = 3_000
+"""Updates that are still to count once everybody is back."""
+
+KILLED = {
+    "close held": (Close, False),
+    "close told": (Close, True),
+    "seal held": (Seal, False),
+    "seal told": (Seal, True),
+    "search": (None, False),
+}
+"""The decision in whose middle the organiser dies, and whether the first nodes know of it."""
+
+PARTED = {
+    "three": (3, {"alone": "a bcde", "1 : 1 : 1": "ad be c", "2 : 3": "ad bce", "stopped": "a bcde"}),
+    "five": (5, {"2 : 3": "ab cde", "3 : 2": "ade bc"}),
+}
+"""How many stand in, and the sides of each scene. Node a organises then; who stands in comes first."""
+
+ARMED = "armed"
+"""The file in whose presence the organiser dies."""
+
+BUDGET = "training.update_budget=1000000"
+OPTIONS = (BUDGET, "task.loss=plain", "init.calibrate=no", "organised.quota=100000")
+
+
+def die(scene: str, words: list[str]) -> None:
+    """Be a node that kills itself in the middle of what the scene says, once ARMED is there."""
+    from sfnode.cli.main import main
+    from sfnode.node.organising import Organising
+    from sfprotocol.elections import Elections
+
+    kind, told = KILLED[scene]
+    count, hear, evaluate = Elections._count_answers, Elections.heard, Organising._evaluate
+    decided = False
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def counts(self: Elections, now: float) -> list[Any]:
+        nonlocal decided
+        before = self._feed.stop
+        actions = count(self, now)
+        news = [read(entry.record).decision for entry in self._feed.entries[before:]]
+        decided = decided or (os.path.exists(ARMED) and kind in map(type, news))
+        if decided and not told:
+            end()
+        return actions
+
+    def hears(self: Elections, *statement: Any) -> list[Any]:
+        if decided:
+            end()  # the round before, which made it a decision, was carried out
+        return hear(self, *statement)
+
+    async def evaluates(self: Organising, asked: Any) -> None:
+        if kind is None and asked.rows and os.path.exists(ARMED):  # noqa: ASYNC240 (no matter here)
+            asyncio.get_running_loop().call_later(0.02, end)
+        await evaluate(self, asked)
+
+    Elections._count_answers, Elections.heard, Organising._evaluate = counts, hears, evaluates
+    main(words)
+
+
+class Swarm:
+    """Nodes of one run, and all that any of them has kept of the control feed."""
+
+    def __init__(self, home: Path, make: Callable[..., Node], places: dict[str, Place], cpu: int) -> None:
+        self.home, self.places, self._make = home, places, make
+        self.nodes: dict[str, Node] = {}
+        self.kept: dict[str, list[Entry]] = {}
+        """The decisions of a node when it was last looked at."""
+        self._trains = ("--set", "node.samples=0", "--limit", f"cpu={cpu}")
+
+    def start(self, name: str, *words: object, inside: Sequence[str] = ()) -> None:
+        """Start a node, in its place if there are places."""
+        place = self.places.get(name)
+        listens = ("--host-maddrs", "/ip4/0.0.0.0/tcp/4001") if place else LOOPBACK
+        way = (*(place.inside if place else ()), *inside)
+        said = (*words, *listens, *self._trains)
+        self.nodes[name] = self._make(name, *said, inside=way).start()
+
+    def does(self, name: str, *words: object) -> str:
+        """Run a command of sfnode at a node; return what it prints."""
+        ended = sfnode(self.home, *words, "--data-dir", self.home / name)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def look(self) -> None:
+        """Look at what all nodes have kept. Raises AssertionError when a decision is gone."""
+        for name, node in self.nodes.items():
+            if name not in self.kept and not node.organised():
+                continue  # it only begins
+            with UpdateLog.open(Layout(node.folder).log, read_only=True) as log:
+                found, before = log.control(), self.kept.get(name, [])
+            assert found[: len(before)] == before, f"{name} has lost decisions"
+            self.kept[name] = found
+
+    def until(self, what: str, condition: Callable[[], T], patience: float = PATIENCE) -> T:
+        """Look until `condition` is true; return what it says."""
+        give_up = time.monotonic() + patience
+        while not (result := condition()):
+            assert time.monotonic() < give_up, f"waited {patience:g} s in vain: {what}; {self.known()}"
+            time.sleep(LOOK)
+            self.look()
+        return result
+
+    def known(self, names: Sequence[str] = NAMES) -> list[OrganiserStatus]:
+        """Return how the run is organised, as those of these nodes know it that answer."""
+        return [status for name in names if (status := self.nodes[name].organised())]
+
+    def organiser(self) -> str:
+        """Return who organises, once one does."""
+
+        def organises() -> str:
+            return "".join(n for n in self.nodes if any(s.organiser == "organising" for s in self.known(n)))
+
+        return self.until("one organises", organises)[0]
+
+    def member(self, name: str) -> int:
+        """Return the number of a node's member."""
+        status = self.nodes[name].until("it is a member", lambda s: s.organised.member is not None)
+        return status.organised.member
+
+    def counts(self, names: Sequence[str], counted: int, since: float) -> float:
+        """Return the seconds since then until more than so many updates count at one of these."""
+        self.until("updates count", lambda: any(s.counted > counted for s in self.known(names)))
+        return time.monotonic() - since
+
+    def goes_on(self, names: Sequence[str], term: int, since: float) -> tuple[float, float]:
+        """Return the seconds until these know of a later term, and until more counts than then."""
+        later = self.until("another organises", lambda: [s for s in self.known(names) if s.term > term])
+        organised = time.monotonic() - since
+        return organised, self.counts(names, max(status.counted for status in later), since)
+
+    def catches_up(self) -> None:
+        """Wait until all have the decisions that any has now."""
+        longest = max(self.kept.values(), key=len)
+        self.until("all have them", lambda: all(self.kept[n][: len(longest)] == longest for n in NAMES))
+
+    def is_one(self) -> bool:
+        """Return whether all have the same digest and the same decisions: all that any has ever kept."""
+        self.look()
+        found = {status and status.digest for status in (self.nodes[name].status() for name in NAMES)}
+        every = self.kept["a"]
+        same = len(found) == 1 and all(self.kept[name] == every for name in NAMES)
+        return same and all(every[: len(kept)] == kept for kept in self.kept.values())
+
+    def becomes_one(self) -> None:
+        """Have nobody train until all have the same."""
+        for name in NAMES:
+            self.does(name, "pause")
+        self.until("all are one", self.is_one)
+        for name in NAMES:
+            self.does(name, "resume")
+
+    def complete(self) -> None:
+        """Have the organiser of now complete the run soon, and wait for that."""
+        organiser = self.organiser()
+        budget = self.known(organiser)[0].counted + REST
+        self.does(organiser, "organise", "budget", budget)
+        self.until("the run is complete", lambda: [s.complete for s in self.known()] == [True] * len(NAMES))
+        self.until("all are one", self.is_one)
+
+    def name_stand_ins(self, count: int) -> None:
+        """Have so many of them stand in, the organiser among them."""
+        organiser = self.organiser()
+        others = [name for name in NAMES if name != organiser][: count - 1]
+        numbers = {self.member(name) for name in others}
+        for name in others:
+            self.does(name, "organise", "stand-in")
+
+        def have_offered() -> bool:
+            standing = {one.member for one in self.known(organiser)[0].stand_ins}
+            return numbers <= standing | {one.member for one in self.nodes[organiser].offers()}
+
+        def are_here() -> bool:
+            all_here = [len(s.stand_ins) == count and all(o.here for o in s.stand_ins) for s in self.known()]
+            return all_here == [True] * len(NAMES)
+
+        self.until("all have offered", have_offered)
+        self.does(organiser, "organise", "stand-ins", *sorted(numbers))
+        self.until("all who stand in are here", are_here)
+
+
+@contextmanager
+def swarm(cpu: int, *, apart: bool = False, dying: Sequence[str] = ()) -> Iterator[Swarm]:
+    """Yield five nodes of a new run, each in a namespace if they are `apart`; `dying` runs the organiser."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        internet = stack.enter_context(world()) if apart else None
+        places = {n: internet.place(n, f"5.{at}.0.1") for at, n in enumerate(NAMES, 1)} if internet else {}
+        made = Swarm(home, stack.enter_context(nodes(home)), places, cpu)
+        options = [word for option in OPTIONS for word in ("--set", option)]
+        begun = sfnode(home, "init", "--model", "builtin:tiny", "--task", "reviews", *options)
+        assert begun.returncode == 0, begun.stderr
+        made.start("a", "--run", "run.toml", "--organise", inside=dying)
+        made.counts("a", 0, 0.0)
+        link = json.loads(made.does("a", "organise", "invite", "--uses", 9, "--json"))["link"]
+        for name in NAMES[1:]:
+            made.start(name, link)
+        yield made
+
+
+def row(scene: str, *figures: float | None) -> None:
+    """Print a row of the table; None: nobody else organised."""
+    told = ("-" if one is None else f"{one:.0f}" for one in figures)
+    print(f"| {' | '.join((scene, *told))} |", flush=True)
+
+
+def killed(scene: str, cpu: int) -> None:
+    """Kill the organiser in the middle of a decision, remove its home, and have its keys come back."""
+    dying = (sys.executable, "-m", "benchmarks.outliving", "--die", scene)
+    with swarm(cpu, dying=dying) as made:
+        made.name_stand_ins(3)
+        (secret := made.home / "secret").write_text("correct horse\n")
+        backup, passphrase = made.home / "backup", ("--passphrase-file", secret)
+        made.does("a", "keys", "backup", "--out", backup, *passphrase)
+        (made.home / ARMED).touch()
+        made.until("it dies", lambda: not made.nodes["a"].running)
+        since = time.monotonic()
+        made.look()
+        made.kept["a, dead"] = made.kept.pop("a")
+        del made.nodes["a"]
+        shutil.rmtree(made.home / "a")
+        shutil.rmtree(made.home / ".local/share/sfnode/keys")
+        organised, counted = made.goes_on(NAMES[1:], 0, since)
+
+        made.does("a", "keys", "restore", backup, *passphrase)
+        back = time.monotonic()
+        made.start("a", json.loads(made.does("d", "invite", "--json"))["link"], "--organise")
+        made.until("it stands by", lambda: any(s.organiser == "standing by" for s in made.known("a")))
+        made.catches_up()
+        one = time.monotonic() - back
+        made.complete()
+    row(f"killed: {scene}", organised, counted, 1, one)
+
+
+def troubled(
+    made: Swarm, scene: str, sides: Sequence[str], begin: Callable[[], None], end: Callable[[], None]
+) -> None:
+    """Go through a fault that lasts, and parts these sides, and through its healing."""
+    known, numbers = made.known()[0], {made.member(name): name for name in NAMES}
+    organiser, standing = made.organiser(), {numbers[one.member] for one in known.stand_ins}
+    most = "".join(side for side in sides if 2 * len(standing & {*side}) > len(standing))
+    counted = max(status.counted for status in made.known())
+    begin()
+    since = time.monotonic()
+
+    def rest(seconds: float) -> None:
+        made.until("time passes", lambda: time.monotonic() >= since + seconds)
+
+    rest(UNDER_WAY)
+    before, organised, again = {name: len(made.kept[name]) for name in NAMES}, None, None
+    if most and organiser in most:
+        again = made.counts(most, counted, since)
+    elif most:
+        organised, again = made.goes_on(most, known.term, since)
+    rest(CUT)
+    decided = {side for side in sides if any(len(made.kept[name]) > before[name] for name in side)}
+    assert decided == {*filter(None, [most])}, f"these have decided: {decided}"
+    counted = max(status.counted for status in made.known(most or organiser))
+    end()
+    healed = time.monotonic()
+    later = made.counts(NAMES, counted, since)
+    made.catches_up()
+    row(scene, organised, again or later, len(decided), time.monotonic() - healed)
+    made.becomes_one()
+
+
+def hear(made: Swarm, sides: Sequence[str]) -> None:
+    """Have everybody hear those on the same side only."""
+    for side in sides:
+        deaf = [made.places[name].address for name in NAMES if name not in side]
+        for name in side:
+            made.places[name].rule(*(["deaf", *deaf] if deaf else ["none"]))
+
+
+def parted(standing: str, cpu: int) -> None:
+    """Part one swarm in one way after the other."""
+    with swarm(cpu, apart=True) as made:
+        made.name_stand_ins(PARTED[standing][0])
+        for scene, sides in PARTED[standing][1].items():
+            first = made.organiser()
+            numbers = {one.member for one in made.known(first)[0].stand_ins}
+            order = sorted(NAMES, key=lambda n: (n != first, made.member(n) not in numbers, n))
+            parts = ["".join(order[NAMES.index(name)] for name in side) for side in sides.split()]
+            begin, end = partial(hear, made, parts), partial(hear, made, [NAMES])
+            if "stopped" in scene:
+                begin, end = (partial(made.nodes[first].send, n) for n in (signal.SIGSTOP, signal.SIGCONT))
+            troubled(made, f"{standing} stand in, {scene}", parts, begin, end)
+        made.complete()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--die"]:
+        die(sys.argv[2], sys.argv[sys.argv.index("sfnode") + 1 :])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--scene", action="append", choices=[*KILLED, *PARTED], help="repeatable")
+    parser.add_argument("--cpu", type=int, default=10, help="percent of all cores for each node")
+    given = parser.parse_args()
+    print("| scene | another organises, s | updates count, s | sides that decided | one again, s |")
+    print("|---|---|---|---|---|", flush=True)
+    for scene in given.scene or [*KILLED, *PARTED]:
+        if scene in KILLED:
+            killed(scene, given.cpu)
+        elif reason := unavailable():
+            print(f"{scene}: {reason}")
+        else:
+            parted(scene, given.cpu)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Adversaries: peers that attack the run."""

@@ -1,1 +1,0 @@
-"""Checks of what must hold at every moment, and in the end."""

@@ -1,0 +1,590 @@
+"""What goes wrong and when: every kind of fault puts what it does on the agenda of a run.
+
+Times are in seconds after the links are up. All chance comes from the world's generator for faults. `heal`
+repairs everything in the end, from whatever state the faults have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Concatenate, Literal, ParamSpec
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sflab.simulator.world import disk
+from sflab.simulator.world.computer import Computer, Hardware, Range
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.runs import DEPUTIES, ORGANISER, SUCCESSOR, VOTES, origin_of, signing_key
+from sflab.simulator.world.world import World
+from sfnode.transport.memory import CALM, MemoryLink
+from sfprotocol.control_feed import succession_message
+from sfprotocol.decisions import INCARNATIONS, Amend, Announce, Revoke, Void, encode
+from sfprotocol.events import OwnDecision, OwnSuccession
+from sfprotocol.messages import Succession, Vote
+
+P = ParamSpec("P")
+
+SLOW = Hardware(commit=(0.1, 0.5), work=0.002)
+"""A disk that spins and is shared, a processor of a small board."""
+
+RESTORING = 1.0
+"""Seconds to restore a backup."""
+
+NEWCOMERS_LINKS = 3
+"""Links of a node that joins a fixed set of links later."""
+
+BUSY_LOOK = 0.02
+"""Seconds between two looks whether it is the moment: what is decided takes two hops, of 50 ms each."""
+
+TWIN = "-twin"
+"""Suffix of the name of a node that is a copy of another."""
+
+TWINS_PACE = 0.7
+"""Seconds between updates of twins, so that both go on with the feed before they hear of each other."""
+
+
+@dataclass
+class FaultTime:
+    """The time of one run in which there are faults."""
+
+    world: World
+    stop: float
+    """Its end."""
+    scale: float = 1.0
+    """Factor by which the times of the scenario are stretched."""
+    newcomers: int = 0
+
+    def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
+        """Do it once, at this time of the scenario, unless the faults are over by then."""
+        if self.world.now + when * self.scale < self.stop:
+            self.world.later(when * self.scale, do, *arguments)
+
+    def again(self, every: float, do: Callable[[], object]) -> None:
+        """Do it at random moments, `every` seconds apart on average, as long as faults last."""
+
+        def once() -> None:
+            if self.world.now < self.stop:
+                do()
+                plan()
+
+        def plan() -> None:
+            self.world.later(self.world.random.expovariate(1 / every), once)
+
+        plan()
+
+    def to_leader(self, when: float, do: Callable[[Computer], object], *, busy: bool = False) -> None:
+        """Do it to whoever organises at this time or, if nobody does or they are not `busy`, as soon as that
+        is so."""
+
+        def look() -> None:
+            leader = next((node for node in self.world.living() if node.leads), None)
+            if leader and (_is_busy(leader) or not busy):
+                do(leader)
+            elif self.world.now < self.stop:
+                self.world.later(BUSY_LOOK, look)
+
+        self.at(when, look)
+
+
+Fault = Callable[[FaultTime], None]
+"""Puts what goes wrong on the agenda."""
+
+
+def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fault]:
+    """Return what makes a fault of its numbers."""
+
+    def made(*numbers: P.args, **named: P.kwargs) -> Fault:
+        return lambda on: install(on, *numbers, **named)
+
+    return made
+
+
+# -- the network -----------------------------------------------------------------------------------------
+
+
+@fault
+def partition(
+    on: FaultTime,
+    start: float,
+    stop: float,
+    share: float = 0.5,
+    *,
+    one_way: bool = False,
+    hang_up: bool = False,
+) -> None:
+    """Let two groups of nodes, of which the first has this share of all, not hear each other from `start` to
+    `stop`: `one_way`, only the second does not hear the first. They `hang_up`, or links swallow what is
+    sent."""
+
+    def part() -> None:
+        _part(on.world, share)
+        for node in on.world.living() if hang_up else ():
+            for link in [one for one in node.links if on.world[one.peer].island != node.island]:
+                link.cut()
+        on.world.network.deaf = {(1, 0)} if one_way else {(0, 1), (1, 0)}
+
+    on.at(start, part)
+    on.at(stop, _rejoin, on.world)
+
+
+def _part(world: World, share: float = 0.5) -> None:
+    nodes = list(world.staying())
+    for node in world.random.sample(nodes, max(1, round(share * len(nodes)))):
+        node.island = 1
+    world.network.deaf = {(0, 1), (1, 0)}
+
+
+def _rejoin(world: World) -> None:
+    world.network.deaf = set()
+    for node in world.nodes.values():
+        node.island = 0
+
+
+@fault
+def flaps(on: FaultTime, every: float) -> None:
+    """End links at random moments, `every` seconds on average, which are opened again."""
+
+    def flap() -> None:
+        if link := _any_link(on.world, on.world.living()):
+            link.cut()
+
+    on.again(every, flap)
+
+
+def _any_link(world: World, nodes: Iterable[Computer]) -> MemoryLink | None:
+    links = [link for node in nodes for link in node.links]
+    return world.random.choice(links) if links else None
+
+
+@fault
+def slow_peers(on: FaultTime, share: float) -> None:
+    """Give this share of nodes a slow disk and processor, and links that take nothing for a while."""
+    nodes = list(on.world.staying())
+    chosen = on.world.random.sample(nodes, max(1, round(share * len(nodes))))
+    for node in chosen:
+        node.hardware = SLOW
+
+    def stall() -> None:
+        if link := _any_link(on.world, (node for node in chosen if node.up)):
+            link.out.stall(True)
+            on.world.later(on.world.random.uniform(0.5, 15.0), link.out.stall, False)
+
+    on.again(2.0, stall)
+
+
+# -- nodes -----------------------------------------------------------------------------------------------
+
+
+@fault
+def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut: bool = False) -> None:
+    """Let nodes die in the middle of whatever they do, `every` seconds on average, and come back after
+    `down`. In a power cut a commit under way is lost, and neighbours hear nothing of the end."""
+
+    def crash() -> None:
+        if node := on.world.pick():
+            node.crash(power_cut=power_cut)
+            on.world.later(on.world.random.uniform(*down), restart, on.world, node)
+
+    on.again(every, crash)
+
+
+@fault
+def clock_jumps(on: FaultTime, every: float, most: float) -> None:
+    """Let clocks leap ahead, or stand still as long (a monotonic clock never goes back), by `most` seconds at
+    most."""
+
+    def leap() -> None:
+        if node := on.world.pick():
+            node.leap(on.world.random.uniform(-most, most))
+
+    on.again(every, leap)
+
+
+@fault
+def churn(on: FaultTime, per_minute: float) -> None:
+    """Have this share of all nodes leave for good in a minute, each replaced by a fresh one."""
+
+    def replaced() -> None:
+        _leave(on.world, on.world.pick())
+        _join(on)
+
+    on.again(60 / (per_minute * len(on.world.nodes)), replaced)
+
+
+@fault
+def late_join(on: FaultTime, at: float, count: int = 1, *, checkpoint: bool = False) -> None:
+    """Have fresh nodes join at one moment, which begin with a checkpoint or with everything."""
+    for _ in range(count):
+        on.at(at, _join, on, checkpoint)
+
+
+@fault
+def pruning(on: FaultTime, share: float) -> None:
+    """Let this share of nodes, never the organiser, keep nothing before the newest checkpoint that they have
+    compared."""
+    nodes = [node for node in on.world.staying() if not node.organises]
+    for node in on.world.random.sample(nodes, round(share * len(nodes))):
+        node.prunes = True
+        node.crash()  # a setting of the node, which holds from its next start on
+        node.start()
+
+
+@fault
+def archive_leaves(on: FaultTime, at: float) -> None:
+    """Let a node that keeps everything, and is not the organiser, leave for good."""
+
+    def leave() -> None:
+        archives = [node for node in on.world.living() if not (node.prunes or node.organises)]
+        _leave(on.world, on.world.random.choice(archives))
+
+    on.at(at, leave)
+
+
+def _leave(world: World, node: Computer | None) -> None:
+    if node is None or node.organises or sum(1 for _ in world.living()) <= 2:
+        return
+    orphans = [n for n in world.neighbours(node) if n.up]
+    node.crash()
+    world.left.add(node.name)
+    for orphan in orphans:
+        other = world.pick()
+        if other and other is not orphan:
+            world.want(orphan, other)
+
+
+def _join(on: FaultTime, begins_with_checkpoint: bool = False) -> None:
+    on.newcomers += 1
+    node = on.world.add(f"new{on.newcomers}")
+    node.begins_with_checkpoint = begins_with_checkpoint
+    _attach(on.world, node)
+
+
+def _attach(world: World, node: Computer) -> None:
+    """Start it and link it with some that are there."""
+    name = node.name.removesuffix(TWIN)
+    others = [other for other in world.living() if other.name.removesuffix(TWIN) != name]
+    for other in world.random.sample(others, min(NEWCOMERS_LINKS, len(others))):
+        world.want(node, other)
+    node.start()
+
+
+# -- copies of a disk ------------------------------------------------------------------------------------
+
+
+@fault
+def old_backup(on: FaultTime, taken: float, restored: float) -> None:
+    """Let a node crash at `restored` and come back with the disk that it had at `taken`."""
+
+    def back_up() -> None:
+        if node := _author(on.world):
+            on.at(restored - taken, put_back, node, disk.copy(node.layout))
+
+    def put_back(node: Computer, files: disk.Files) -> None:
+        if node.name not in on.world.left:
+            _replace_disk(node, files)
+            on.world.later(RESTORING, restart, on.world, node)
+
+    on.at(taken, back_up)
+
+
+@fault
+def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0) -> None:
+    """Begin at `start` with a second machine that has a copy of a node's disk and key; both go on.
+
+    The copy is `told` that it is one, and takes an incarnation of its own; for `apart` seconds the two are on
+    different sides of a partition, so that neither hears of the other.
+    """
+
+    def begin() -> None:
+        node = _author(on.world)
+        if node is None or (name := f"{node.name}{TWIN}") in on.world.nodes:
+            return
+        twin = on.world.add(name, files=disk.copy(node.layout))
+        if not told:
+            disk.take_for_original(twin.layout, on.world.run.run_id)
+            twin.forgets()
+        if apart:
+            _part(on.world)
+            twin.island = 1 - node.island
+            on.world.later(apart, _rejoin, on.world)
+        _attach(on.world, twin)
+        on.again(TWINS_PACE, lambda: node.compute(1))
+        on.again(TWINS_PACE, lambda: twin.compute(1))
+
+    on.at(start, begin)
+
+
+def _author(world: World) -> Computer | None:
+    """Return a random node that has made updates, and is no twin."""
+    authors = [node for node in world.living() if not node.name.endswith(TWIN) and node.said]
+    return world.random.choice(authors) if authors else None
+
+
+def _replace_disk(node: Computer, files: disk.Files) -> None:
+    node.crash()
+    disk.put_back(node.layout, files)
+    node.forgets()
+
+
+# -- the organiser ---------------------------------------------------------------------------------------
+
+
+@fault
+def organiser_away(on: FaultTime, start: float, stop: float, taken: float | None = None) -> None:
+    """Let the organiser be gone from `start` to `stop`, and come back with its own disk or, if that was
+    `taken`, with the copy from that time."""
+    world, began = on.world, on.world.now
+
+    def back_up() -> None:
+        node = _organiser(world)
+        world.loop.call_at(began + stop * on.scale - RESTORING, _replace_disk, node, disk.copy(node.layout))
+
+    if taken is not None:
+        on.at(taken, back_up)
+    on.at(start, lambda: _organiser(world).crash())
+    on.at(stop, lambda: restart(world, _organiser(world)))
+
+
+@fault
+def organiser_lost(on: FaultTime, at: float, succeeded: float) -> None:
+    """Let the organiser be gone for good at `at`, with its key; at `succeeded` the deputies name another."""
+
+    def lose() -> None:
+        node = _organiser(on.world)
+        node.organises = False
+        _leave(on.world, node)
+
+    on.at(at, lose)
+    on.at(succeeded, _succeed, on)
+
+
+@fault
+def organiser_twice(on: FaultTime, start: float, succeeded: float) -> None:
+    """Have a second node with the organiser's key: at `start` both sign at one position, and who organises
+    hears of it like everybody; at `succeeded` the deputies pass the control feed on to a third one."""
+    world, updates = on.world, [0]
+
+    def begin() -> None:
+        one, other = _organiser(world), world.random.choice(_others(world))
+        world.may_fork.add(0)
+        other.crash()
+        other.give_key(signing_key(world.seed, ORGANISER))
+        other.start()
+        on.world.later(RESTORING, decide_each, one, other)
+
+    def decide_each(*nodes: Computer) -> None:
+        for node in nodes:
+            if node.up and not node.organised.control.feed.frozen:
+                node.post(OwnDecision(encode(Announce(node.name))))
+        updates[0] = world.oracle.updates
+        on.world.later(RESTORING / 2, ask_all)
+
+    def ask_all() -> None:  # newcomers have room for few updates, and may have made those
+        for node in world.living():
+            node.compute(1)
+
+    def succeed() -> None:
+        feeds = {node.name: node.organised.control.feed for node in world.living()}
+        running = tuple(name for name, feed in feeds.items() if not feed.frozen)
+        if running:
+            raise Violation("organiser", f"{running[0]} goes on with a forked control feed", running[:3])
+        if world.oracle.updates == updates[0]:
+            raise Violation("organiser", "nobody trains while the control feed is frozen")
+        _succeed(on)
+
+    on.at(start, begin)
+    on.at(succeeded, succeed)
+
+
+@fault
+def undo(on: FaultTime, at: float, what: Literal["revoke", "void", "amend"]) -> None:
+    """Let the owner take back something of a random member's."""
+
+    def take_back() -> None:
+        node = _organiser(on.world)
+        number = _victim(on.world, node) if node.up and node.running.organising else None
+        if number is None:
+            return
+        counting, member = node.organised.counting, number // INCARNATIONS
+        match what:
+            case "revoke":
+                node.decide(Revoke(member, counting.open_epoch - 1))
+            case "void":
+                node.decide(Void(0, counting.sealed - 1, (member,)))
+            case _:
+                stops = [0, *(stop for stop, _, _ in counting.named_stops(number))]
+                node.decide(Amend(number, on.world.random.choice(stops[:-1])))
+
+    on.at(at, take_back)
+
+
+@fault
+def loss(on: FaultTime, at: float) -> None:
+    """Have named steps of a random feed be gone from every disk from one moment on; all nodes die."""
+
+    def lose() -> None:
+        node = _organiser(on.world)
+        number = _victim(on.world, node)
+        if number is None:
+            return
+        counting = node.organised.counting
+        feed, named = counting.feed(number), counting.named(number)
+        ends = [0, *(stop for stop in disk.signatures(node.layout, feed) if stop < named)]
+        kept = on.world.random.choice(ends)
+        for other in list(on.world.staying()):
+            other.crash(power_cut=True)
+            disk.lose(other.layout, feed, kept)
+            if other.origin == feed.origin:
+                other.forgets()
+            on.world.later(RESTORING, restart, on.world, other)
+
+    on.at(at, lose)
+
+
+def _organiser(world: World) -> Computer:
+    """Return the node with the organiser's key, or the last one that has got it."""
+    return [node for node in world.staying() if node.organises][-1]
+
+
+def _others(world: World) -> list[Computer]:
+    return [node for node in world.living() if not node.organises]
+
+
+def _succeed(on: FaultTime) -> None:
+    """Let the deputies pass the control feed on, to a node that has as much of it as any."""
+    world, others = on.world, _others(on.world)
+    longest = max(node.organised.control.feed.stop for node in others)
+    node = world.random.choice([node for node in others if node.organised.control.feed.stop == longest])
+    feed, key = node.organised.control.feed, signing_key(world.seed, SUCCESSOR)
+    succession = Succession(feed.next_term, feed.stop, feed.chain, origin_of(key), ())
+    message = succession_message(world.run.run_id, succession)
+    deputies = [signing_key(world.seed, name) for name in DEPUTIES[:VOTES]]
+    votes = tuple(Vote(number, deputy.sign(message)) for number, deputy in enumerate(deputies))
+    node.post(OwnSuccession(replace(succession, votes=votes)))
+    on.world.later(RESTORING, _take_over, world, node, key)
+
+
+def _take_over(world: World, node: Computer, key: Ed25519PrivateKey) -> None:
+    for other in world.nodes.values():
+        other.organises = False
+    node.crash()
+    node.give_key(key)
+    restart(world, node)
+
+
+def _victim(world: World, node: Computer) -> int | None:
+    """Return the number of a random feed that is named, of whose origin nothing was taken back yet."""
+    counting, spared = node.organised.counting, {node.origin} | world.undone
+    positions = counting.positions(counting.sealed - 1)
+    named = [n for n, stop in positions.items() if stop and counting.feed(n).origin not in spared]
+    if not named:
+        return None
+    number = world.random.choice(named)
+    world.undone.add(counting.feed(number).origin)
+    return number
+
+
+# -- stand-ins -------------------------------------------------------------------------------------------
+
+
+@fault
+def leader_falls(on: FaultTime, at: float, back: float | None = None, *, during: bool = False) -> None:
+    """Let whoever organises a run with stand-ins die, for good or until `back`; `during`, in the middle of a
+    decision of any kind that others are to hold, or of an evaluation."""
+
+    def fall(leader: Computer) -> None:
+        on.world.leaderless_since = on.world.now
+        if back is not None:
+            leader.crash()
+            on.world.later((back - at) * on.scale, restart, on.world, leader)
+            return
+        leader.organises = False  # as only such leave
+        _leave(on.world, leader)
+
+    on.to_leader(at, fall, busy=during)
+
+
+@fault
+def hand_over(on: FaultTime, at: float) -> None:
+    """Let whoever organises pass that on to another stand-in."""
+
+    def hand(leader: Computer) -> None:
+        organising = leader.running.organising
+        others = [node.organised.control.key for node in _standing(on.world) if node is not leader]
+        if organising and others:
+            leader._context.run(organising.hand_over, on.world.random.choice(others))
+
+    on.to_leader(at, hand)
+
+
+@fault
+def split(on: FaultTime, start: float, stop: float, groups: tuple[int, ...]) -> None:
+    """Let stand-ins in groups of these sizes hear nothing of each other from `start` to `stop`, whoever
+    organises in the first; other nodes are with some of them."""
+    world = on.world
+
+    def part(leader: Computer) -> None:
+        others = [node for node in _standing(world) if node is not leader]
+        world.random.shuffle(others)
+        places = [number for number, size in enumerate(groups) for _ in range(size)]
+        for node in world.staying():
+            node.island = world.random.randrange(len(groups))
+        for node, place in zip([leader, *others], places, strict=False):
+            node.island = place
+        islands = range(len(groups))
+        world.network.deaf = {(a, b) for a in islands for b in islands if a != b}
+        on.world.later((stop - start) * on.scale, _rejoin, world)
+
+    on.to_leader(start, part)
+
+
+@fault
+def stopped(on: FaultTime, at: float, seconds: float, shown: float) -> None:
+    """Stop whoever organises for `seconds`, after which its clock says that `shown` passed."""
+    on.to_leader(at, lambda leader: leader.freeze(seconds * on.scale, shown))
+
+
+@fault
+def clock_ahead(on: FaultTime, at: float, seconds: float) -> None:
+    """Let the clock of whoever organises leap."""
+    on.to_leader(at, lambda leader: leader.leap(seconds))
+
+
+def _standing(world: World) -> list[Computer]:
+    """Return the honest nodes that stand in and are up."""
+    return [node for node in world.living() if node.organised.control.elections.takes_part]
+
+
+def _is_busy(leader: Computer) -> bool:
+    """Whether others are to hold a decision of its, or an evaluation is under way."""
+    elections, organising = leader.organised.control.elections, leader.running.organising
+    return elections._ahead().stop > leader.organised.control.feed.stop or bool(
+        organising and organising._running
+    )
+
+
+# -- the end of all faults -------------------------------------------------------------------------------
+
+
+def restart(world: World, node: Computer) -> None:
+    """Start a node that is down, but has not left for good."""
+    if node.off and node.name not in world.left:
+        node.start()
+
+
+def heal(world: World, hardware: Hardware) -> None:
+    """End all faults: every node is up, everything works, and there is a path between any two nodes."""
+    world.network.conditions = CALM
+    world.network.deaf = set()
+    for node in list(world.staying()):
+        node.island = 0
+        node.hardware = hardware
+        for link in node.links:
+            link.out.stall(False)
+        restart(world, node)
+    if world.left and not world.managed:  # who left may have been the only path between others
+        for one, other in pairwise(list(world.staying())):
+            if not world.linked(one, other):
+                world.want(one, other)

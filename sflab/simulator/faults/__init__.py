@@ -1,1 +1,0 @@
-"""Fault injection: the kinds of faults as data, and what makes them happen."""

@@ -1,0 +1,282 @@
+"""Invariants: what must hold at every moment, and what must hold in the end.
+
+That nothing counts twice or with a gap is checked where it would happen (`computer`); that nobody admits what
+was not made, at the oracle. Here are the checks that look at many nodes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import is_dataclass
+from functools import cache
+from operator import attrgetter
+from typing import Any, get_args, get_origin, get_type_hints
+
+from sflab.simulator.organised_runs import OrganisedRuns, StandIns
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.world import World
+from sfnode.node.startup import last_feed
+from sfnode.peers.selection import MIN_OUTBOUND
+from sfprotocol.link import Link
+from sfprotocol.machine import Machine
+from sfprotocol.messages import Feed
+
+GRACE = 5.0
+"""Seconds within which a node must dial a peer that it knows and that would take the link: two checks of its
+links and a dial."""
+
+TABLES = 15
+"""Tables of a link that may have an entry for a feed: a bound on what a link remembers of each feed."""
+
+SPARE = 64
+"""Entries of a link that have nothing to do with feeds."""
+
+NAMES = 2 * 65_536
+"""Entries that one hostile link may cost: names of feeds that do not exist, up to the limit (SPEC 15), in two
+tables."""
+
+MAX_LINKS = 12
+"""Most hostile links of one node."""
+
+TABLE_TYPES = (dict, list, set)
+
+SAMPLE = 6
+"""Nodes whose memory is checked at one moment."""
+
+
+class Checks:
+    """The checks of one run; remembers which digest belonged to which set."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._few_since: dict[str, float] = {}
+        """The time since which a node has had fewer links of its own choice than it could."""
+        self._organised = OrganisedRuns(world) if world.run.organised else None
+        self.stand_ins = StandIns(world) if world.elects else None
+        self._total_of: dict[bytes, int | bytes] = {}
+        self._digest_of: dict[int | bytes, bytes] = {}
+        self._turn = 0
+        self.peak_entries = 0
+        """Most entries that one machine has had in its tables."""
+
+    def look(self) -> None:
+        """Make all checks that hold at any moment. Raises Violation."""
+        living = [node for node in self._world.living() if node.quiet]
+        for node in living:
+            self._exact(node)
+            self._own_feed(node)
+            self._named(node)
+        if self._world.managed:
+            self._outbound()
+        if self.stand_ins:
+            self.stand_ins.look(living)
+        self._turn += SAMPLE
+        for node in (living[self._turn % len(living) :] + living)[:SAMPLE] if living else ():
+            self._bounded(node)
+            if self._organised:
+                self._organised.look(node)
+
+    def _exact(self, node: Computer) -> None:
+        """Check that digests are equal exactly for equal sets, over all nodes and all times."""
+        assert node.engine
+        assert node.log
+        digest, total = node.machine.frontier.digest(), node.engine.total
+        if self._total_of.setdefault(digest, total) != total:
+            raise Violation(
+                "digest", f"{node.name} has another set than a node of the same digest", (node.name,)
+            )
+        if (
+            not (node.log.cuts() or node.machine.organised)
+            and self._digest_of.setdefault(total, digest) != digest
+        ):
+            raise Violation(
+                "digest", f"{node.name} has another digest than a node of the same set", (node.name,)
+            )
+
+    def _own_feed(self, node: Computer) -> None:
+        """Check that a node that starts again continues the feed that it has now (SPEC I3)."""
+        if node.log and last_feed(node.log, node.origin) != node.machine.own:
+            raise Violation("own", f"{node.name} does not remember its own feed", (node.name,))
+
+    def _named(self, node: Computer) -> None:
+        """Check that every card says what its origin calls itself."""
+        for card in node.machine.cards:
+            if card.name not in self._world.names.get(card.feed.origin, {card.name}):
+                raise Violation(
+                    "names",
+                    f"{node.name} has a card with the name {card.name}, which is not its origin's",
+                    (node.name,),
+                )
+
+    def _outbound(self) -> None:
+        """Check that nodes have MIN_OUTBOUND links of their own choice, or cannot have them, within GRACE:
+        without them its neighbours are whoever came first."""
+        now = self._world.now
+        few = [node.name for node in self._world.living() if _could_have_more(self._world, node)]
+        self._few_since = {name: self._few_since.get(name, now) for name in few}
+        for name, since in self._few_since.items():
+            if now - since > GRACE:
+                said = f"{name} has too few links of its own choice since {since:.1f} s"
+                raise Violation("outbound", said, (name,))
+
+    def _bounded(self, node: Computer) -> None:
+        size = entries(node.machine)
+        self.peak_entries = max(self.peak_entries, size)
+        links = node.machine.links
+        bound = (len(links) + 1) * (TABLES * (len(self._world.oracle.stories) + 1) + SPARE)
+        if self._world.others:  # also what links that have just ended have left behind
+            bound += MAX_LINKS * NAMES
+        if size > bound:
+            raise Violation(
+                "memory",
+                f"{node.name} remembers {size} things about {len(links)} links; {bound} at most",
+                (node.name,),
+            )
+
+
+def _could_have_more(world: World, node: Computer) -> bool:
+    manager = node.running.peering.manager
+    lacking = MIN_OUTBOUND - sum(standing.outbound for standing in manager.standings())
+    return lacking > 0 and len(_prospects(world, node)) >= lacking
+
+
+def _prospects(world: World, one: Computer) -> list[str]:
+    """Return the peers that `one` may dial now and that would take the link."""
+    manager = one.running.peering.manager
+    ready = (peer for peer in manager.book.dialable(world.now) if peer not in manager.linked)
+    return [peer for peer in ready if world.network.reaches(one.name, peer) and _would_take(world, peer, one)]
+
+
+def _would_take(world: World, peer: str, one: Computer) -> bool:
+    node = world.nodes.get(peer)
+    if node is None or not node.up:
+        return node is None
+    manager = node.running.peering.manager
+    return manager.has_room_for(one.name, f"{one.address}/p2p/{one.name}", world.now)
+
+
+def entries(machine: Machine) -> int:
+    """Return the number of entries in all tables of the machine but the frontier."""
+    of_links = sum(sum(map(len, tables_of(link))) for link in machine.links.values())
+    others = (value for name, value in vars(machine).items() if name not in ("run", "frontier", "links"))
+    return of_links + sum(map(_size, others))
+
+
+def tables(link: Link) -> Iterator[tuple[str, Sized]]:
+    """Yield the tables of a link and of its parts, with their names."""
+    return zip(_paths(Link), tables_of(link), strict=True)
+
+
+@cache
+def _paths(kind: Any) -> tuple[str, ...]:
+    """Return the dotted names of the tables of a dataclass and of its parts, by their types; none of another
+    class."""
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    found: list[str] = []
+    for name, hint in hints.items():
+        found += [name] if _is_table(hint) else [f"{name}.{inner}" for inner in _paths(hint)]
+        unsure = () if _is_table(hint) else get_args(hint)
+        assert not any(_is_table(one) or _paths(one) for one in unsure), f"{name} is a table only at times"
+    return tuple(found)
+
+
+def _is_table(hint: Any) -> bool:
+    return (get_origin(hint) or hint) in TABLE_TYPES
+
+
+tables_of: Callable[[Link], tuple[Sized, ...]] = attrgetter(*_paths(Link))
+"""Returns the tables of a link and of its parts. To look for them each time took a third of a fuzzed run."""
+
+
+def _size(holder: Any) -> int:
+    """Return the number of entries of a table, or of the tables that an object has."""
+    if hasattr(holder, "__len__"):
+        return 0 if isinstance(holder, (str, bytes)) else len(holder)
+    values = getattr(holder, "__dict__", {}).values()
+    return sum(len(value) for value in values if isinstance(value, TABLE_TYPES))
+
+
+# -- the end ---------------------------------------------------------------------------------------------
+
+
+def equal(world: World) -> bool:
+    """Return whether all that stay are up and of one digest, and have it on disk; cheap."""
+    nodes = list(world.staying())
+    return (
+        all(node.up and node.synced for node in nodes)
+        and len({node.machine.frontier.known for node in nodes}) == 1
+        and len({node.machine.frontier.digest() for node in nodes}) == 1
+    )
+
+
+def stored(node: Computer, feed: Feed) -> int:
+    """Return the first step of a feed that is not on the disk of a node; 0 while that is off."""
+    return node.log.stop(feed) if node.log else 0
+
+
+def delivered(world: World) -> float:
+    """Return the share of all updates on any disk that the nodes have which are up and stay."""
+    nodes = list(world.staying())
+    ends = [max(node.counted(feed) for node in nodes) for feed in world.oracle.stories]
+    there = [node.machine.frontier.known for node in nodes if node.up]
+    return min(1.0, sum(there) / (sum(ends) * len(there))) if there and sum(ends) else 1.0
+
+
+def complete(world: World) -> str:
+    """Return what equal nodes lack of the union of all updates; empty if nothing."""
+    nodes = list(world.staying())
+    frontier = nodes[0].machine.frontier
+    ends: dict[Feed, int] = {}
+    for feed, story in world.oracle.stories.items():
+        stop = max(stored(node, feed) for node in nodes)
+        if story.forked:
+            if (fault := _cut_right(world, nodes, feed)) or frontier.is_cut(feed):
+                if fault:
+                    return fault
+            elif frontier.next(feed) != stop:
+                return (
+                    f"{stop} updates of a feed of which one branch survived, {frontier.next(feed)} admitted"
+                )
+        elif stop and frontier.next(feed) != stop:
+            return f"a feed of {stop} updates is admitted up to {frontier.next(feed)}"
+        if stop:
+            ends[feed] = stop
+    forked = any(story.forked for story in world.oracle.stories.values())
+    if not forked and world.oracle.digest(ends) != frontier.digest():
+        return "the digest is not that of the union"
+    return ""
+
+
+def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
+    """Return what is wrong with a forked feed; if two branches survived it must be cut where they part."""
+    common = world.oracle.stories[feed].common
+    branches = {
+        node.log.past(feed, common + 1)[0] for node in nodes if node.log and stored(node, feed) > common
+    }
+    ours = nodes[0].machine.frontier.next(feed)
+    if len(branches) > 1 and ours not in (0, common):  # 0: of a proof that cannot say where they part
+        return f"two histories part at step {common} and the feed counts up to {ours}"
+    return ""
+
+
+def differences(world: World) -> tuple[str, tuple[str, ...]]:
+    """Return in words how much each node has, and the nodes that differ from most."""
+    counts: dict[tuple[int, bytes], list[str]] = {}
+    for node in world.staying():
+        if node.up:
+            frontier = node.machine.frontier
+            counts.setdefault((frontier.known, frontier.digest()), []).append(node.name)
+    groups = sorted(counts.items(), key=lambda group: -len(group[1]))
+    said = "; ".join(
+        f"{_names(names)} know {known} (digest {digest.hex()[:8]})" for (known, digest), names in groups[:6]
+    )
+    away = [node.name for node in world.staying() if not node.up or not node.synced]
+    odd = tuple(name for _, names in groups[1:] for name in names)[:3] or tuple(away[:3])
+    return f"of {world.oracle.updates} updates made: {said}" + (
+        f"; busy or away: {_names(away)}" if away else ""
+    ), odd
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

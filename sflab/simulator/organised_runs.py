@@ -1,0 +1,245 @@
+"""Checks of organised runs: what must hold at every moment and in the end.
+
+Equal digests, decisions and cores are invariants of every run; here is what an organiser's decisions promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sflab.simulator import fold
+from sflab.simulator.world import oracle
+from sflab.simulator.world.computer import Computer
+from sflab.simulator.world.oracle import Violation
+from sflab.simulator.world.world import World
+from sfprotocol import decisions, validation
+from sfprotocol.counting import Counting, Run
+from sfprotocol.decisions import Amend, Close, Seal, Void, read
+from sfprotocol.frontier import FeedState
+from sfprotocol.messages import Feed
+from sfprotocol.segments import MAX_SEGMENT_UPDATES
+
+WORKED_OUT = ("_credits", "_judged")
+"""Figures that a Counting works out when it is asked: not all nodes have been asked the same."""
+
+
+class OrganisedRuns:
+    """Looks at one node at a time; remembers what seals have counted there."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Run, ...]]]] = {}
+        """Decisions of a node, the chain hash after them, and what seals had counted, at the last look."""
+        self._looked: dict[tuple[str, Feed], tuple[int, bytes, bytes]] = {}
+        """What was held of a feed, and which decisions, when that was last found to be right."""
+
+    def look(self, node: Computer) -> None:
+        """Raise Violation for what must never be."""
+        for state in node.machine.frontier:
+            self._applied(node, state.feed)
+            now = state.next, state.chain, node.organised.control.feed.chain
+            if self._looked.get((node.name, state.feed)) != now:  # else all is as it was
+                self._within(node, state.feed)
+                self._meant(node, state.feed)
+                self._looked[node.name, state.feed] = now
+        self._sealed(node)
+
+    def _applied(self, node: Computer, feed: Feed) -> None:
+        if applied(node, feed) != node.machine.runs(feed):
+            raise Violation("applied", f"{node.name} has not applied what counts of a feed", (node.name,))
+
+    def _within(self, node: Computer, feed: Feed) -> None:
+        """Check quotas, labels and incarnations. After a fork of the control feed what was labelled by it may
+        be here."""
+        counting, forks = counting_of(node), self._world.may_fork
+        member = counting.member_number(feed.origin)
+        labels = labels_of(node, feed, node.machine.frontier.next(feed))
+        if labels and member is None:
+            raise Violation("quota", f"{node.name} holds updates of somebody not admitted", (node.name,))
+        if labels and labels[-1][0] > counting.open_epoch and not forks:
+            raise Violation("quota", f"{node.name} holds a label beyond the open epoch", (node.name,))
+        if member is None or (forks and counting.quotas.is_stranger(member)):
+            return
+        known = [(label, count) for label, count in labels if label <= counting.open_epoch]
+        if any(count > counting.quotas.quota(member, label) for label, count in known):
+            raise Violation("quota", f"{node.name} holds more of a label than the quota", (node.name,))
+        others = (n for label, n in known if counting.quotas.incarnation(member, label) != feed.incarnation)
+        if sum(others) > 1 and not forks:
+            raise Violation("feed", f"{node.name} holds a feed that its member has left", (node.name,))
+
+    def _meant(self, node: Computer, feed: Feed) -> None:
+        """Check that what is held is of the history that the last close it reaches has named."""
+        counting, state = counting_of(node), node.machine.frontier.state(feed)
+        number = counting.number(feed)
+        passed = [m for m in counting.named_stops(number) if m[0] <= state.next] if number is not None else []
+        for stop, salt, tag in passed[-1:]:
+            if validation.tag(salt, node.disk.past(feed, stop)[0]) != tag:
+                raise Violation(
+                    "named", f"{node.name} holds another history than the named one", (node.name,)
+                )
+
+    def _sealed(self, node: Computer) -> None:
+        """Check that what seals have counted stays, as long as decisions are only added."""
+        feed, counting = node.organised.control.feed, counting_of(node)
+        decided, chain, counted = self._seen.get(node.name, (0, b"", {}))
+        if (decided, chain) == (feed.stop, feed.chain):
+            return
+        if decided <= feed.stop and feed.chains[decided] == chain:
+            news = [decisions.read(entry.record).decision for entry in feed.entries[decided:]]
+            undone = any(isinstance(d, Void | Amend) or (isinstance(d, Seal) and d.recounted) for d in news)
+            for number, runs in counted.items():
+                if not undone and counting.runs(number, runs[-1].stop) != runs:
+                    raise Violation("sealed", f"what was counted of feed {number} has changed", (node.name,))
+        counted = {
+            number: counting.runs(number, stop)
+            for number, stop in counting.positions(counting.sealed - 1).items()
+            if stop and counting.sealed
+        }
+        self._seen[node.name] = feed.stop, feed.chain, counted
+
+
+def applied(node: Computer, feed: Feed) -> tuple[Run, ...]:
+    """Return the factors with which a node's engine has applied the updates of a feed."""
+    thread = node.running.model.thread
+    found = thread._applied.get(feed) if thread else None
+    return found.runs if found else ()
+
+
+def total(node: Computer) -> int | bytes | None:
+    """Return what stands for all that a node has applied."""
+    return node.engine.total if node.engine else None
+
+
+def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
+    """Return the labels of the first `stop` steps with the number of updates of each, in order; of those
+    before the feed's base, the last label alone."""
+    found: list[tuple[int, int]] = []
+    while stop > node.disk.base(feed).step:
+        found.append(node.disk.label(feed, stop))
+        stop -= found[-1][1]
+    return found[::-1]
+
+
+def counting_of(node: Computer) -> Counting:
+    """Return what counts by the decisions that a node has."""
+    return node.organised.counting
+
+
+# -- the end ---------------------------------------------------------------------------------------------
+
+
+def lacking(world: World) -> str:
+    """Return what the organiser has still to do; empty if everything that is held is judged."""
+    for node in world.staying():
+        if not node.up:
+            return f"; {node.name} is away"
+        counting = counting_of(node)
+        if node.organised.control.feed.frozen:
+            return f"; {node.name} has a frozen control feed"
+        if counting.sealed < counting.open_epoch:
+            return f"; {counting.open_epoch - counting.sealed} closed epochs have no seal at {node.name}"
+        for state in node.machine.frontier:
+            number = counting.number(state.feed)
+            named = counting.named(number) if number is not None else 0
+            if _waits(node, state, named):
+                return f"; {node.name} holds {state.next} of a feed of which {named} are named"
+        members = {member.origin for member in counting.members}
+        strangers = [other.name for other in world.staying() if other.origin not in members]
+        if strangers:
+            return f"; {strangers[0]} is not admitted"
+    return ""
+
+
+def _waits(node: Computer, state: FeedState, named: int) -> bool:
+    """Return whether steps that no close has named are there, and one of them moves, or may, as it is not on
+    disk yet: the others alone close no epoch."""
+    if named >= state.next:
+        return named > state.next
+    told = node.disk.read(state.feed, named, MAX_SEGMENT_UPDATES)
+    return not told or any(
+        counting_of(node).rate_from(e).moves(values) for e, values in oracle.updates_of(told.parts)
+    )
+
+
+def complete(world: World) -> str:
+    """Return what equal nodes lack of what was made and may count; empty if nothing."""
+    nodes = list(world.staying())
+    first, counting = nodes[0], counting_of(nodes[0])
+    for node in nodes[1:]:
+        if _state(counting_of(node)) != _state(counting):
+            return f"{node.name} and {first.name} count differently"
+        for state in first.machine.frontier:
+            if applied(node, state.feed) != applied(first, state.feed):
+                return f"{node.name} and {first.name} have applied a feed with other factors"
+        if total(node) != total(first):
+            return f"{node.name} and {first.name} have applied other sums"
+    judged, counted = fold.judged(first)
+    if total(first) != judged:
+        return "what is applied is not what follows from the decisions, folded one by one"
+    if counting.counted != counted:
+        return f"{counted} updates count that move anything, and {counting.counted} are said to"
+    for feed, story in world.oracle.stories.items():
+        number, member = counting.number(feed), counting.member(feed.origin)
+        if number is None or member is None:
+            return "updates were made for a feed that nobody may hold"
+        stop = max(node.disk.stop(feed) for node in nodes)
+        undone = feed.origin in world.undone or story.forked
+        runs = counting.runs(number, first.machine.frontier.next(feed))
+        counted = world.judged or all(run.factor for run in runs)
+        last = runs[-1].stop if runs else 0
+        if not undone and not (counted and last == stop) and not _taken_back(world, feed, last):
+            return f"{stop} updates of a feed are on some disk, and not all of them count"
+    return ""
+
+
+def _taken_back(world: World, feed: Feed, step: int) -> bool:
+    """Whether a succession has dropped the decision that opened the epoch for which this step was made."""
+    nodes = list(world.staying())
+    control = nodes[0].organised.control.feed
+    opened = [
+        sum(isinstance(read(entry.record).decision, Close) for entry in control.entries[: succession.kept])
+        for succession in control.successions.values()
+    ]
+    labels = [node.disk.label(feed, step + 1)[0] for node in nodes if node.disk.stop(feed) > step]
+    return any(label > epoch for label in labels for epoch in opened)
+
+
+def _state(counting: Counting) -> dict[str, str]:
+    told = {name: repr(value) for name, value in vars(counting).items() if name not in WORKED_OUT}
+    return told | {"quotas": repr(vars(counting.quotas))}
+
+
+@dataclass
+class StandIns:
+    """Looks at all nodes; tells how long elections have taken."""
+
+    world: World
+    elections: list[float] = field(default_factory=list)
+    """Seconds from each death of whoever organised until somebody else did."""
+    counting: list[float] = field(default_factory=list)
+    """The same until more updates counted."""
+    _seen: dict[str, tuple[object, int]] = field(default_factory=dict)
+    """The node's life and the number of its decisions when it was last looked at."""
+    _fallen: float | None = None
+    _counted: int = 0
+
+    def look(self, living: list[Computer]) -> None:
+        """Raise Violation where decisions are gone that a node had."""
+        for node in living:
+            feed = node.organised.control.feed
+            life, stop = self._seen.get(node.name, (None, 0))
+            if life is node.node and stop > feed.stop:
+                raise Violation("elections", f"{node.name} has taken decisions back", (node.name,))
+            self._seen[node.name] = node.node, feed.stop
+        self._measure()
+
+    def _measure(self) -> None:
+        world = self.world
+        leader = next((node for node in world.living() if node.leads), None)
+        if world.leaderless_since is not None and leader:
+            self.elections.append(world.now - world.leaderless_since)
+            self._fallen, world.leaderless_since = world.leaderless_since, None
+            self._counted = leader.organised.counting.counted
+        if self._fallen is not None and leader and leader.organised.counting.counted > self._counted:
+            self.counting.append(world.now - self._fallen)
+            self._fallen = None

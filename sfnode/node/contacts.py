@@ -1,0 +1,106 @@
+"""The web page of a run's contacts, as a node uses it: to find its first peers, and others when all are gone.
+
+Which page that is it learns from a link or from its settings, and remembers in its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from sfnode.errors import UserError
+from sfnode.logging import begins, log
+from sfnode.manifest import Manifest
+from sfnode.peers import contacts
+from sfnode.peers.address_book import about, doubled
+from sfnode.peers.invitations import check_same_run, compose, invite
+from sfnode.settings import Settings
+from sfnode.store.data_folder import DataDir
+from sfnode.store.log import UpdateLog
+from sfnode.transport.base import PeerRecord
+from sfprotocol.invitation import Contact, Invitation
+
+_URL = "contacts_url"
+"""Key in the log's meta table."""
+
+ALONE = 15.0
+"""Seconds without any neighbour after which the page is asked: dialling the known ones takes less. It is
+asked again after as many, then each time after twice as many as before."""
+
+SPACING = 300.0
+"""Most seconds between two questions to a page that did not help: the next peer puts itself there by hand,
+and the page's server must not be asked for ever by all whom a run has left."""
+
+Fetch = Callable[[str], Awaitable[Invitation]]
+
+
+def known_url(given: str, update_log: UpdateLog) -> str:
+    """Return the page that the settings name, and remember it; else the one that was remembered."""
+    kept = (update_log.get_meta(_URL) or b"").decode()
+    if given and given != kept:
+        update_log.set_meta(_URL, given.encode())
+    return given or kept
+
+
+def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
+    """Keep the invitation by these peers, so that `sfnode invite` has one while the node does not run.
+
+    Raises UserError NO_ADDRESS and BAD_OPTION; nothing but that command needs it.
+    """
+    said = invite(manifest, compose(manifest.run_id, [], met, url=url))
+    contacts.write(path, said.model_dump())
+
+
+async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contacts.fetch) -> Settings:
+    """Return the settings of a node that joins, with the peers of its page before those that it was given.
+
+    Raises UserError CONTACTS_UNUSABLE if it was given none, and WRONG_RUN.
+    """
+    url = settings.contacts_url
+    if not url or data_dir.manifest.exists() or settings.run:
+        return settings
+    begins("asking %s for peers", url)
+    try:
+        said = await fetch(url)
+        check_same_run(said, settings.run_id, url, contacts.ASK_FOR_A_LINK)
+    except UserError as error:
+        if not settings.peers:
+            raise
+        log.warning("%s", error)
+        return settings
+    peers = tuple(dict.fromkeys((*said.addresses, *settings.peers)))
+    return settings.model_copy(update={"peers": peers, "run_id": said.run_id.hex()})
+
+
+async def keep_company(
+    url: str,
+    run_id: bytes,
+    links: Callable[[], int],
+    hear: Callable[[Sequence[PeerRecord]], None],
+    random: Random,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Tell `hear` of the peers on the page whenever `links` has been 0 for a while; until cancelled."""
+    asked = 0
+    """Questions since there was a link."""
+    while True:
+        await sleep(about(doubled(ALONE, max(0, asked - 1), SPACING), random))
+        if links():
+            asked = 0
+            continue
+        asked += 1
+        try:
+            said = await contacts.fetch(url)
+            check_same_run(said, run_id.hex(), url, contacts.ASK_FOR_A_LINK)
+        except UserError as error:
+            log.debug("%s", error)
+        else:
+            log.info("no peer is there; trying those on %s", url)
+            hear([_record(contact) for contact in said.contacts])
+
+
+def _record(contact: Contact) -> PeerRecord:
+    addresses = tuple(f"{address}/p2p/{contact.peer}" for address in contact.addresses)
+    return PeerRecord(contact.peer, addresses, role=0, known=0)

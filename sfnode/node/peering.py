@@ -1,0 +1,362 @@
+"""The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
+
+Decides nothing about peers; that is `peers.manager`. It also has a transport that breaks restarted. The
+address book is written on a thread of its own, and no link is carried before everything that was to be
+remembered by then is on disk (SPEC I2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from itertools import count
+from math import isfinite
+from random import Random
+from typing import Any
+
+from sfnode.daemon_thread import DaemonExecutor
+from sfnode.errors import UserError
+from sfnode.logging import log
+from sfnode.node import contacts, startup
+from sfnode.node.driver import Driver
+from sfnode.node.run_context import RunContext
+from sfnode.peers import events
+from sfnode.peers.address_book import AddressBook
+from sfnode.peers.manager import PeerManager
+from sfnode.transport.base import (
+    Link,
+    NotSpoken,
+    PeerRecord,
+    Transport,
+    TransportError,
+    serve_link,
+)
+from sfnode.transport.libp2p.health import keep_running
+
+MODEL_SOURCES = 16
+"""Peers that are asked for what has to come from peers: data, the base model, bases."""
+
+Jobs = dict[str, asyncio.Task[None]]
+"""Tasks by peer."""
+
+
+class Peering:
+    """The links and the address book of one node; `run` until cancelled."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        driver: Driver,
+        *,
+        topic: bytes,
+        book: AddressBook,
+        own_record: Callable[[], PeerRecord],
+        remember: Callable[[list[str]], None],
+        random: Random,
+        rostered: bool = True,
+        contacts_url: str = "",
+    ) -> None:
+        """Take a started transport, the roster's `topic` (the run id), the record to announce, and a function
+        that stores addresses durably and is called on another thread. `rostered` as for `PeerManager`.
+        `contacts_url` is the web page with the current contacts of the run; empty if none is known."""
+        self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
+        self.restarts = 0
+        """Number of times that the transport has been restarted."""
+        self.roster: list[PeerRecord] = []
+        """Result of the last search."""
+        self.book = book
+        self.contacts_url = contacts_url
+        self._transport = transport
+        self._driver = driver
+        driver.on_fault.append(self._blame)
+        self._topic = topic
+        self._rostered = rostered
+        self._own_record = own_record
+        self._remember = remember
+        self._random = random
+        self._numbers = count(1)
+        self._links: dict[events.LinkId, Link] = {}
+        self._dials: Jobs = {}
+        self._bootstraps: Jobs = {}
+        self._jobs: dict[asyncio.Task[None], None] = {}
+        """Jobs in the order in which they began: in virtual time they end in that order, too."""
+        self._carrying: set[asyncio.Task[None]] = set()
+        """Links that we have opened; those of others run in tasks of the transport."""
+        self._posted = asyncio.Event()
+        """Set when the manager has heard of something, so that its next deadline may be another one."""
+        self._disk = DaemonExecutor("peers")
+        self._written: asyncio.Future[None] | None = None
+        """The last write of the address book; earlier ones are done when it is."""
+        self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no link, and none is being opened."""
+        return self.manager.alone
+
+    @property
+    def deserted(self) -> bool:
+        """Whether there is no link, and this node's owner would have it keep some."""
+        return self.manager.presence is events.Presence.OPEN and not self.manager.linked
+
+    def sources(self) -> list[str]:
+        """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
+        return self.book.nodes(MODEL_SOURCES)
+
+    def nobody_else(self) -> bool:
+        """Return whether peers of Hivemind's DHT are all that is known, and this node's record is all that
+        they have of the run: they keep records, and there is no other."""
+        roster = {record.peer for record in self.roster}
+        return self.book.plain_only and self.alone and roster == {self._transport.peer}
+
+    def waits_for(self) -> str | None:
+        """Return what a node waits for that knows nobody but peers of Hivemind's DHT, in words; None for any
+        other."""
+        if not self.book.plain_only or self._driver.pumps:
+            return None
+        if not self._rostered:
+            return (
+                "a node of this private run, which is in no DHT: name one with --peers (without --peers the "
+                "organiser's node begins it)"
+            )
+        if others := len({record.peer for record in self.roster} - {self._transport.peer}):
+            return f"an answer of the nodes in the DHT of these peers: {others} are named"
+        return "a node of the run in the DHT of these peers: none is named yet"
+
+    async def ask_contacts(self) -> None:
+        """Ask the page with contacts for peers whenever none is there; until cancelled."""
+        links = self._driver.pumps
+        await contacts.keep_company(
+            self.contacts_url, self._topic, lambda: len(links), self.hear, self._random
+        )
+
+    def stay_away(self, away: bool) -> None:
+        """Have no links from now on, or have them again; without effect once `leave` was called."""
+        self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
+
+    def hear(self, records: Sequence[PeerRecord]) -> None:
+        """Take in peers that somebody else than the roster has named; hints all the same."""
+        self._tell(events.Found(tuple(records)))
+
+    def leave(self) -> None:
+        """Open and accept no more links, for good; those that are open stay."""
+        self._tell(events.PresenceChanged(events.Presence.LEAVING))
+
+    async def run(self) -> None:
+        """Keep links until cancelled. Raises what a local fault raises, such as UserError DISK_FULL."""
+        self._transport.on_link(self.serve)
+        self._start(self._keep_time())
+        self._start(keep_running(self._transport, self._restarted, _now))
+        try:
+            raise await self._faults.get()
+        finally:
+            self.leave()
+            jobs = list(self._jobs)
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            await self._until_written()
+            self._disk.shutdown(wait=False)
+
+    # -- events and actions ------------------------------------------------------------------------
+
+    def _tell(self, event: events.Event) -> list[events.Action]:
+        """Let the manager decide and begin what it asks for, except for Carry, which `serve` does itself."""
+        actions = self.manager.handle(self._observed(), _now()) + self.manager.handle(event, _now())
+        for action in actions:
+            self._begin(action)
+        self._posted.set()
+        return actions
+
+    def _observed(self) -> events.Observed:
+        machine, counts = self._driver.machine, []
+        numbers = {pump.link: number for number, pump in self._driver.pumps.items()}
+        for number, link in self._links.items():
+            heard, known = link.bytes_received > 0, machine.links.get(numbers.get(link, 0))
+            measured = (known.useful, known.blank) if known else ()
+            counts.append(events.LinkCount(number, heard, *measured))
+        return events.Observed(tuple(counts), tuple(self._transport.addresses()))
+
+    def _begin(self, action: events.Action) -> None:
+        match action:
+            case events.Dial(peer=peer, addresses=addresses):
+                self._start_for(peer, self._dials, self._dial(peer, addresses))
+            case events.StopDial(peer=peer):
+                _cancel(self._dials.get(peer))
+            case events.Bootstrap(peer=peer, address=address):
+                self._start_for(peer, self._bootstraps, self._bootstrap(peer, address))
+            case events.StopBootstrap(peer=peer):
+                _cancel(self._bootstraps.get(peer))
+            case events.Close(link=number, reason=reason):
+                if link := self._links.get(number):
+                    log.debug("closing the link with %s: %s", link.peer, reason.value)
+                    self._start(link.close())
+            case events.Announce(ttl=ttl):
+                self._start(self._announce(ttl))
+            case events.Find():
+                self._start(self._find())
+            case events.Remember(addresses=addresses):
+                self._write(addresses)
+
+    def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a job in the background; asyncio itself would forget it."""
+        task = asyncio.create_task(job)
+        self._jobs[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    def _start_for(self, peer: str, table: Jobs, job: Coroutine[Any, Any, None]) -> None:
+        """Start a job that may be given up, and keep it in `table` while it runs."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if table.get(peer) is task:
+                del table[peer]
+
+        table[peer] = self._start(job)
+        table[peer].add_done_callback(ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End `run` if a job has raised: what others do wrong it reports as events, so the fault is ours."""
+        self._jobs.pop(task, None)
+        if not task.cancelled() and (error := task.exception()):
+            self._faults.put_nowait(error)
+
+    def _blame(self, peer: str) -> None:
+        self._tell(events.PeerFaulted(peer))
+
+    # -- time --------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._posted.clear()
+            delay = self.manager.next_deadline() - _now()
+            if delay <= 0:
+                self._tell(events.Wake())
+                await asyncio.sleep(0)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay if isfinite(delay) else None):
+                    await self._posted.wait()
+
+    def _restarted(self) -> None:
+        self.restarts += 1
+        self._tell(events.Restarted())
+
+    # -- links -------------------------------------------------------------------------------------
+
+    async def serve(self, link: Link) -> None:
+        """Offer a link to the manager, whoever opened it, and carry it until it ends if it is wanted."""
+        number = next(self._numbers)
+        self._links[number] = link
+        try:
+            actions = self._tell(events.LinkOpened(number, link.peer, link.outbound, link.address))
+            for action in actions:
+                if isinstance(action, events.Carry):
+                    await self._carry(link, action)
+            await link.close()
+        finally:
+            del self._links[number]
+            self._tell(events.LinkEnded(number, link.bytes_received > 0))
+
+    async def _carry(self, link: Link, carry: events.Carry) -> None:
+        log.debug("link %s %s", "to" if link.outbound else "from", link.peer)
+        if carry.instead_of in self._links:
+            await self._links[carry.instead_of].close()
+        if await self._until_written():
+            await self._driver.carry(link)
+
+    async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
+        try:
+            link = await self._transport.connect(peer, addresses)
+        except TransportError as error:
+            log.debug("cannot reach %s: %s", peer, error.reason)
+            self._tell(events.DialFailed(peer, plain=isinstance(error, NotSpoken)))
+            return
+        self._carrying.add(task := asyncio.create_task(serve_link(self.serve, link)))
+        task.add_done_callback(self._carrying.discard)
+
+    # -- the address book on disk ------------------------------------------------------------------
+
+    def _write(self, addresses: tuple[str, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        self._written = loop.run_in_executor(self._disk, self._remember, list(addresses))
+        self._start(_outcome(self._written))
+
+    async def _until_written(self) -> bool:
+        """Wait for all writes that have been ordered until now; return whether the last one succeeded."""
+        last = self._written
+        if last is None:
+            return True
+        await asyncio.wait([last])
+        return last.exception() is None
+
+    # -- the network -------------------------------------------------------------------------------
+
+    async def _announce(self, ttl: float) -> None:
+        record = self._own_record()
+        try:
+            await self._transport.announce(self._topic, record, ttl)
+        except TransportError as error:
+            log.debug("announcing: %s", error.reason)
+            self._tell(events.AnnounceFailed())
+        else:
+            self._tell(events.Announced(record.addresses))
+
+    async def _find(self) -> None:
+        try:
+            self.roster = await self._transport.find(self._topic)
+        except TransportError as error:
+            log.debug("searching the roster: %s", error.reason)
+            self._tell(events.FindFailed())
+        else:
+            self._tell(events.Found(tuple(self.roster)))
+
+    async def _bootstrap(self, peer: str, address: str) -> None:
+        """Try one address at a time, so that a malformed one in the roster spoils only itself."""
+        answered = False
+        with suppress(TransportError, UserError):
+            answered = await self._transport.bootstrap([address]) > 0
+        self._tell(events.BootstrapAnswered(peer, answered))
+
+
+def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peering:
+    """Return the links and the address book of a node that has joined its run."""
+    transport, manifest, random = context.transport, context.manifest, context.outside.random
+    role = 0 if context.settings.role == "trainer" else 1
+
+    def record() -> PeerRecord:
+        addresses = tuple(transport.addresses())
+        return PeerRecord(transport.peer, addresses, role, context.machine.frontier.known)
+
+    def remember(met: list[str]) -> None:
+        startup.remember_peers(context.log, met)
+        with suppress(UserError):
+            contacts.keep(context.data_dir.contacts, manifest, met, contacts_url)
+
+    given, remembered = context.settings.peers, startup.remembered_peers(context.log)
+    return Peering(
+        transport,
+        driver,
+        topic=manifest.run_id,
+        book=AddressBook(transport.peer, given, remembered, random),
+        own_record=record,
+        remember=remember,
+        random=random,
+        rostered=not manifest.organised.private,
+        contacts_url=contacts_url,
+    )
+
+
+async def _outcome(written: asyncio.Future[None]) -> None:
+    """Raise what a write has raised. Cancelling this does not cancel the write."""
+    await asyncio.shield(written)
+
+
+def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

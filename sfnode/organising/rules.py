@@ -1,0 +1,297 @@
+"""The rules of an organiser, in the order in which they are due: each says what to sign now, if anything.
+
+A rule is a function of what is known (`known`). It may ask for what has to be measured, made or worked out
+first (`Knowledge.actions`); others carry that out.
+
+A close names only what is here and what a peer has shown to hold, too, so that it cannot get lost with this
+node. A peer that lies about it makes nothing worse than a run with one peer less: what is named is here. Of a
+member a close names no more than its quota, over all its feeds and whatever the labels: nobody fills an epoch
+with what is late. What is left comes next time, the feed first that has waited longest.
+
+A seal counts all that its close has named, with the factor that the judge (`steps`) or a line search
+(`searching`, which also says how long epochs are) has found, but for what has a verdict against it
+(`verdicts`). What was skipped is recounted by a later seal if the judge says so, or once enough evidence
+speaks for the member: what each feed has brought is measured first and signed, and the search goes along what
+is left. Before the close that reaches the budget one that names nothing is made, if anything waits: its seal
+recounts that, with a factor of its own by a search along it, and no rate follows.
+
+What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
+been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
+Peers who say that they have it delay that, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sfnode.organising import making, owner_decisions
+from sfnode.organising.evaluation.searching import GROWTH
+from sfnode.organising.feeds import Nameable
+from sfnode.organising.known import Knowledge, times
+from sfnode.organising.steps import Judgement, may_be_idle
+from sfprotocol.counting import MAX_EPOCHS, named_digest
+from sfprotocol.decisions import (
+    FACTOR_ONE,
+    INCARNATIONS,
+    RATE_ONE,
+    Bases,
+    Close,
+    Decision,
+    Oversized,
+    Recount,
+    Seal,
+)
+from sfprotocol.quotas import UNPROVEN_PART
+
+MOVES_PER_CLOSE = 7_500
+"""Feeds that one close moves: with 26 bytes each they fit MAX_DECISION."""
+
+ALONE = 2
+"""Times as long that the rounds of a head last at least while nobody but the one who began the run is a
+member: others are to find a run that goes on."""
+
+UNPROVEN_EPOCH = 10.0
+"""The same where nobody has credit whose work waits: who makes its few updates and is skipped, while
+everybody else is away, would fill the control feed in ten days, for good."""
+
+ACTIVE_TIME = 30.0
+"""Seconds after which a member of whom nothing has come is not waited for, where all others have made what
+they may: a step of a large model on a small machine takes some ten."""
+
+MAX_UNSEALED = 16
+"""Closed epochs that may wait for their seals. If seals cannot be made, because named updates are missing
+here, trainers come to the end of their quotas instead of going on without end."""
+
+SALT_BYTES = 8
+
+
+def close_due(known: Knowledge, now: float) -> Close | None:
+    """Return the close of the open epoch once enough may be named, or one has waited long enough."""
+    counting, search, steps = known.counting, known.search, known.policy.steps
+    rest = counting.budget - counting.promised
+    if not _may_close(known) or rest <= 0:
+        return None  # without a rest the run is complete with the seals to come, unless they skip something
+    target = search.target(counting) if search else known.policy.longest
+    # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show yet
+    target = min(target, rest, int(GROWTH * counting.usual_updates(known.policy.target_updates)))
+    chosen = _chosen(known, rest, now)
+    total = sum(one.moving for one in chosen)
+    kept = sum(one.moving for one in chosen if known.trusts(one.number))
+    there, members = _there(known, chosen, target), {one.number // INCARNATIONS for one in chosen}
+    idle = bool(steps and chosen and may_be_idle(counting, members, steps.idle_rounds))
+    short = idle and not total and sum(one.steps for one in chosen) >= target
+    enough = there >= target or kept >= rest or _is_late(known, chosen, now) or short
+    filled = (total or idle) and (enough or _is_used_up(known, chosen, now))
+    cut = any(one.cuts(counting) for one in (search, known.guard) if one)
+    if not (filled or cut or making.cuts(known)):
+        known.lacking = max(0, target - there)
+        return None
+    if now < (earliest := known.opened_at + _least_epoch(known)):
+        known.close_at = earliest
+        return None
+    if not cut and total >= rest and _is_to_wait(known):
+        chosen = []  # by a seal of its own, what waits counts before the run ends
+    salt = known.draw(SALT_BYTES)
+    return Close(counting.open_epoch, salt, tuple(one.move(salt) for one in sorted(chosen)))
+
+
+def _may_close(known: Knowledge) -> bool:
+    """Return whether the run goes on, and as few epochs wait for their seals as may."""
+    counting, search = known.counting, known.search
+    waits = known.policy.steps or (search and not search.settled)
+    most = 1 if waits else MAX_UNSEALED  # what comes at a wrong rate, or in a wrong unit, is lost
+    unsealed = counting.open_epoch - counting.sealed
+    over = counting.complete or counting.open_epoch >= MAX_EPOCHS
+    return not over and unsealed < most and not known.making[Bases].is_under_way
+
+
+def _chosen(known: Knowledge, rest: int, now: float) -> list[Nameable]:
+    """Return what a close would name now."""
+    shared, overdue = _strangers_part(known, rest, now), now - known.policy.longest_epoch
+    alone, trusted = known.alone and not known.peers, known.verdicts.trusts
+    bounds = MOVES_PER_CLOSE, rest, shared, overdue
+    return list(known.feeds.nameable(known.counting, *bounds, alone=alone, trusted=trusted))
+
+
+def _is_late(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
+    """Return whether something has waited for as long as an epoch lasts at most."""
+    oldest = min((one.since for one in chosen if one.moving), default=now)
+    return now - max(oldest, known.opened_at) >= known.policy.longest_epoch
+
+
+def _least_epoch(known: Knowledge) -> float:
+    """Return for how many seconds an epoch is open at least."""
+    alone = len(known.counting.members) < 2 and known.policy.patience
+    return known.policy.least_epoch * (ALONE if alone else 1)
+
+
+def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
+    """Return how many updates of strangers without credit a close names. While nothing counts it is as many
+    as of members who were vouched for, or any number where those make nothing: else one who is quick would be
+    all that is judged first, with nobody to tell its work from noise."""
+    counting = known.counting
+    if counting.begun:
+        return max(1, counting.room // UNPROVEN_PART)
+    vouched, _ = known.feeds.waiting(counting)
+    strange = all(map(counting.quotas.is_stranger, range(len(counting.members))))
+    return vouched if vouched or not (strange or now >= known.opened_at + ACTIVE_TIME) else rest
+
+
+def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
+    """Return how much of an epoch of `target` updates is there. What of strangers has to wait, as their
+    credit grows with closes, shows that it is full, too: up to some times as much as is named. Of those
+    without credit a small part of it counts at most, so that they do not close epochs (SPEC O20); while
+    nothing counts, some times as much as of members who were vouched for."""
+    counting, found = known.counting, {True: 0, False: 0}
+    for one in chosen:
+        member = one.number // INCARNATIONS
+        proven, times = bool(counting.credit(member)), 1
+        if proven and counting.quotas.is_stranger(member):
+            times = UNPROVEN_PART
+        found[proven] += min(max(one.moving, one.waiting), times * one.moving)
+    if counting.begun:
+        return found[True] + min(found[False], max(1, target // UNPROVEN_PART))
+    vouched, strange = known.feeds.waiting(counting)
+    return min(vouched + strange, UNPROVEN_PART * vouched) if vouched else found[False]
+
+
+def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
+    """Return whether all members of whom something has come of late have made what they may; who goes on with
+    a new feed waits for a close."""
+    counting, feeds = known.counting, known.feeds
+    proven = any(counting.credit(one.number // INCARNATIONS) for one in chosen)
+    if counting.begun and not proven and now - known.opened_at < UNPROVEN_EPOCH:
+        return False
+    made, active = feeds.made(counting), feeds.active(counting, now - ACTIVE_TIME)
+    others = active - feeds.renewing(counting)
+    return bool(active) and not any(counting.room_left(member, made) for member in others)
+
+
+def _is_to_wait(known: Knowledge) -> bool:
+    """Return whether skipped work is to count before what a close would name now, and no epoch was closed for
+    it."""
+    last = known.counting.open_epoch - 1
+    begun = is_for_waiting(known, last)
+    return known.search is not None and not begun and bool(waiting(known))
+
+
+def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
+    """Return the seal of the oldest closed epoch once all that it names is here and it is evaluated, or has
+    waited long enough; before that what is too large in it."""
+    counting, epoch, feeds = known.counting, known.counting.sealed, known.feeds
+    chains = feeds.chains(counting, epoch) if epoch < counting.open_epoch else None
+    if chains is None:
+        return None
+    if oversized := known.verdicts.oversized(epoch, feeds.oversized(epoch, counting)):
+        return oversized
+    if _is_evaluated_first(known, epoch, now):
+        return None
+    judgement, less = _judged(known, epoch)
+    skipped = _skipped(known, epoch, judgement)
+    known.evaluations.sealing(epoch, skipped, less=less)
+    feeds.forget(chains, counting)
+    digest = named_digest(known.view.control.authority.run_id, chains)
+    recounted = _recounted(known, epoch, judgement)
+    return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
+
+
+def _judged(known: Knowledge, epoch: int) -> tuple[Judgement, bool]:
+    """Return the word of the judge, the schedule, the search and the guard on an epoch, and whether it counts
+    less than was evaluated."""
+    counting, steps, search, guard = known.counting, known.policy.steps, known.search, known.guard
+    judgement = known.judge(counting)
+    if steps:
+        skipped = _skipped(known, epoch, judgement)
+        norms, lost = known.feeds.norms(epoch, counting, skipped), _lost(known, skipped)
+        judgement = steps.judged(counting, judgement, norms, counting.closed_updates(epoch) - lost)
+    if search:
+        judgement = search.judged(counting, judgement)
+    less = known.discards(epoch) or bool(steps and judgement.factor != FACTOR_ONE)
+    if guard:
+        judgement = guard.judged(counting, judgement, searched=bool(search and not steps))
+    return judgement, less
+
+
+def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
+    """Return the skipped work that the seal of an epoch counts: nothing where that would be in vain, as the
+    epoch is worth nothing."""
+    if is_for_waiting(known, epoch):
+        return waiting(known)
+    if known.policy.steps or not judgement.factor:
+        return ()
+    rate = known.counting.rate(epoch)
+    return known.verdicts.recounted(known.counting, judgement, last=False, rate=rate)
+
+
+def waiting(known: Knowledge) -> tuple[Recount, ...]:
+    """Return the skipped work that is to count before the run ends: none of a first-order run, where it was
+    made at larger rates and other weights, and a search along it would cost what it could bring."""
+    if known.policy.steps:
+        return ()
+    return known.verdicts.recounted(known.counting, Judgement(), last=True, rate=RATE_ONE)
+
+
+def is_for_waiting(known: Knowledge, epoch: int) -> bool:
+    """Return whether the seal of an epoch is there to count what waits."""
+    search = known.search
+    return search is not None and not known.discards(epoch) and search.is_for_waiting(epoch, known.counting)
+
+
+def _skipped(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[int, ...]:
+    """Return the feeds of which the seal of an epoch counts nothing: those with a verdict against them."""
+    verdict, brings = known.verdicts.on, known.feeds.brings
+    moved = known.counting.moved(epoch)
+    return tuple(feed for feed in moved if verdict(feed, epoch, known.counting, brings, judgement))
+
+
+def _is_evaluated_first(known: Knowledge, epoch: int, now: float) -> bool:
+    """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
+    if known.discards(epoch):
+        return False
+    evaluations, counting = known.evaluations, known.counting
+    skipped = _skipped(known, epoch, Judgement())
+    last = known.guard is not None and counting.promised - _lost(known, skipped) >= counting.budget
+    recounted = waiting(known) if is_for_waiting(known, epoch) else ()
+    evaluations.plan(counting, now, last=last, waiting=bool(recounted))
+    if evaluations.is_due(epoch):
+        known.actions.append(evaluations.ask(skipped, recounted))
+    return evaluations.is_awaited(epoch, now)
+
+
+def _lost(known: Knowledge, skipped: tuple[int, ...]) -> int:
+    """Return how many updates do not count if the next seal skips these feeds."""
+    counting = known.counting
+    return sum(known.feeds.moving(number, counting.sealed, counting) for number in skipped)
+
+
+Rule = Callable[[Knowledge, float], Decision | None]
+
+RULES: tuple[Rule, ...] = (
+    # a decision of the owner's that would change something
+    owner_decisions.due,
+    # an admission that needs no owner, at the rate that the policy allows (`admission`)
+    lambda known, now: known.petitions.next(known.counting, now),
+    # the result of an evaluation of an epoch that is sealed, or of the base model (`evaluating`)
+    lambda known, _: known.evaluations.result(known.counting),
+    # a return, or the end, that these results call for (`guard`)
+    lambda known, _: known.guard.due(known.counting) if known.guard else None,
+    # a worth that was measured, and what follows from it for a member (`verdicts`)
+    lambda known, _: known.verdicts.sanction(known.counting),
+    # nothing: what follows depends on how long feeds and the epoch have waited
+    times,
+    # a seal of the oldest closed epoch, once it is evaluated or has waited long enough
+    seal_due,
+    # bases, once those of now have served for long enough
+    making.bases_due,
+    # a close, once enough updates may be named, or one has waited long enough
+    close_due,
+    # an amendment of a feed of which named steps are not to be had from anybody (`feeds`)
+    lambda known, now: known.feeds.lost(known.view, known.policy.amend_after, now),
+    # a checkpoint of an epoch that nothing is expected to change any more
+    making.checkpoint_due,
+)
+
+
+def due(known: Knowledge, now: float) -> Decision | None:
+    """Return the first decision that is due; None if none is."""
+    return next((decision for rule in RULES if (decision := rule(known, now)) is not None), None)

@@ -1,0 +1,163 @@
+"""Verdicts: who is left out of a seal, and why, as the organiser and readers of its decisions find alike.
+
+What is known of a feed's work in an epoch is a function of the control feed, in which what was measured is
+signed first (`evidence`), as is what is too large (`feeds`) and what was taken back (`guard`). Whose work
+evidently does harm is revoked, and what it has brought since is void.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Self
+
+from sfnode.manifest.training import Training
+from sfnode.organising import owner_decisions
+from sfnode.organising.evaluation.evidence import NEWCOMER, OFTEN, MembersEvidence
+from sfnode.organising.guard import Guard
+from sfnode.organising.policy import OrganiserPolicy
+from sfnode.organising.steps import IDLE_ROUNDS, RECOUNTS_PER_SEAL, Judgement
+from sfnode.schema.node_state import Uncounted
+from sfprotocol.counting import NEVER, Counting
+from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth
+
+Brings = Callable[[int, int, Counting, range], bool]
+"""Tells whether the close of an epoch has named updates of a feed with one of these labels."""
+
+
+class Verdicts:
+    """Verdicts on the members of a run, by what decisions have told, and what follows from it."""
+
+    def __init__(
+        self,
+        evidence: MembersEvidence,
+        guard: Guard | None,
+        *,
+        judged: bool = True,
+        revokes: bool = True,
+        guards: bool = True,
+    ) -> None:
+        """`judged`: seals follow the evidence; `revokes`: so do revocations. `guards`: the guard decides by
+        results, of which nobody else needs to know."""
+        self.evidence, self.guard, self._guards = evidence, guard, guards
+        self._judged, self._revokes = judged, judged and revokes
+        self._oversized: set[Recount] = set()
+        """Work that waits for the seal before the end."""
+        self._too_large = Counter[int]()
+        """Epochs in which scalars of a member were too large."""
+        self._published = -1
+        """The last epoch of which it was told whose scalars are too large."""
+        self.worths: list[Worth] = []
+        """Figures that were measured and are to be signed."""
+        self._sanctions: list[Decision] = []
+        """Decisions that follow from evident harm, until they are signed."""
+        self._sanctioned: set[int] = set()
+        """Members about whom that was decided."""
+
+    @classmethod
+    def of_policy(cls, policy: OrganiserPolicy) -> Self:
+        """Return those of an organiser."""
+        steps, watched = policy.steps, policy.guard and policy.seal_wait
+        guard = Guard(policy.patience, steps.idle_rounds if steps else IDLE_ROUNDS) if watched else None
+        evidence = MembersEvidence(kept=policy.kept, alike=policy.alike, summed=steps is not None)
+        return cls(evidence, guard, judged=policy.origins, revokes=policy.revokes)
+
+    @classmethod
+    def of_run(cls, training: Training | None) -> Self:
+        """Return those of whoever reads the decisions of a run; without its numbers only who is revoked, and
+        what is too large, is certain."""
+        return cls(MembersEvidence.of(training) if training else MembersEvidence(), Guard(), guards=False)
+
+    # -- what decisions tell -----------------------------------------------------------------------
+
+    def take(self, decision: Decision) -> None:
+        """Take in the next decision of the control feed."""
+        self.evidence.take(decision)
+        if self.guard and (self._guards or not isinstance(decision, Evaluated)):
+            self.guard.take(decision)
+        if isinstance(decision, Oversized) and decision.epoch > self._published:
+            self._published = decision.epoch
+            self._oversized.update(Recount(feed, decision.epoch) for feed in decision.feeds)
+            self._too_large.update({feed // INCARNATIONS for feed in decision.feeds})
+
+    def forget(self) -> None:
+        """Forget what decisions have told: they are read anew."""
+        self.evidence.forget()
+        self.guard = self.guard and self.guard.anew()
+        self._oversized, self._too_large, self._published = set(), Counter(), -1
+
+    # -- what follows ------------------------------------------------------------------------------
+
+    def on(
+        self, feed: int, epoch: int, counting: Counting, brings: Brings, judgement: Judgement
+    ) -> Uncounted | None:
+        """Return why the seal of an epoch leaves a feed out; None if it counts."""
+        known, member = Recount(feed, epoch), feed // INCARNATIONS
+        if feed in judgement.skipped:
+            return Uncounted.JUDGE
+        if self._judged:
+            if doubt := self.evidence.doubt(member):
+                return doubt
+            if known in self.evidence.outliers:
+                return Uncounted.OUTLIER
+            if known in self._oversized:
+                return Uncounted.OVERSIZED
+        if brings(feed, epoch, counting, range(counting.members[member].revoked, NEVER)):
+            return Uncounted.REVOKED
+        guard = self.guard
+        if guard is None or guard.discards(epoch):
+            return None
+        if any(brings(feed, epoch, counting, labels) for labels in guard.labels()):
+            guard.skip(feed, epoch)
+        return Uncounted.TAKEN_BACK if guard.is_stale(feed, epoch) else None
+
+    def trusts(self, member: int) -> bool:
+        """Return whether the work of a member counts."""
+        return not self._judged or self.evidence.trusts(member)
+
+    def oversized(self, epoch: int, feeds: Iterable[int]) -> Oversized | None:
+        """Return what is to be signed before the seal of an epoch in which scalars of these feeds are too
+        large to count at once."""
+        found = tuple(sorted(feeds)) if self._judged and epoch > self._published else ()
+        return Oversized(epoch, found) if found else None
+
+    def recounted(
+        self, counting: Counting, judgement: Judgement, *, last: bool, rate: int
+    ) -> tuple[Recount, ...]:
+        """Return what seals have skipped and the next one is to count: what the judge says, and work of
+        members for whom there is enough evidence, of epochs with this `rate` at most; `last`: the run is
+        about to end. It stays skipped where they may have been revoked when they made it, where it would
+        evidently do harm, where the guard has taken back what it brings, and where its author makes work that
+        is too large again and again."""
+        found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
+        known = self.evidence.members.items() if self._judged else ()
+        trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
+        never = self.evidence.outliers | judgement.recounted | (set() if last else self._oversized)
+        for number in sorted(trusted):
+            if self._too_large[number] > OFTEN * (NEWCOMER + counting.epochs_of(number)):
+                continue  # that is no accident
+            revoked = counting.members[number].revoked if number < len(counting.members) else 0
+            found += [
+                one
+                for one in counting.skipped(number)
+                if one.epoch < revoked and counting.rate(one.epoch) <= rate and one not in never
+            ]
+        guard = self.guard
+        found = [recount for recount in found if not (guard and guard.is_stale(*recount))]
+        return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
+
+    def sanction(self, counting: Counting) -> Decision | None:
+        """Return what is to be signed: what was measured, and then what follows for whom it shows to do
+        harm."""
+        if self.worths:
+            return self.worths.pop(0)
+        harmful = self.evidence.harmful - self._sanctioned if self._revokes else ()
+        for member in sorted(harmful):
+            self._sanctioned.add(member)
+            since, last = self.evidence.members[member].harm_since or 0, counting.sealed - 1
+            self._sanctions += [Revoke(member, since), *([Void(since, last, (member,))] * (since <= last))]
+        while self._sanctions:
+            sanction = self._sanctions.pop(0)
+            if owner_decisions.refusal(counting, sanction) is None:
+                return sanction
+        return None

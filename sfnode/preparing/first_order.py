@@ -1,0 +1,418 @@
+"""Gives the manifest of a first-order run what is measured: bases, prior, and the unit and limit of scalars.
+
+Nothing is tried out: in coordinates in which gradients vary alike one first rate serves every body, and one
+every head; a few gradients say how long they usually are.
+
+A head's outputs move by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the second
+moments of scaled states, those of V^T x are at most 1, and a softmax's curvature is at most a half. So one
+rate serves all models and data, and no direction waits for another. Directions in which states vary less than
+`strength` learn less, as in a ridge regression; validation rows choose it, as they choose when to stop. S is
+not centred: the mean state is a direction like others then, and what is learnt along it is a bias.
+
+The body's bases span what its gradients say; within them its columns are mixed so that gradients of
+mini-batches vary alike along all (`turned`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from sfnode.engine import making_bases
+from sfnode.engine.gradients import GRADIENT
+from sfnode.engine.head import Known, head_gradient, takes_features
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import ANSWERS
+from sfnode.manifest.training import Training, units_of
+from sfnode.models import bases
+from sfnode.organising.policy import HEAD_EPOCH
+from sfnode.preparing import scalars
+from sfnode.preparing.manifest import WITHOUT_GRADIENTS, refusing
+from sfnode.preparing.scalars import (
+    F64,
+    LOADING,
+    Means,
+    Prepared,
+    Tell,
+    Waiting,
+    any_trainer,
+    changed,
+    head_rows,
+    seconds_of,
+    share,
+    write_bases,
+)
+from sfnode.tasks import calibration, dataset
+from sfnode.tasks.prompts import Row
+from sfprotocol.decisions import RATE_ONE
+from sfprotocol.seeds import stream
+
+WHITENED_ROWS = 1024
+"""Rows of which the states are looked at, at most; nodes on this machine then find them (`kept_states`)."""
+
+VALIDATING = 1 / 5
+"""Share of them that validates where the run has no validation rows."""
+
+STEP = 1.75
+"""Length of a body's first step along a usual gradient, in coordinates in which gradients vary alike along
+columns that have the length 1 on average: SmolLM2 learns AG News and SST-2 with two thirds of it and with
+half as much again, and one rate or one gain does not serve both (docs/research-log.md)."""
+
+REWARD_STEP = 0.5
+"""The same of a run by rewards, whose gradients are far noisier: the embedded sums end best with 0.3 and 0.5,
+and are ruined by 1; SmolLM2 learns orders with 0.5 and with half as much again (docs/research-log.md)."""
+
+USUAL_BATCHES, REWARDED_BATCHES = 32, 8
+"""Mini-batches of which the usual norm is the median, and second moments are the mean; those of prompts, to
+which answers are written."""
+
+ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
+"""Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
+
+LIMIT = 2
+"""Limit of a label, in norms of a usual update."""
+
+
+IDENTITY = 64
+"""Entries of U of a head, on its diagonal: outputs are their own coordinates."""
+
+ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
+"""Values that stand for those that are measured, while what is given is tried."""
+
+
+def _cost(manifest: Manifest) -> int:
+    """Return how many example-forwards completing a run takes at most."""
+    if takes_features(manifest):
+        return WHITENED_ROWS + manifest.data.withheld
+    of_bases = 0 if manifest.training.bases else making_bases.cost("gradients")
+    return scalars.PRIOR_ROWS + of_bases + _usual_batches(manifest) * _of_batch(manifest)
+
+
+def _usual_batches(manifest: Manifest) -> int:
+    return REWARDED_BATCHES if manifest.task.is_rewarded else USUAL_BATCHES
+
+
+def _of_batch(manifest: Manifest) -> int:
+    """Return the example-forwards of a mini-batch's gradient; each drawn answer is an example."""
+    answers = ANSWERS if manifest.task.is_rewarded else 1
+    return GRADIENT * answers * manifest.training.batch_size
+
+
+def begun(manifest: Manifest) -> Manifest:
+    """Return a first-order run without what it may not have yet, for a trainer to measure it on."""
+    task = manifest.task
+    plain = task.model_copy(update={"loss": "plain", "prior": ()}) if task.loss == "calibrated" else task
+    training = manifest.training.model_copy(update=WITHOUT_GRADIENTS)
+    return manifest.model_copy(update={"training": training, "task": plain})
+
+
+def prepare(
+    manifest: Manifest, given: Container[str], means: Means, waiting: Waiting, measure: bool = True
+) -> Prepared:
+    """Return a first-order run with all its numbers, but for those that are `given` by name; one that has
+    them as it is. Its bases are written to the folder of `means`.
+
+    Raises UserError as `making_bases.make_on` and `usual`, LOSS_FLAT without a gradient, and
+    BAD_OPTION for numbers that no manifest can have, where no public row is within reach, and unmeasured.
+    """
+    if manifest.training.norm_limit:
+        return Prepared(manifest)
+    if not measure:
+        raise UserError(
+            Code.BAD_OPTION,
+            "init.measure: a first-order run has bases and a unit that are measured",
+            "Leave it out, or take training.estimator=zeroth-order.",
+        )
+    total = LOADING + _cost(manifest)
+    with waiting("measuring what suits the model", seconds_of(manifest, means, total)) as advance:
+        trainer, reason = any_trainer(begun(manifest), means)
+        with trainer:
+            if reason:
+                raise UserError(
+                    Code.BAD_OPTION,
+                    f"no gradient can be taken before the run starts: {reason}",
+                    "Name training data, or make a run of forward passes, which learns less from them: "
+                    "--set training.estimator=zeroth-order.",
+                )
+            if not takes_features(manifest):
+                scalars.require_answers(trainer)
+            tell: Tell = lambda taken: advance(min(LOADING + taken, total), total)  # noqa: E731
+            return _complete(manifest, given, trainer, means.bases or Path(), tell)
+
+
+@refusing()
+def _complete(
+    manifest: Manifest, given: Container[str], trainer: Trainer, folder: Path, tell: Tell
+) -> Prepared:
+    own = {name: getattr(manifest.training, name) for name in Training.model_fields if name in given}
+    Training.model_validate(begun(manifest).training.model_dump() | ANY | own)  # before it takes minutes
+    found = (_head if takes_features(manifest) else _body)(manifest, trainer, folder, tell)
+    numbers = found.manifest.training.model_dump() | own
+    whole = Manifest.model_validate(found.manifest.model_dump() | {"training": numbers})
+    return found._replace(manifest=whole)
+
+
+def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
+    """Return with the prior, bases from the mean gradient, and the usual length of a gradient in them."""
+    taken = 0
+    if manifest.task.loss == "calibrated":
+        prior, taken = scalars.prior_of(trainer, calibration.mean_probability)
+        manifest = changed(manifest, "task", prior=prior)
+    made = None
+    if not manifest.training.bases:
+        rows, key = trainer.run_rows.training(), trainer.core.digest()
+        advance = share(taken, making_bases.cost("gradients"), tell)
+        made = making_bases.make_on(trainer.loaded, manifest, rows, "gradients", key, advance)
+        manifest, taken = _with_bases(manifest, made.pairs, folder), taken + made.example_forwards
+    ready = trainer.like(changed(manifest, "training", norm_limit=1), folder)
+    began = time.monotonic()
+    batches, rows_each = _usual_batches(manifest), _of_batch(manifest)
+    least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be as good
+    found = usual(ready, batches, least, lambda done: tell(taken + done * rows_each))
+    each = (time.monotonic() - began) / batches
+    if made:
+        manifest, found = _turned(manifest, made.pairs, found, folder)
+    norm = float(np.median(np.linalg.norm(found, axis=1)))
+    step = REWARD_STEP if manifest.task.is_rewarded else STEP
+    rate = _as_rate(step / norm / manifest.training.epoch_updates)
+    manifest = changed(manifest, "training", learning_rate=rate)
+    judged = manifest.training.epochs * manifest.data.withheld / rows_each  # by forward passes
+    seconds = each * (manifest.training.update_budget + judged)
+    taken += batches * rows_each
+    return Prepared(_measured(manifest, norm), example_forwards=taken, seconds=seconds)
+
+
+def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
+    """Return with whitened coordinates, in which the rate is known, and the length of a gradient in them."""
+    public, held = _rows(manifest, trainer)
+    began, loaded = time.monotonic(), trainer.loaded
+    (site,) = loaded.sites
+    known = _known(trainer, public, tell)
+    validating = _known(trainer, held, lambda done: tell(len(public) + done))
+    each = (time.monotonic() - began) / (len(public) + len(held))
+    rows, columns = site.target.core_shape(manifest.training.rank)
+    v, unit = whitening(known, validating, columns)
+    u = np.eye(site.target.out_features, rows, dtype=np.int8) * np.int8(IDENTITY)
+    manifest = _with_bases(manifest, [(u, v)], folder)
+    units = units_of(manifest.training, site.target)
+    of_u, of_v = (torch.from_numpy(side) * unit for side, unit in zip((u, v), units, strict=True))
+    gradient, _ = head_gradient(known, of_u, of_v)
+    size = IDENTITY * units[0] * units[1] / unit  # of these coordinates, in those that were found
+    rate = rate_of(len(u)) / size**2 / manifest.training.epoch_updates
+    manifest = changed(manifest, "training", learning_rate=_as_rate(rate))
+    seconds = each * len(trainer.run_rows.training()) + manifest.training.epochs * HEAD_EPOCH
+    norm = float(np.linalg.norm(gradient))
+    taken = len(public) + len(held)
+    return Prepared(_measured(manifest, norm), example_forwards=taken, seconds=seconds)
+
+
+def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Return public rows that whiten and those that validate. Raises UserError as `RunRows.training`."""
+    rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), WHITENED_ROWS))
+    if manifest.data.validation or manifest.data.withheld:
+        return rows, trainer.run_rows.held_out("validation").rows
+    apart = int(len(rows) * VALIDATING)
+    return rows[apart:], rows[:apart] or rows
+
+
+def _known(trainer: Trainer, rows: Sequence[Row], tell: Tell) -> Known:
+    """Return the states, classes and outputs of rows."""
+    states, labels = head_rows(trainer, rows, tell)
+    (site,) = trainer.loaded.sites
+    with torch.inference_mode():
+        outputs = site.module(states)
+    return Known(states.cpu(), labels.cpu(), outputs.cpu())
+
+
+def _turned(manifest: Manifest, pairs: making_bases.Pairs, found: F64, folder: Path) -> tuple[Manifest, F64]:
+    """Return with bases whose columns are turned until gradients vary alike along them, and gradients in
+    them."""
+    cores = found.reshape(-1, *manifest.core_shape)
+    of_u, of_v = turned(cores)
+    found = (of_u.swapaxes(1, 2) @ cores @ of_v).reshape(found.shape)
+    sides = zip(pairs, of_u, of_v, strict=True)
+    bases.remove(folder, manifest.training.bases)
+    return _with_bases(
+        manifest, [(_entries(u @ a), _entries(v @ b)) for (u, v), a, b in sides], folder
+    ), found
+
+
+def _entries(columns: F64) -> NDArray[np.int8]:
+    most = making_bases.LARGEST_ENTRY
+    return np.rint(columns).clip(-most, most).astype(np.int8)
+
+
+def _with_bases(manifest: Manifest, pairs: making_bases.Pairs, folder: Path) -> Manifest:
+    return changed(manifest, "training", basis="published", bases=write_bases(folder, pairs))
+
+
+def _measured(manifest: Manifest, norm: float) -> Manifest:
+    """Return with the unit and limit for gradients of this length. Raises UserError LOSS_FLAT if it is 0."""
+    if not norm > 0:
+        raise UserError(
+            Code.LOSS_FLAT,
+            "the gradient of the loss is 0, or no number, at the base model: nothing could be learnt",
+            "Give other data, or another base model (--model): of texts in which the model knows no word it "
+            "learns nothing.",
+        )
+    numbers = numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
+    return changed(manifest, "training", **numbers)
+
+
+def _as_rate(rate: float) -> float:
+    """Return the nearest rate that a manifest can have."""
+    return min(max(round(rate * RATE_ONE), 1), RATE_ONE - 1) / RATE_ONE
+
+
+def usual(
+    model: Trainer,
+    count: int = USUAL_BATCHES,
+    least: int = USUAL_BATCHES // 2 + 1,
+    advance: Callable[[int], None] = lambda done: None,
+) -> F64:
+    """Return the gradients of `count` mini-batches at the model as it is, (n, cells), without those that are
+    0 or no finite number; `advance` is told how many there are so far. Raises as `gradient`, DATA_*, and
+    LOSS_NOT_FINITE if fewer than `least` are left."""
+    seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, count).tolist()
+    found: list[F64] = []
+    for done, seed in enumerate(seeds):
+        advance(done)
+        found += [one.cells for one in model.gradients([seed], 0) if not one.failed and one.cells.any()]
+    if len(found) < least:
+        raise UserError(
+            Code.LOSS_NOT_FINITE,
+            "the loss of the base model has no gradient that is a number and not 0",
+            "Compute with --dtype float32 or bfloat16, or take another model.",
+        )
+    return np.stack(found)
+
+
+def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
+    """Return scalar_delta, scalar_limit and norm_limit of a run with so many cells and scalars of so many
+    bits, in which a usual gradient has this norm: half of the longest that counts."""
+    size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
+    return {
+        "scalar_delta": norm / size,
+        "scalar_limit": (1 << (bits - 1)) - 1,
+        "norm_limit": round(LIMIT * size),
+    }
+
+
+# -- coordinates ----------------------------------------------------------------------------------------
+
+
+MOST_RATE = 2.0
+"""Rate of a round's mean gradient at most. The largest curvature is a half, so steps above 4 may diverge, and
+above 2 where a gradient is one round late."""
+
+STRENGTHS = (10.0, 3.0, 1.0)
+"""Strengths that are tried, where features have a variance of 1. Runs at 30 were longer and learnt no more.
+What less than 1 gains on validation rows is lost many times over on rows unlike them
+(docs/research-log.md)."""
+
+ROUNDS = 64
+"""Rounds within which the least loss is looked for."""
+
+LEAST_SPREAD = 1e-3
+"""Least spread of a feature that it is scaled by, relative to the median: what hardly varies says nothing."""
+
+DAMPING = 1e-2
+"""Share of a feature's second moment that is taken for noise when errors of rounding are fed forward, so that
+it can be done where there are fewer rows than features."""
+
+DULL = 0.03
+"""Share of the mean square of all cells' gradients that is added to it in every direction of the body: where
+gradients say nothing a step would otherwise go furthest. 0.3 learns less, and 0.1 a little."""
+
+
+def whitening(public: Known, validating: Known, columns: int) -> tuple[making_bases.I8, float]:
+    """Return the coordinates V (features, columns), at most so many columns, in which the public rows teach
+    the validating rows most within ROUNDS rounds, and the value of an entry of 1, a power of two. Less
+    strength has to gain more than one standard error: on AG News a gain of less than that cost as much on the
+    test rows. Takes some features^3 operations."""
+    x = public.states.double().cpu()
+    spread = x.std(0, correction=0)
+    spread = spread.clamp_min(max(LEAST_SPREAD * float(spread.median()), torch.finfo(torch.float32).tiny))
+    sizes, directions = torch.linalg.eigh((x / spread).T @ (x / spread) / len(x))
+    sizes, directions = sizes.flip(0)[:columns].clamp_min(0), directions.flip(1)[:, :columns]
+    v = directions / spread[:, None]  # (features, columns)
+    best: Tensor | None = None
+    chosen: Tensor | None = None
+    for strength in STRENGTHS:
+        whitened = v / (sizes + strength).sqrt()
+        losses = min(_losses(public, validating, whitened), key=lambda one: float(one.mean()))
+        gain = None if best is None else best - losses
+        if gain is None or gain.mean() > gain.std(correction=0) / math.sqrt(len(gain)):
+            best, chosen = losses, whitened
+    assert chosen is not None
+    return _rounded(chosen.numpy(), (x.T @ x / len(x)).numpy())
+
+
+def turned(gradients: F64) -> tuple[F64, F64]:
+    """Return by which matrices the columns of U and of V of each target are multiplied from the right so that
+    gradients vary alike along all of them: (targets, rows, rows) and (targets, columns, columns), of root
+    mean square size 1. `gradients`: those of some mini-batches, (n, targets, rows, columns).
+
+    A step along a gradient is then one that has been divided by the root of its second moments, within
+    a target by those of its rows and of its columns (Gupta, Koren, Singer 2018, "Shampoo").
+    """
+    mean_square = float((gradients**2).mean())
+    sides: list[F64] = []
+    for side in (gradients, gradients.swapaxes(2, 3)):
+        moments = np.einsum("nlij,nlkj->lik", side, side) / (len(side) * side.shape[3])
+        sizes, directions = np.linalg.eigh(moments)
+        powers = (sizes.clip(0) + DULL * mean_square) ** -0.25
+        found = (directions * powers[:, None, :]) @ directions.swapaxes(1, 2)
+        sides.append(found * math.sqrt(found.shape[1] * len(found) / float((found**2).sum())))
+    return sides[0], sides[1]
+
+
+def rate_of(classes: int) -> float:
+    """Return the rate of a round's mean gradient: half of what is stable with gradients a round late, where
+    all classes are as likely and the curvature is 1 / classes."""
+    return min(classes / 2, MOST_RATE)
+
+
+def _losses(public: Known, validating: Known, v: Tensor) -> Iterator[Tensor]:
+    """Yield the losses of the validating rows after 0 to ROUNDS steps along the public rows' gradients."""
+    (x, outputs), (held, held_outputs) = (
+        (rows.states.double().cpu() @ v, rows.outputs.double().cpu()) for rows in (public, validating)
+    )
+    classes = outputs.shape[1]
+    rate = rate_of(classes)
+    right = one_hot(public.labels.cpu(), classes)
+    core = torch.zeros(classes, v.shape[1], dtype=torch.float64)
+    for _ in range(ROUNDS + 1):
+        yield cross_entropy(held_outputs + held @ core.T, validating.labels.cpu(), reduction="none")
+        core -= rate * ((outputs + x @ core.T).softmax(1) - right).T @ x / len(x)
+
+
+def _rounded(v: F64, moments: F64) -> tuple[making_bases.I8, float]:
+    """Return V (features, columns) as int8, and the value of an entry of 1.
+
+    Features are rounded one by one, and what products with states of these second moments (features,
+    features) have lost is made good by those that follow (Frantar et al. 2022, "GPTQ", whose rule it is).
+    Without that errors add up along the mean state, and training diverges.
+    """
+    unit = 2.0 ** math.ceil(math.log2(max(np.abs(v).max(), 1e-30) / making_bases.LARGEST_ENTRY))
+    order = np.argsort(np.diag(moments), kind="stable")  # the largest are rounded first
+    damped = moments + DAMPING * np.diag(np.diag(moments))
+    triangle = np.linalg.cholesky(damped[np.ix_(order, order)]).T
+    entries, lost = np.empty(v.shape, np.int8), v[order] / unit
+    for row in reversed(range(len(v))):
+        wanted = lost[row] + triangle[row, row + 1 :] @ lost[row + 1 :] / triangle[row, row]
+        entries[order[row]] = rounded = np.rint(wanted).clip(
+            -making_bases.LARGEST_ENTRY, making_bases.LARGEST_ENTRY
+        )
+        lost[row] -= rounded
+    return entries, unit

@@ -1,0 +1,203 @@
+"""Measures the numbers that a run's manifest is to have, and makes the bases that it publishes.
+
+What is measured in which order, and what of it goes into a manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfnode.engine import making_bases
+from sfnode.engine.head import takes_features
+from sfnode.engine.reward_objective import Rewards
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.preparing import first_order, rewards, scalars, trial
+from sfnode.preparing.scalars import (
+    LOADING,
+    Means,
+    Prepared,
+    SlopeSample,
+    Tell,
+    Waiting,
+    any_trainer,
+    changed,
+    seconds_of,
+    share,
+    typical_weight,
+    write_bases,
+)
+from sfnode.tasks import dataset
+from sfnode.tasks.presets import PRESETS, of_model
+
+FORWARDS = 990
+"""Example-forwards that `prepare` takes at most: with the few short rows by which loading a model checks its
+layers, no more than 1,000; a minute or two on two cores with a model of 135 M parameters. Most of them find
+the first rate: 8 updates, which 600 left for it, told a bend to within a half, and short runs stayed at rates
+that were 4 times too small (docs/research-log.md)."""
+
+RANKS = {"errors": 4, "gradients": 1}
+"""Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
+takes, and the fewer there are the more an update learns."""
+
+DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
+"""Usual kinds of bases where numbers are tried out. With errors a real model's answers in words are learnt
+best of what forward passes alone can do; of rewards those that were tried brought nothing
+(docs/research-log.md)."""
+
+TRIED = ("epsilon", "scalar_delta", "learning_rate")
+"""Numbers that are tried out."""
+
+
+def prepare(
+    manifest: Manifest,
+    given: Container[str],
+    means: Means,
+    waiting: Waiting,
+    basis: str | None = None,
+    measure: bool = True,
+) -> Prepared:
+    """Make bases and choose a manifest's numbers by its model, but for those that were `given` by name.
+
+    `basis` is the kind of bases that was asked for, if somebody did: then that none can be made is an error.
+    With `measure` the limit of the scalars and a centred loss's prior are measured; and epsilon, scalar_delta
+    and a first learning rate are tried out, unless all are given or the run is a built-in one, with bases
+    that suit them. All this takes FORWARDS example-forwards at most, but for bases from gradients. In a
+    reward run answers are written in their place. Raises UserError BAD_OPTION, and as `first_order.prepare`,
+    `making_bases.make`, `scalars.measure`, `scalars.require_answers`, `scalars.check` and `rewards.run` do.
+    """
+    if manifest.training.is_first_order:
+        return first_order.prepare(manifest, given, means, waiting, measure)
+    built_in = (basis or manifest.training.basis) == "random" and _is_built_in(manifest)
+    tried = measure and not built_in and not all(name in given for name in TRIED)
+    kind = _kind_of_bases(manifest, basis, tried)
+    if not (kind or measure):
+        return Prepared(manifest)
+    for_bases = making_bases.cost(kind) if kind else 0
+    total = LOADING + max(FORWARDS, for_bases + scalars.PRIOR_ROWS + scalars.FORWARDS)
+    with waiting("measuring what suits the model", seconds_of(manifest, means, total)) as advance:
+        trainer, reason = any_trainer(manifest, means)
+        with trainer:
+            tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
+            tell(0)
+            scalars.require_answers(trainer)
+            found = Prepared(manifest)
+            if kind:
+                found, trainer = _with_bases(found, given, means, kind, trainer, tell, needed=bool(basis))
+            if measure:
+                found = _measured(found, given, tried, trainer, reason, tell)
+    return _limited(found, given)
+
+
+def _kind_of_bases(manifest: Manifest, basis: str | None, tried: bool) -> str:
+    """Return the kind of bases to make, which may have been asked for; nothing for random ones and a head."""
+    if takes_features(manifest):
+        if basis:
+            raise UserError(
+                Code.BAD_OPTION,
+                "training.basis: this run trains a linear head, whose directions follow from the features "
+                "that it sees",
+                "Leave it out, or name other layers with model.target_modules.",
+            )
+        return ""
+    usual = REWARD_BASIS if manifest.task.is_rewarded else DEFAULT_BASIS
+    found = basis or (usual if tried and manifest.training.basis == "random" else "random")
+    return "" if found == "random" else found
+
+
+def _is_built_in(manifest: Manifest) -> bool:
+    """Return whether a run is a built-in one, whose numbers were measured for random bases."""
+    ready = PRESETS.get(of_model(manifest.model.source) or "")
+    found = manifest.data.train, manifest.task.kind
+    return ready is not None and found == (ready.data.train, ready.task.kind)
+
+
+def _with_bases(
+    found: Prepared,
+    given: Container[str],
+    means: Means,
+    kind: str,
+    trainer: Trainer,
+    tell: Tell,
+    *,
+    needed: bool,
+) -> tuple[Prepared, Trainer]:
+    """Return with bases of this kind, at a rank for it, and a trainer that has them; as they are where none
+    can be made and none are needed."""
+    manifest, folder = found.manifest, means.bases or Path()
+    rank = manifest.training.rank if "rank" in given else RANKS[kind]
+    try:
+        if not manifest.data.train:
+            raise dataset.needed(manifest.task)
+        ranked = trainer.like(changed(trainer.manifest, "training", rank=rank), None)
+        made = making_bases.make(ranked, kind, share(0, making_bases.cost(kind), tell))
+    except UserError as error:
+        if needed:
+            raise
+        return found._replace(no_bases=f"none were made from {kind}: {error.what}"), trainer
+    chosen = {"rank": rank, "basis": "published", "bases": write_bases(folder, made.pairs)}
+    manifest = changed(manifest, "training", **chosen)
+    if manifest.organised.organiser and "subspace_epochs" not in given:
+        manifest = changed(manifest, "organised", subspace_epochs=1)  # cores are small, and bases change
+    return Prepared(manifest, example_forwards=made.example_forwards), trainer.like(
+        changed(trainer.manifest, "training", **chosen), folder
+    )
+
+
+def _measured(
+    found: Prepared, given: Container[str], tried: bool, trainer: Trainer, reason: str, tell: Tell
+) -> Prepared:
+    """Return with a sample of slopes, and the prior of a centred loss; numbers are `tried` out with what is
+    left of FORWARDS. Without rows there is a `reason` why not."""
+    if reason:
+        nothing = SlopeSample(np.zeros(0), typical_weight(trainer.loaded), reason)
+        return found._replace(untried=reason if tried else "", sample=nothing)
+    manifest, spent = found.manifest, found.example_forwards
+    if manifest.task.loss == "centred":
+        prior, taken = scalars.prior_of(trainer)
+        manifest, spent = changed(manifest, "task", prior=prior), spent + taken
+    left = max(FORWARDS - spent, scalars.FORWARDS)
+    onward = share(spent, left, tell)
+    suited: dict[str, Any] = {}
+    if takes_features(manifest):
+        onward = share(0, trial.HEAD_ROWS, tell)
+        suited, sample = trial.of_head(trainer, given if tried else trial.CHOSEN, onward)
+    elif isinstance(trainer.objective, Rewards):
+        suited, sample = rewards.run(trainer, onward)
+    elif tried:
+        keep = "epsilon" in given
+        suited, sample = trial.run(trainer, keep_epsilon=keep, forwards=left, advance=onward)
+    else:
+        sample = scalars.measure(trainer, left, onward)
+    if tried:
+        chosen = {name: value for name, value in suited.items() if name not in given}
+        manifest, found = changed(manifest, "training", **chosen), found._replace(suited=suited)
+    spent += sample.example_forwards
+    return found._replace(manifest=manifest, sample=sample, example_forwards=spent)
+
+
+def _limited(found: Prepared, given: Container[str]) -> Prepared:
+    """Return with a limit that suits the slopes, unless one is given."""
+    if found.sample is None:
+        return found
+    if "scalar_limit" in given:
+        scalars.check(found.manifest.training, found.sample)
+        return found
+    return found._replace(manifest=scalars.with_limit(found.manifest, found.sample))
+
+
+def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
+    """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
+    rows to measure one on."""
+    if manifest.task.loss != "centred":
+        return manifest
+    with waiting("measuring the base model's prior"):
+        trainer, reason = any_trainer(manifest, means)
+        with trainer:
+            prior = () if reason else scalars.prior_of(trainer)[0]
+    return changed(manifest, "task", prior=prior)

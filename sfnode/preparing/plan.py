@@ -1,0 +1,176 @@
+"""The run that a table and its owner's answers describe, and what is proposed where nothing is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sfnode.errors import Code, UserError
+from sfnode.manifest.sections import BUILTIN, HUB, is_file, run_name
+from sfnode.manifest.task import Task
+from sfnode.models import files
+from sfnode.preparing.proposals import NOTHING, Proposal, estimator, propose
+from sfnode.preparing.table import DataTable, read_table
+from sfnode.tasks import dataset, prompts
+from sfnode.tasks.dataset import Bad, Row
+from sfnode.tasks.row_files import Placed, malformed
+
+RECOMMENDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""Base model for whoever has not used another: small enough for a laptop, and what is measured with it stands
+in docs/benchmarks.md."""
+
+LAST_MODEL = "last-model"
+"""File in the cache with the base model that was used last."""
+
+LEAST_ROWS = 10
+"""Rows that a table has at least: of fewer nothing is learnt, and nothing can be measured."""
+
+MOST_EMPTY = 1 / 5
+"""Share of the rows that are left out unasked because they have no label, or no text."""
+
+HELD_OUT, MOST_HELD_OUT = 1 / 5, 1000
+"""Share of the rows that is held out to measure what was learnt, and the most of them: MeZO tests on as
+many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers of the user; what is empty is proposed."""
+
+    out: Path
+    right: str = ""
+    texts: tuple[str, ...] = ()
+    way: str = ""
+    estimator: str = ""
+    held_out: int | None = None
+    test: str = ""
+    skip: bool = False
+    """Leave out rows that do not fit."""
+    model: str = ""
+    organised: bool = True
+    share: bool = True
+    """Whether everybody who joins gets the rows."""
+    join: bool = True
+    """Whether labels that look like another one are that one."""
+    name: str = ""
+    also: tuple[str, ...] = ()
+    """Pairs KEY=VALUE that have been set besides."""
+
+
+class Plan(NamedTuple):
+    """The run that follows from a table and answers."""
+
+    proposal: Proposal
+    task: Task
+    estimator: str
+    placed: Sequence[Placed]
+    """The rows as the task reads them."""
+    rows: list[Row]
+    """Those that fit."""
+    bad: Bad
+    held_out: int
+    test: list[Row]
+    """Rows of another file that measure the model, where nodes would not read that file so."""
+    anew: bool
+    """Whether nodes would not read the rows so, and they are written anew."""
+
+
+def plan(table: DataTable, answers: Answers, said: Mapping[str, Any]) -> Plan:
+    """Return what follows; options that are `said`, by parameter name, are as their owner wants them. Raises
+    UserError DATA_MALFORMED."""
+    _require_rows(table, len(table.placed))
+    fields = {key: value for key, value in said.items() if key in Task.model_fields}
+    proposal = propose(table, answers.right, answers.texts, answers.way)
+    task = proposal.task.model_copy(update=fields)
+    joined = proposal.joined if answers.join and "verbalizer" not in fields else {}
+    if proposal.joined and not joined and "verbalizer" not in fields:
+        every = {label: label for label in table.columns[task.label_field].values}
+        task = task.model_copy(update={"verbalizer": every})
+    placed = _joined(table, task, joined)
+    rows, bad = dataset.sift(table.source, placed, task)
+    _require_rows(table, len(rows), f": {bad}" if bad else "")
+    local = not table.source.startswith((HUB, BUILTIN))
+    usual = min(int(HELD_OUT * len(rows)), MOST_HELD_OUT) if local and not answers.test else 0
+    held_out = usual if answers.held_out is None else answers.held_out
+    anew = bool(table.dress or joined) or (local and not is_file(table.source))
+    by = answers.estimator or estimator(task, table.source, answers.organised, said)
+    return Plan(proposal, task, by, placed, rows, bad, held_out, _tests(answers, task, joined), anew)
+
+
+def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence[Placed]:
+    """Return the rows of a table with labels that are joined written as the one that they are."""
+    if not joined:
+        return table.placed
+    name, found = task.label_field, []
+    for one in table.placed:
+        label = joined.get(prompts.label(one.row.get(name)))
+        found.append(one._replace(row={**one.row, name: label}) if label and not one.wrong else one)
+    return found
+
+
+def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]:
+    """Return the rows of the file that measures the model where they are to be written anew; else none."""
+    if not answers.test or answers.test.startswith((HUB, BUILTIN)) or not Path(answers.test).is_file():
+        return []
+    table = read_table(answers.test)
+    placed = _joined(table, task, joined)
+    if is_file(answers.test) and not table.dress and placed == table.placed:
+        return []
+    rows, bad = dataset.sift(answers.test, placed, task)
+    if bad and not answers.skip:
+        raise malformed(str(bad), "Correct these rows, or leave them out: --skip-bad-rows.")
+    return rows
+
+
+def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
+    """Raise UserError for what nobody would take without a look at it, where nobody looks: a doubtful task,
+    and bad rows, unless they are few that only lack something."""
+    if found.proposal.doubt and not answers.right:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"what is to be learnt from {table.source} is not plain: {found.proposal.doubt}",
+            f"Say which column is right: --label COLUMN; or --label {NOTHING} to learn the texts themselves.",
+        )
+    if found.bad and not answers.skip and not few_lack(found.bad):
+        raise malformed(str(found.bad), "Correct these rows, or leave them out: --skip-bad-rows.")
+
+
+def few_lack(bad: Bad) -> bool:
+    """Return whether rows that do not fit are few that only lack something."""
+    return bad.count == bad.empty <= MOST_EMPTY * bad.rows
+
+
+def _require_rows(table: DataTable, count: int, why: str = "") -> None:
+    if count < LEAST_ROWS:
+        raise malformed(
+            f"{table.source} has {count} rows to learn from, and {LEAST_ROWS} are the least{why}",
+            "Add rows. A few hundred for each class are a good beginning.",
+        )
+
+
+def last_model() -> str:
+    """Return the base model that was used last, or the recommended one."""
+    try:
+        found = (files.cache() / LAST_MODEL).read_text("utf-8").strip()
+    except (OSError, ValueError):
+        found = ""
+    if found and (not Path(found).is_absolute() or Path(found).is_dir()):
+        return found
+    here = files.cache() / Path(RECOMMENDED).name
+    return str(here) if (here / files.SINGLE).is_file() else RECOMMENDED
+
+
+def remember_model(source: str) -> None:
+    """Propose this base model the next time."""
+    try:
+        files.cache().mkdir(parents=True, exist_ok=True)
+        (files.cache() / LAST_MODEL).write_text(f"{source}\n", "utf-8")
+    except OSError:  # nothing but a proposal
+        return
+
+
+def name_of(source: str) -> str:
+    """Return a name for a run with these data."""
+    return run_name(Path(source.rpartition(":")[2]).stem, "run")

@@ -1,0 +1,194 @@
+"""A trial of a reward run before it starts: the model answers some prompts, from which slopes follow.
+
+What it is for:
+
+    scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
+    rate           rewards have no bend that would say how far a slope reaches; by how much the model would
+                   write something else does (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). With z
+                   the slopes of answers' log-probabilities along the step of a group, from where answers
+                   to a prompt part, their Kullback-Leibler divergence is rate^2 E[z^2] / 2. A step without
+                   noise may move the model by MOVE. That of n directions in a subspace of D dimensions has
+                   (n + D) / n times the square of the slope; with a rate that much smaller, which is what
+                   such noise asks for (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by
+                   n / (n + D) of that.
+
+Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts
+it is an error with advice. `try_out` shows as much to whoever asks (`sfnode organise try-reward`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from sfnode.engine.core import Core, UpdateBatch
+from sfnode.engine.gradients import gradient
+from sfnode.engine.line import Line
+from sfnode.engine.losses import line_rows
+from sfnode.engine.reward_objective import RIGHT, Drawn, Rewards, alike
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.manifest.task import ANSWERS
+from sfnode.preparing import trial
+from sfnode.preparing.scalars import (
+    F64,
+    Advance,
+    Means,
+    SlopeSample,
+    Suited,
+    Waiting,
+    any_trainer,
+    as_numbers,
+    require_slopes,
+    seeds_of,
+    typical_weight,
+)
+from sfnode.resources import memory
+from sfnode.schema.results import TriedAnswer, TryRewardResult
+from sfnode.tasks import metrics
+from sfprotocol.seeds import derive_key
+
+UPDATES = 32
+"""Updates that are measured: the root mean square of as many slopes is right to an eighth."""
+
+MOVE = 1.0
+"""Kullback-Leibler divergence, in nats an answer, by which the step of a group may move the model if there is
+no noise in it: what suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 with
+0.1. Random bases on the embedded sums want 0.0024; there searches have to find the rate
+(docs/research-log.md)."""
+
+NEAR = 0.01
+"""Length of the move by which it is seen what a step does, in root mean squares of the weights."""
+
+
+def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited:
+    """Measure some updates of a reward run, or a few more that complete a group.
+
+    Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no direction has a slope.
+    """
+    objective, numbers, seeds = trainer.objective, trainer.manifest.training, seeds_of(trainer, UPDATES)
+    assert isinstance(objective, Rewards)
+    groups = [
+        seeds[first : first + numbers.batch_updates] for first in range(0, len(seeds), numbers.batch_updates)
+    ]
+    drawn: list[Drawn] = []
+    for group in groups:
+        drawn.append(objective.draw(trainer.mini_batch(group[0]), group[0]))
+        advance(len(drawn), 2 * len(groups))
+    if not any(one.telling.any() for one in drawn):
+        raise alike(drawn)
+    told: list[F64] = []
+    for group, one in zip(groups, drawn, strict=True):
+        found = gradient(trainer.loaded, trainer.space, 0, one.encoded)
+        told.append(objective.alphas(trainer.space, found, group))
+        advance(len(groups) + len(told), 2 * len(groups))
+    sample = SlopeSample(as_numbers(np.concatenate(told)), typical_weight(trainer.loaded))
+    require_slopes(sample.slopes)
+    delta = trial.suitable_delta(numbers, sample.spread)
+    squares = [_squares(trainer, delta, *each) for each in zip(groups, told, drawn, strict=True)]
+    rate = _rate(trainer.manifest, float(np.nan_to_num(np.concatenate(squares)).mean()))
+    return {"scalar_delta": delta, "learning_rate": rate}, sample
+
+
+def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, drawn: Drawn) -> F64:
+    """Return z^2 of each answer along the step of a group that tells so, (answers,)."""
+    core, batch = Core(*trainer.core.shape), drawn.encoded
+    scalars = np.rint(np.nan_to_num(told) / delta).astype(np.int64)
+    core.add(UpdateBatch(np.zeros(len(seeds), np.int64), np.array(seeds, np.uint64), scalars))
+    line = Line(trainer.loaded, trainer.space, lambda _: delta, core.cores())
+    far = NEAR * typical_weight(trainer.loaded) / max(float(np.linalg.norm(told)), 1e-30)
+    there, back = line.losses([batch], [far, -far]).T
+    assert batch.weights is not None
+    by = (batch.weights / batch.tokens[:, 0]).double().numpy()
+    z = (there - back) / (2 * far)
+    z = np.divide(z, by, out=np.zeros_like(z), where=by != 0)
+    squares: F64 = z * z
+    return squares
+
+
+def _rate(manifest: Manifest, squares: float) -> float:
+    """Return the rate where z has this mean square; the run's own if it is 0."""
+    numbers = manifest.training
+    signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
+    return trial.as_rate(math.sqrt(2 * MOVE * signal / squares)) if squares else numbers.learning_rate
+
+
+SHOWN = 3
+"""Prompts that are shown with their answers."""
+
+
+def try_out(
+    manifest: Manifest, means: Means, prompts: int, waiting: Waiting
+) -> tuple[TryRewardResult, UserError | None]:
+    """Answer `prompts` of a run's prompts with its base model: with the likeliest tokens, and as in training.
+    Return what came of it, and the error that it is if nothing can be learnt.
+
+    Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
+    """
+    if not manifest.task.is_rewarded:
+        raise UserError(
+            Code.BAD_OPTION,
+            f"the task kind {manifest.task.kind} has no rewards",
+            "Name a run of the kind reward; `sfnode lab bench --run run.toml` measures others.",
+        )
+    begun = time.monotonic()
+    with waiting("loading the model"):
+        trainer, reason = any_trainer(manifest, means)
+    loaded = time.monotonic() - begun
+    with trainer:
+        if reason:
+            raise UserError(
+                Code.DATA_NEEDED,
+                f"there are no prompts: {reason}",
+                "Name some: --train with --task, or a manifest with data.",
+            )
+        return _tried(trainer, prompts, loaded, waiting)
+
+
+def _tried(
+    trainer: Trainer, prompts: int, loaded: float, waiting: Waiting
+) -> tuple[TryRewardResult, UserError | None]:
+    manifest, objective = trainer.manifest, trainer.objective
+    assert isinstance(objective, Rewards)
+    rows = line_rows(manifest.task, trainer.run_rows.some())[:prompts]
+    with waiting(f"answering {len(rows)} prompts"):
+        judged = objective.answer(rows)
+    begun = time.monotonic()
+    with waiting(f"drawing {ANSWERS} answers to each"):
+        drawn = objective.draw(objective.questions(rows), derive_key(b"sfnode try reward"))
+    seconds = max(time.monotonic() - begun, 1e-9)
+    mean = metrics.share(sum(one.score for one in judged), len(judged))
+    right = metrics.share(sum(one.score >= RIGHT for one in judged), len(judged))
+    tokens, cut = sum(len(one.tokens) for one in drawn.answers), sum(not one.ended for one in drawn.answers)
+    result = TryRewardResult(
+        model=manifest.model.source,
+        device=str(trainer.loaded.device),
+        dtype=trainer.dtype,
+        temperature=objective.temperature,
+        prompts=len(judged),
+        reward=mean.value,
+        reward_low=mean.low,
+        reward_high=mean.high,
+        right=right.value,
+        right_low=right.low,
+        right_high=right.high,
+        examples=[
+            TriedAnswer(prompt=one.text, right=one.right, answer=one.said, reward=one.score)
+            for one in judged[:SHOWN]
+        ],
+        drawn_reward=1 - drawn.loss,
+        apart=float(np.mean(drawn.telling)),
+        answers=len(drawn.answers),
+        cut=cut,
+        tokens=tokens,
+        seconds=seconds,
+        answers_per_second=len(drawn.answers) / seconds,
+        tokens_per_second=tokens / seconds,
+        load_seconds=loaded,
+        peak_bytes=memory.most(trainer.loaded.device),
+    )
+    return result, None if result.apart else alike([drawn])

@@ -1,0 +1,421 @@
+"""Measures slopes of a run before it starts, to set the limit of its scalars and to judge its numbers.
+
+A node can say any scalar up to the limit, by malice or by a fault, and everybody applies it. So the limit is
+to be near what honest scalars reach, and no update at the limit may wreck the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sfnode.engine import forward
+from sfnode.engine.estimator import estimates, quantise
+from sfnode.engine.head import HeadRows, rows_of
+from sfnode.engine.losses import EVALUATION_BATCH, scorer
+from sfnode.engine.making_bases import Pairs
+from sfnode.engine.subspace import Subspace
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest import Manifest
+from sfnode.manifest.training import Training
+from sfnode.models import bases
+from sfnode.models.loader import LoadedModel
+from sfnode.models.targets import Form
+from sfnode.store.disk_errors import disk_faults
+from sfnode.tasks import calibration, dataset, encoding, prompts, tokenization
+from sfnode.tasks.encoding import Encoded
+from sfnode.tasks.prompts import Row
+from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
+from sfprotocol.seeds import feed_key, update_seeds
+
+LOADING = 100
+"""Loading the model, in example-forwards that take as long: both grow with its size."""
+
+SECONDS = 7e-10
+"""Seconds of an example-forward on a CPU for each trained parameter, until it is known: SmolLM2-135M takes
+0.07 s for a row of 60 tokens on two cores."""
+
+FORWARDS = 342
+"""Example-forwards of a sample of slopes, or of a trial: what is left of those of `sfnode init`
+(`sfnode.preparing`) for a run whose bases are made and whose loss is centred."""
+
+SLOPES, LEAST_SLOPES = 64, 4
+"""Directional derivatives that are measured, at most and at least. Between runs of the built-in model that
+differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
+
+PRIOR_ROWS = 120
+"""Rows that a manifest's prior is measured on: of nodes without public rows, which have no better one. Its
+standard error is then below 0.2 nats where scores vary by 2 from row to row."""
+
+UNITS = 32
+"""Root mean square of the scalars in units of scalar_delta: rounding then adds less than a thousandth of
+their variance. In 8 bits half as many."""
+
+SHOWN = 4
+"""Answers that are named of those that a model cannot tell apart."""
+
+MOST_ROWS = 8
+"""Rows of a mini-batch that is measured, at most: of larger ones slopes are somewhat smaller, at 64 rows by
+less than three times, and numbers that are found with them still suit."""
+
+HEADROOM = 8
+"""The limit is this many times the root mean square of the scalars, unless that is too much for the model:
+one or two honest ones in a thousand reach it in a run of the built-in model (docs/benchmarks.md)."""
+
+LEAST_HEADROOM = 2
+"""The limit is no less than this many times the root mean square, also where a large learning rate asks for
+it: at 2 a run still learns as well as without a limit."""
+
+NEAR = 2.0
+"""A limit that the run has already stays if it is at most this many times too large or too small: another
+sample of some twenty directions would say so, too. So the built-in run is the same for everybody who makes
+it."""
+
+LARGEST_MOVE = 0.25
+"""One update may move the weights by no more than this share of their root mean square. At this share it
+costs a trained model an accuracy of 0.03 at worst, at twice as much 0.25, and at four times as much nearly
+all that was learnt (docs/benchmarks.md)."""
+
+Tell = Callable[[int], None]
+"""Told how many example-forwards have been taken."""
+
+F64 = NDArray[np.float64]
+
+Advance = Callable[[int, int], None]
+"""Told how much is done, and of how much."""
+
+
+Waiting = Callable[..., AbstractContextManager[Advance]]
+"""Shows what is under way: takes what begins, and how many seconds it may take (0: unknown); gives what is
+told how far it is, and ends with it."""
+
+
+class Means(NamedTuple):
+    """Device, number format and places of files with which a run is measured."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    bases: Path | None = None
+    """Folder with published ones, where new ones are written, too."""
+    model: Path | None = None
+    """Folder of the base model, if its owner names one."""
+    places: Places = NOWHERE
+    """Places where the run's data may be."""
+
+
+class SlopeSample(NamedTuple):
+    """The size of a run's slopes and of its weights, as measured."""
+
+    slopes: F64
+    """(n,), the directional derivatives; none if there were no rows to measure them on."""
+    weight: float
+    """Root mean square of the entries of a typical trained matrix."""
+    reason: str = ""
+    """The cause of there being no slopes; empty if there are some."""
+    example_forwards: int = 0
+
+    @property
+    def spread(self) -> float:
+        """Root mean square of the slopes, 0 if there are none."""
+        return float(np.sqrt(np.mean(self.slopes**2))) if len(self.slopes) else 0.0
+
+
+Suited = tuple[dict[str, Any], SlopeSample]
+"""The numbers that suit a run, by name, and the slopes that they follow from."""
+
+
+class Prepared(NamedTuple):
+    """A manifest, and what its numbers follow from."""
+
+    manifest: Manifest
+    sample: SlopeSample | None = None
+    """None if nothing was measured, as of a first-order run."""
+    suited: Mapping[str, Any] = {}
+    """Numbers that were found in a trial, by name, whether taken or not."""
+    untried: str = ""
+    """Reason why there was no trial though one was due."""
+    no_bases: str = ""
+    """Likewise of bases."""
+    example_forwards: int = 0
+    """A backward pass counts as two forward passes."""
+    seconds: float = 0.0
+    """Seconds that all updates of a first-order run take one node with this machine to itself; 0 where that
+    is not known."""
+
+
+def measure(
+    trainer: Trainer, forwards: int = FORWARDS, advance: Advance = lambda done, total: None
+) -> SlopeSample:
+    """Measure slopes on a trainer's rows, of `any_trainer`, by at most so many example-forwards.
+
+    Raises UserError as `three_points` and `Trainer.estimate` do.
+    """
+    weight, distance = typical_weight(trainer.loaded), trainer.epsilon
+    _, slopes, bends, taken = three_points(trainer, distance, forwards, advance)
+    slopes = as_scalars(trainer.manifest.training, slopes, bends, distance)
+    return SlopeSample(slopes, weight, example_forwards=taken)
+
+
+def three_points(
+    trainer: Trainer, distance: float, forwards: int, advance: Advance
+) -> tuple[list[int], F64, F64, int]:
+    """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
+    the example-forwards that they took: at most so many, or those of LEAST_SLOPES directions; 0 for what gave
+    no number. Raises UserError LOSS_FLAT if no direction has a slope."""
+    count = max(LEAST_SLOPES, forwards // (3 * trainer.manifest.training.batch_size))
+    seeds = seeds_of(trainer, SLOPES)[: min(count, SLOPES)]
+    found, taken = [], 0
+    for done, seed in enumerate(seeds, 1):
+        batch = trainer.mini_batch(seed)
+        found.append(slopes_and_bends(trainer.loaded, trainer.space, [seed], [batch], distance))
+        taken += 3 * batch.examples
+        advance(done, len(seeds))
+    slopes, bends = (as_numbers(np.concatenate(parts)) for parts in zip(*found, strict=True))
+    require_slopes(slopes)
+    return seeds, slopes, bends, taken
+
+
+def slopes_and_bends(
+    loaded: LoadedModel, space: Subspace, seeds: Sequence[int], batches: Sequence[Encoded], distance: float
+) -> tuple[F64, F64]:
+    """Return slopes and bends (n,) of mini-batches' losses along the first subspace's directions of these
+    seeds, from three points each."""
+    slopes, bends = [], []
+    found = estimates(loaded, space.directions(seeds, 0), batches, distance)
+    for estimate, batch in zip(found, batches, strict=True):
+        here = forward.score_in_passes(loaded, batch).log_probs
+        slopes.append(estimate.alpha)
+        bends.append(2 * (estimate.loss - float(batch.losses(here).double().mean())) / distance**2)
+    return np.array(slopes), np.array(bends)
+
+
+def as_numbers(values: F64) -> F64:
+    """Return values with 0 for those that are no finite number."""
+    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def require_slopes(slopes: F64) -> None:
+    """Raise UserError LOSS_FLAT if all slopes are 0."""
+    if not slopes.any():
+        raise UserError(
+            Code.LOSS_FLAT,
+            f"the loss is the same at both points along all of {len(slopes)} directions, or is no number: "
+            "nothing could be learnt",
+            "Give a larger training.epsilon, or other data: of texts in which the model knows no word it "
+            "learns nothing.",
+        )
+
+
+def require_answers(trainer: Trainer) -> None:
+    """Raise UserError LOSS_FLAT if every row has answers that are the same tokens to the model; without rows
+    the fixed answers are looked at. In a reward run none are given."""
+    task = trainer.manifest.task
+    if task.is_rewarded:
+        return
+    rows = dataset.select(list(trainer.rows), PRIOR_ROWS)
+    rows = rows or [prompts.example(task)] * task.labelled
+    texts = [prompts.render_row(task, row) for row in rows]
+    examples = [tokenization.example(trainer.loaded.tokenizer, words, task.max_tokens) for words in texts]
+    found = [tokenization.alike(one) for one in examples]
+    if not found or not all(found):
+        return
+    assert isinstance(texts[0], prompts.Prompt)  # others have one answer, or classes
+    ways = ["other words", "another base model (--model)"]
+    ways += ["a head, which needs no words (--set task.kind=sequence-classification)"] * task.labelled
+    named = ", ".join(repr(texts[0].answers[number].strip()) for number in found[0][:SHOWN])
+    raise UserError(
+        Code.LOSS_FLAT,
+        f"the base model cannot tell the answers {named} apart: its tokenizer reads them as the same tokens",
+        f"Take {', or '.join(ways)}.",
+    )
+
+
+def seeds_of(trainer: Trainer, count: int) -> list[int]:
+    """Return the seeds of `count` directions, or of a few more that complete a group."""
+    together = trainer.manifest.training.batch_updates
+    key = feed_key(trainer.manifest.run_id, bytes(32), 0)
+    found: list[int] = update_seeds(key, 0, -(-count // together) * together).tolist()
+    return found
+
+
+def as_scalars(training: Training, slopes: F64, bends: F64, distance: float) -> F64:
+    """Return what updates of a run would tell along directions with these slopes and bends (n,): in groups
+    how much more the loss rises on one side, by its distance, than along m - 1 others."""
+    if not training.group:
+        return slopes
+    rises = slopes + bends * distance / 2
+    found: F64 = (rises - rises.mean()) * math.sqrt(training.group / (training.group - 1))
+    return found
+
+
+def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
+    """Return the manifest with the `scalar_limit` that the sample asks for, or its own if that is NEAR it.
+
+    Raises UserError as `check` does.
+    """
+    limit, present = suitable_limit(manifest.training, found), manifest.training.scalar_limit
+    if limit / NEAR <= present <= NEAR * limit:
+        limit = present
+    manifest = changed(manifest, "training", scalar_limit=limit)
+    check(manifest.training, found)
+    return manifest
+
+
+def suitable_limit(training: Training, found: SlopeSample) -> int:
+    """Return HEADROOM times the root mean square of the scalars, rounded up to two digits.
+
+    Less if the scalar's bits, or the model (`harmless_limit`), bear no more, but never less than
+    LEAST_HEADROOM times it. Without slopes it is the limit as it is.
+    """
+    if not found.spread:
+        return training.scalar_limit
+    usual = found.spread / training.scalar_delta
+    least, wanted = (
+        math.ceil(_in_two_digits(times * usual, math.ceil)) for times in (LEAST_HEADROOM, HEADROOM)
+    )
+    return min(wanted, max(least, harmless_limit(training, found)), training.largest_scalar)
+
+
+def harmless_limit(training: Training, found: SlopeSample) -> int:
+    """Return the largest limit that `check` lets pass, rounded down to two digits; 0 if there is none."""
+    bound = LARGEST_MOVE * found.weight / (training.learning_rate * training.scalar_delta)
+    return math.floor(_in_two_digits(bound, math.floor)) if bound else training.largest_scalar
+
+
+def unit_for(training: Training, spread: float) -> float:
+    """Return the power of two of which slopes of this root mean square are about UNITS, or fewer where the
+    scalar's bits hold no HEADROOM times as many."""
+    return float(2.0 ** round(math.log2(spread / min(UNITS, training.largest_scalar / HEADROOM))))
+
+
+def shares(training: Training, found: SlopeSample) -> tuple[float, float]:
+    """Return the share of slopes that are 0 as scalars, and the share that the limit clips."""
+    exact = np.abs(found.slopes) / training.scalar_delta
+    zeros = [quantise(slope, training.scalar_delta, training.scalar_limit) == 0 for slope in found.slopes]
+    return float(np.mean(zeros)), float(np.mean(exact > training.scalar_limit))
+
+
+def check(training: Training, found: SlopeSample) -> None:
+    """Raise UserError UPDATE_TOO_LARGE if one update at the limit can wreck the model.
+
+    An update moves every entry of every trained matrix by learning rate x delta x |scalar|, as the entries of
+    u v^T are +1 and -1. A layer's output moves by that much times |x . v|, about |x|, and is itself about
+    weight x |x|: so the ratio of the two says how much of an output is left, whatever the task, and also for
+    a model that does not know the task yet and has no accuracy to lose.
+    """
+    move = training.learning_rate * training.scalar_delta * training.scalar_limit
+    bound = LARGEST_MOVE * found.weight
+    if not bound or move <= bound:
+        return
+    harmless = harmless_limit(training, found)
+    limit = min(training.scalar_limit, suitable_limit(training, found) if found.spread else max(1, harmless))
+    advice = [f"training.scalar_limit to {limit}"] if limit < training.scalar_limit else []
+    if limit > harmless:
+        rate = _in_two_digits(bound / training.scalar_delta / limit, math.floor)
+        advice.append(f"training.learning_rate to {rate:g}")
+    raise UserError(
+        Code.UPDATE_TOO_LARGE,
+        f"one update could wreck the model: it may move every weight by {move:.2g} (learning rate "
+        f"{training.learning_rate:g} x scalar_delta {training.scalar_delta:g} x scalar_limit "
+        f"{training.scalar_limit}), {move / found.weight:.1f} times a weight's usual size of "
+        f"{found.weight:.2g}; {LARGEST_MOVE} times is the most",
+        f"Lower {' and '.join(advice)}.",
+    )
+
+
+def typical_weight(loaded: LoadedModel) -> float:
+    """Return the median, over the trained matrices, of the root mean square of the entries.
+
+    Vectors count only where nothing else is trained: norms are near 1, and biases often 0.
+    """
+    numbers = [n for n, site in enumerate(loaded.sites) if site.form is not Form.VECTOR]
+    return float(np.median([_size(loaded, number) for number in numbers or range(len(loaded.sites))]))
+
+
+def _size(loaded: LoadedModel, number: int) -> float:
+    """Return the root mean square of one target's base weights."""
+    weight = loaded.base_weights.read(number)
+    return float(torch.linalg.vector_norm(weight, dtype=torch.float32)) / math.sqrt(weight.numel())
+
+
+def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
+    """Return a trainer on whatever public rows the run has, and, if there are none, why. Its manifest has
+    test rows in place of training rows that it lacks, mini-batches of MOST_ROWS at most (but for answers),
+    and directions that do not depend on the limit to be found."""
+    numbers, data, places = manifest.training, manifest.data, means.places
+    if not data.train:
+        data = data.testing_as_training()
+        if "test" in places.named:
+            places = places._replace(named={"train": places.named["test"]})
+    rows = numbers.batch_size if manifest.task.is_rewarded else min(numbers.batch_size, MOST_ROWS)
+    numbers = numbers.model_copy(update={"scalar_limit": numbers.largest_scalar, "batch_size": rows})
+    measured = manifest.model_copy(update={"training": numbers, "data": data})
+    how: dict[str, Any] = {"device": means.device, "dtype": means.dtype, "model_override": means.model}
+    reason = "" if data.train else "the run names no data"
+    if not reason:
+        try:
+            return Trainer.load(measured, bases=means.bases, places=places, **how), ""
+        except UserError as error:
+            if error.code not in ELSEWHERE:
+                raise
+            reason = error.what
+    return Trainer.load(measured, training=False, **how), reason
+
+
+def head_rows(trainer: Trainer, rows: Sequence[Row], advance: Tell) -> HeadRows:
+    """Return the states and classes of rows at a model's head; `advance` is told of how many."""
+    task, loaded = trainer.manifest.task, trainer.loaded
+    return rows_of(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH), advance)
+
+
+def prior_of(
+    trainer: Trainer, average: Callable[[Tensor], Tensor] = calibration.mean_score
+) -> tuple[tuple[int, ...], int]:
+    """Return the base model's prior as a manifest has it, and the example-forwards that it took.
+
+    Of PRIOR_ROWS of a trainer's public rows, of `any_trainer`, without their labels.
+    """
+    rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), PRIOR_ROWS))
+    task, loaded = trainer.manifest.task, trainer.loaded
+    found = calibration.prior(task, loaded.tokenizer, rows, scorer(loaded), EVALUATION_BATCH, average)
+    return calibration.for_manifest(found), len(rows)
+
+
+def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:
+    """Return a positive number with two significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return rounded(value / unit) * unit
+
+
+def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
+    """Return about how long so many example-forwards take; 0 where that is not known before, as on other
+    devices and of answers that are written."""
+    if means.device != "cpu" or manifest.task.is_rewarded:
+        return 0.0
+    trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
+    return SECONDS * forwards * trained
+
+
+def share(before: int, units: int, tell: Tell) -> Advance:
+    """Return what tells how much is taken when a part of it, of so many units, is so far."""
+    return lambda done, total: tell(before + units * done // total)
+
+
+def write_bases(folder: Path, pairs: Pairs) -> str:
+    """Write bases to a folder, and return their digest. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+    with disk_faults(folder):
+        return bases.write(folder, pairs)
+
+
+def changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:
+    """Return a manifest with other values in a section, which are not checked."""
+    return manifest.model_copy(update={section: getattr(manifest, section).model_copy(update=fields)})

@@ -1,0 +1,362 @@
+"""A trial before a run starts: the epsilons, the unit of scalars and the first rate that suit its model.
+
+Everything is measured on the base model, on whatever public rows the run has, within so many
+example-forwards, and nothing is kept:
+
+    epsilon        losses of some rows at both sides of a few directions, at distances each an eighth of the
+                   one before. Two neighbours differ by the truncation at the larger one (it falls with the
+                   square) and the rounding at the smaller one (it grows as the distance falls), so that where
+                   they differ least slopes are exact. What truncation costs at a distance is measured; what
+                   rounding costs there follows from the spacing of a format's numbers at the losses.
+                   Taken is, for each format, the largest distance at which both cost hardly more than at
+                   the best one.
+    scalar_delta   a power of two of which the slopes' root mean square is UNITS.
+    rate           what slopes and bends of the updates say that one update can bear (`suitable_rate`); in an
+                   open run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches
+                   do, so that a few updates are enough. A line search along the sum of 128 updates sizes what
+                   is learnt first instead: it found rates up to ten times too large.
+
+The rate: along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes
+to m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2,
+so that the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: how much of an
+update is no noise, by how much the loss bends. It is found where the subspace has few dimensions, as with
+bases of gradients; in the thousands of random ones nothing bends measurably.
+
+A run that trains a linear head needs no trial: its numbers follow from the states of some rows. What it needs
+to know is how large its features are. In units in which each has a spread of 1, the same numbers suit every
+model and task (docs/research-log.md, on a linear head).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sfnode.engine.estimator import losses_along, representable
+from sfnode.engine.trainer import Trainer
+from sfnode.errors import Code, UserError
+from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
+from sfnode.models.loader import FLOATS
+from sfnode.preparing.scalars import (
+    F64,
+    FORWARDS,
+    HEADROOM,
+    UNITS,
+    Advance,
+    SlopeSample,
+    Suited,
+    as_numbers,
+    as_scalars,
+    head_rows,
+    require_slopes,
+    seeds_of,
+    three_points,
+    typical_weight,
+    unit_for,
+)
+from sfnode.tasks import dataset
+from sfnode.tasks.encoding import Encoded
+from sfprotocol.decisions import RATE_ONE
+from sfprotocol.seeds import BIAS, MOST_ENTRY, coordinates
+
+LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
+"""Distances that are tried, in units of a typical weight: from a thirty-second of it, about 1e-3, down to
+1/16,384, where float32 is beyond its rounding."""
+
+ROWS = 16
+"""Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
+
+ROUNDINGS = 2.0
+"""Spacings, times the loss, by which the difference of a row's losses at two points is off: at most 2.5 in
+half precision (tests/engine/test_precision.py). It is not taken from slopes at the smallest distances: what
+differs there on a real model is still truncation, whose size in other formats would be far too large."""
+
+STEPS = 4
+"""Distances to choose from for each that is tried: what they cost follows from those."""
+
+ENOUGH = 0.02
+"""Share of updates more that a distance may cost than the best one: of those that differ by less the largest
+is taken, in which a bend shows best and which other formats may share."""
+
+MOST_LOST, LEAST_COSINE = 0.5, 0.1
+"""Share of slopes that may be 0 at a distance at which they say anything; and cosine with exact ones below
+which they say the same as none."""
+
+OPEN_SHARE = 1 / 4
+"""Share of the rate that is right at first with which an open run starts. What is learnt first is often easy:
+on the built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
+
+SHARE = 1 / 6
+"""Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
+less to gain, and later places are steeper (docs/research-log.md)."""
+
+LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
+"""Bounds on the signal, less its standard error, the upper one for each row of a mini-batch: of 64 updates it
+is known to 0.1, and where it is large it does not stay so (on the built-in reviews it is 0.95 at first).
+With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
+
+UNTOLD = 0.5
+"""Standard error of a signal from which on the upper bound is taken: with 64 updates, rank 1 and 24 layers it
+is 0.1, with rank 8 it is 0.9."""
+
+MANY_ROWS = 8
+"""Rows beyond which no larger signal is believed in."""
+
+CAUTIOUS_SIGNAL = 0.045
+"""Signal that is taken where not even a bend is evident."""
+
+EVIDENCE = 1.0
+"""Standard errors by which E[h] has to differ from 0."""
+
+CAUTION = 2.0
+"""Standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times that of a
+sweep or a line search, with random bases and activations on three tasks (docs/research-log.md)."""
+
+
+def run(
+    trainer: Trainer,
+    *,
+    keep_epsilon: bool = False,
+    forwards: int = FORWARDS,
+    advance: Advance = lambda done, total: None,
+) -> Suited:
+    """Try a run's base model out, on a trainer of `scalars.any_trainer`.
+
+    With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
+    `scalars.measure`.
+    """
+    manifest, weight, numbers = trainer.manifest, typical_weight(trainer.loaded), trainer.manifest.training
+    distances = distances_of(weight)
+    told, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
+    found = {
+        name: suitable_epsilon(distances, told, ROUNDINGS * torch.finfo(dtype).eps * loss)
+        for name, dtype in FLOATS.items()
+    }
+    used, left = trainer.epsilon if keep_epsilon else found[trainer.dtype], forwards - taken
+    seeds, alphas, bends, more = three_points(
+        trainer, used, left, lambda done, total: advance(taken + left * done // total, forwards)
+    )
+    sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
+    shape = len(manifest.model.targets), numbers.rank
+    rate = suitable_rate(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
+    rate = (rate or cautious_rate(bends)) * (1.0 if manifest.organised.organiser else OPEN_SHARE)
+    chosen = {"epsilon": found.pop("float32")} | ({} if keep_epsilon else {"epsilons": found})
+    delta = suitable_delta(numbers, sample.spread)
+    return chosen | {"scalar_delta": delta, "learning_rate": as_rate(rate)}, sample
+
+
+def suitable_delta(training: Training, spread: float) -> float:
+    """Return the run's own scalar_delta if it gives a quarter of UNITS to four times as many, or else
+    `unit_for` such slopes."""
+    units = min(UNITS, training.largest_scalar / HEADROOM)
+    near = units / 4 <= spread / training.scalar_delta <= 4 * units
+    return training.scalar_delta if near else unit_for(training, spread)
+
+
+def _slopes_of_rows(
+    trainer: Trainer, distances: Sequence[float], advance: Callable[[int], None]
+) -> tuple[list[F64], float, int]:
+    """Return the slopes of ROWS rows at each distance, or of two mini-batches if they have more, and what
+    else `slopes_at` returns; and the example-forwards that it took."""
+    count = max(2, ROWS // trainer.manifest.training.batch_size)
+    seeds = seeds_of(trainer, count)[:count]
+    batches = [trainer.mini_batch(seed) for seed in seeds]
+    each = 2 * sum(batch.examples for batch in batches)
+    found, loss = slopes_at(trainer, seeds, batches, distances, lambda done: advance(done * each))
+    return found, loss, len(distances) * each
+
+
+def slopes_at(
+    trainer: Trainer,
+    seeds: Sequence[int],
+    batches: Sequence[Encoded],
+    distances: Sequence[float],
+    advance: Callable[[int], None],
+) -> tuple[list[F64], float]:
+    """Return the slopes of all rows of these batches, each along the direction of the seed of the same place,
+    at each distance, 0 for one that gave no number; and the size of their losses."""
+    directions, slopes, middles = trainer.space.directions(seeds, 0), [], []
+    exact = [representable(distance, directions) for distance in distances]
+    for done, distance in enumerate(exact, 1):
+        losses = torch.cat(losses_along(trainer.loaded, directions, batches, distance)).numpy()
+        plus, minus = np.split(losses, 2)
+        slopes.append((plus - minus) / (2 * distance))
+        middles.append((plus + minus) / 2)
+        advance(done)
+    if trainer.manifest.training.group:  # compared at one side, where half of the bend is left
+        rises = [(one - middles[-1]) / distance for one, distance in zip(middles, exact, strict=True)]
+        slopes = [slope + rise - rise.mean() for slope, rise in zip(slopes, rises, strict=True)]
+    return list(map(as_numbers, slopes)), float(np.abs(np.nan_to_num(middles[-1])).mean())
+
+
+def distances_of(weight: float) -> list[float]:
+    """Return the distances to try on a model with such a typical weight, in two digits, descending; none is
+    nearer than that of a run may be."""
+    tried = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
+    return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
+
+
+def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding: float) -> float:
+    """Return the distance to take, in two digits.
+
+    From slopes (n,) of the same rows along the same directions at descending distances, for a format in which
+    the difference of a row's losses at two points is off by `rounding`.
+    """
+    truncation, size = errors(slopes)
+    ladder = np.geomspace(distances[0], distances[-1], STEPS * (len(distances) - 1) + 1)
+    there = np.log(distances[::-1])
+    cost = np.exp(np.interp(np.log(ladder), there, np.log(truncation[::-1])))
+    cost += (rounding / (2 * ladder * size)) ** 2
+    best = int(np.flatnonzero(cost <= cost.min() + ENOUGH)[0])
+    return float(f"{ladder[best]:.1e}")
+
+
+def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
+    """Return what truncation adds to the variance of slopes at each descending distance, as a share of the
+    slopes' own, (distances,); and the root mean square of exact ones.
+
+    What is the same slope times a number costs nothing.
+    """
+    last = max([number for number, one in enumerate(slopes) if np.mean(one != 0) > MOST_LOST], default=0)
+    seen = slopes[: max(last, 1) + 1]  # nearer points are the same in this format
+    apart = [float(np.mean((a - b) ** 2) / (np.mean(b**2) or math.inf)) for a, b in pairwise(seen)]
+    exact = int(np.argmin(apart)) + 1
+    found = np.array([1 / max(_cosine(one, seen[exact]), LEAST_COSINE) ** 2 - 1 for one in slopes])
+    for number in range(exact, len(slopes)):  # what is left is rounding: truncation falls with the square
+        found[number] = found[number - 1] / FINER**4
+    size = math.sqrt(float(np.mean(seen[exact] ** 2))) or math.inf
+    return np.maximum(found, np.finfo(np.float64).tiny), size
+
+
+def _cosine(one: F64, other: F64) -> float:
+    sizes = math.sqrt(float(one @ one) * float(other @ other))
+    return float(one @ other) / sizes if sizes else float(one is other)
+
+
+def suitable_rate(
+    seeds: NDArray[np.uint64], slopes: F64, bends: F64, shape: tuple[int, int], rows: int
+) -> float | None:
+    """Return the rate of one update that slopes and bends (n,) of mini-batches of so many rows along the
+    directions of these seeds say of a subspace of this many layers and this rank; None if they say none."""
+    count = len(slopes)
+    if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
+        return None
+    bend, error = _bend(bends)
+    if not bend > EVIDENCE * error:
+        return None
+    signal = _noiseless_square(seeds, slopes, shape) / float((slopes**2).mean())
+    error = math.sqrt(2 * shape[0]) * shape[1] / count
+    most = MOST_SIGNAL * min(rows, MANY_ROWS)
+    taken = min(max(signal - error, LEAST_SIGNAL), most) if error < UNTOLD else most
+    return SHARE * taken / bend
+
+
+def cautious_rate(bends: F64) -> float:
+    """Return a rate where neither bend nor signal is evident: with the most that these bends (n,), which are
+    finite, leave possible, CAUTION standard errors more, and a signal amid its bounds."""
+    bend, error = _bend(bends)
+    return SHARE * CAUTIOUS_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
+
+
+def _bend(bends: F64) -> tuple[float, float]:
+    """Return E[h] and its standard error."""
+    return float(bends.mean()), float(bends.std(ddof=1)) / math.sqrt(len(bends))
+
+
+def _noiseless_square(seeds: NDArray[np.uint64], slopes: F64, shape: tuple[int, int]) -> float:
+    """Return an unbiased estimate of E[(g d)^2], by products of different updates, which share no noise."""
+    (layers, rank), count = shape, len(slopes)
+    row, column, sign = coordinates(seeds, layers, rank)
+    total = np.zeros((layers, rank, rank))
+    np.add.at(total, (np.arange(layers), row, column), sign * slopes[:, None])
+    own = layers * float((slopes**2).sum())
+    return (float((total**2).sum()) - own) * rank**2 / (count * (count - 1))
+
+
+def as_rate(rate: float) -> float:
+    """Return a rate in two digits, or the nearest one that a manifest can have."""
+    return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5)
+
+
+HEAD_ROWS = 512
+"""Rows of which the states are looked at: means and spreads are then known to a twentieth."""
+
+HEAD_SLOPES = 256
+"""Directions along which slopes are measured, to set the limit of scalars; they cost no pass."""
+
+LEAST_SPREAD = 1e-6
+"""Spread of a typical feature below which all rows are the same to the model."""
+
+HEAD_SCALE = 24
+"""Scale of a typical feature: five times as large a spread still has one of 5, a fifth of it one of 120."""
+
+BIAS_FEATURES = 3
+"""The mean row gives along a direction what a feature gives that is always so many of its spreads: a bias,
+which reviews gain 0.03 of accuracy by."""
+
+HEAD_RATE = 1e-4
+"""Rate an update, where features have a spread of 1. A multiple that suits one node alone would be unstable
+where updates are measured while hundreds of others' are under way."""
+
+HEAD_DISTANCE = 5e-3
+"""Distance of the points, in the same units; along it outputs move by an eighth of a nat."""
+
+HEAD_DELTA = 2.0**-9
+"""Unit of scalars, in the same units: the largest, of some 15, fill 13 bits."""
+
+CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
+"""Numbers that are found, unless they are given."""
+
+
+def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited:
+    """Return the numbers of a run that trains a head, but for those that are given, and slopes with them on
+    HEAD_ROWS of its rows.
+
+    Raises UserError as `forward.states`, and LOSS_FLAT if the model reads all these rows alike, or no
+    direction has a slope.
+    """
+    loaded, manifest = trainer.loaded, trainer.manifest
+    rows = dataset.select(list(trainer.run_rows.some()), HEAD_ROWS)
+    states = head_rows(trainer, rows, lambda done: advance(done, len(rows))).states
+    chosen = {name for name in CHOSEN if name not in given}
+    found = _numbers(states.double().numpy(force=True)) if chosen else {}
+    found = {name: value for name, value in found.items() if name in chosen}
+    training = Training(**manifest.training.model_dump() | found)
+    fit = Trainer(
+        manifest.model_copy(update={"training": training}), loaded, rows, places=trainer.run_rows.places
+    )
+    measured = fit.estimate(seeds_of(fit, HEAD_SLOPES), 0, fit.epsilon)
+    slopes = np.nan_to_num([one.alpha for one in measured])
+    require_slopes(slopes)
+    taken = loaded.kept.forwards if loaded.kept else 0
+    return found, SlopeSample(slopes, typical_weight(loaded), example_forwards=taken)
+
+
+def _numbers(states: F64) -> dict[str, Any]:
+    """Return the numbers by name, from states (rows, features). Raises UserError LOSS_FLAT if they are all
+    alike."""
+    means, spreads = states.mean(0), states.std(0)
+    typical = float(np.median(spreads))
+    if typical < LEAST_SPREAD:
+        raise UserError(
+            Code.LOSS_FLAT,
+            f"the base model reads {len(states)} rows as if all were the same: nothing could be learnt",
+            "Take another base model (--model), or texts with words that it knows, and rows that differ.",
+        )
+    scales = np.clip(np.rint(HEAD_SCALE * typical / np.maximum(spreads, 1e-9)), 1, MOST_ENTRY)
+    size = HEAD_SCALE * typical * PUBLISHED_UNIT  # of what a feature of spread 1 gives along a direction
+    limit = np.iinfo(np.int16).max
+    levels = np.clip(np.rint(means * BIAS / (BIAS_FEATURES * HEAD_SCALE * typical)), -limit, limit)
+    return {
+        "basis": "features",
+        "features": features_text(np.stack([scales, levels], 1).astype(int).tolist()),
+        "learning_rate": math.ceil(HEAD_RATE / size**2 * RATE_ONE) / RATE_ONE,
+        "epsilon": HEAD_DISTANCE / size,
+        "scalar_delta": HEAD_DELTA * 2.0 ** round(math.log2(size)),
+    }
