@@ -139,7 +139,7 @@ class RunningNode:
 
         # what watches it
         self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
-        samples = self.sampling.view if self.sampling else partial(Samples, rows=[], moments=[])
+        samples = self.sampling.view if self.sampling else lambda: Samples(rows=[], moments=[])
         self.views = Views(
             self.context, started_at=self.started_at, caught_up=self.readiness.done, samples=samples
         )
