@@ -64,6 +64,10 @@ def test_yesterdays_link_leads_into_a_run_of_which_every_node_was_restarted(tmp_
         link = invite(tmp_path, member)
         said = invitation.read(link)
         assert (len(said.contacts), said.url) == (2, url)
+        until(  # it learns the member's address within seconds, and has nothing else to go by afterwards
+            "the organiser knows where the member is",
+            lambda: len(invitation.read(invite(tmp_path, organiser)).contacts) == 2,
+        )
 
         everyone = [organiser, member]
         end(everyone)
