@@ -77,7 +77,7 @@ ARMED = "armed"
 """The file in whose presence the organiser dies."""
 
 BUDGET = "training.update_budget=1000000"
-OPTIONS = (BUDGET, "task.loss=plain", "init.calibrate=no", "organised.quota=100000")
+OPTIONS = (BUDGET, "task.loss=plain", "init.measure=no", "organised.quota=100000")
 
 
 def die(scene: str, words: list[str]) -> None:
