@@ -32,6 +32,7 @@ from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.schema.evaluation import StepShare
 from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
+from sfprotocol.messages import RunParameters
 
 EPOCH, QUOTA, BUDGET = 1024, 4096, 1 << 20
 
@@ -113,12 +114,14 @@ def _share(counting: Counting, number: int, epoch: int, random: Random) -> StepS
     return StepShare(updates, score, 1.0, updates * 1e-6, 1e-6)
 
 
-def sparse(share: float) -> Callable[[Sequence[int], int, int], tuple[int, ...]]:
+def sparse(share: float) -> Callable[[Sequence[int], RunParameters, int], tuple[int, ...]]:
     """Return what measures scalars of which a share is 0."""
 
-    def measured(seeds: Sequence[int], limit: int, salt: int) -> tuple[int, ...]:
+    def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[int, ...]:
         zero = ((seed + salt) % 1009 < share * 1009 for seed in seeds)
-        return tuple(0 if none else 1 + seed % limit for seed, none in zip(seeds, zero, strict=True))
+        return tuple(
+            0 if none else 1 + seed % run.scalar_limit for seed, none in zip(seeds, zero, strict=True)
+        )
 
     return measured
 
