@@ -18,8 +18,8 @@ import tracemalloc
 from collections.abc import Callable
 
 from sfnode.organising.rules import MOVES_PER_CLOSE
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Recorded
+from sfprotocol.run_state import RunState
 from tests.organising.town import Person, Town, all_at_once, turncoat, work, zeros
 from tests.protocol.organised import admit, close, seal
 
@@ -59,7 +59,7 @@ def course(name: str | None, seed: int, seconds: float, *, told: bool, late: flo
     return {
         "made": (sum(p.made for p in honest) - made) / seconds,
         "count": (town.counts(honest) - counted) / seconds,
-        "all count": town.counting.counted / (seconds + late),
+        "all count": town.run_state.counted / (seconds + late),
         "closes": closes / (seconds + late),
         "held": sum(p.made for p in others) / max(1, closes),
         "named": town.named(others) / max(1, closes),
@@ -94,25 +94,25 @@ def _means(found: list[dict[str, float]]) -> str:
 def costs(strangers: int) -> None:
     """Print what so many strangers cost whoever folds, without credit and with it."""
     tracemalloc.start()
-    counting = Counting(budget=1 << 30, rate=1, epoch_updates=1024)
-    counting.apply(Recorded(admit(0, 4096)))
+    run_state = RunState(budget=1 << 30, rate=1, epoch_updates=1024)
+    run_state.apply(Recorded(admit(0, 4096)))
     before = tracemalloc.get_traced_memory()[0]
     for member in range(1, strangers + 1):
-        counting.apply(Recorded(admit(member, 0)))
+        run_state.apply(Recorded(admit(member, 0)))
     admitted = (tracemalloc.get_traced_memory()[0] - before) / strangers
     tracemalloc.stop()
     print(f"{strangers} strangers: {admitted:.0f} bytes each as they are admitted")
-    counting.apply(Recorded(close(0, {0: 100})))
-    counting.apply(Recorded(seal(0)))
+    run_state.apply(Recorded(close(0, {0: 100})))
+    run_state.apply(Recorded(seal(0)))
     named = {INCARNATIONS * member: 1 for member in range(1, min(strangers, MOVES_PER_CLOSE - 1) + 1)}
     for epoch in range(1, 21):
         taken = []
         for decision in (close(epoch, {0: 100, **named}), seal(epoch)):
             started = time.process_time()
-            counting.apply(Recorded(decision))
+            run_state.apply(Recorded(decision))
             taken.append(1000 * (time.process_time() - started))
         if epoch in (1, 2, 20):
-            credit = sum(counting.credit(member) > 0 for member in range(1, strangers + 1))
+            credit = sum(run_state.credit(member) > 0 for member in range(1, strangers + 1))
             print(f"  epoch {epoch}: close {taken[0]:.1f} ms, seal {taken[1]:.1f} ms, {credit} have credit")
 
 

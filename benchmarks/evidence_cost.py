@@ -122,10 +122,10 @@ class Swarm:
             assert bench.organiser.known.search
             if not first and bench.organiser.known.search.settled:
                 self._turned_at = (turn + 1) * TICK
-                began, before, first = bench.now, (self.spent, self.made), bench.counting.sealed + 1
+                began, before, first = bench.now, (self.spent, self.made), bench.run_state.sealed + 1
         spent, made = self.spent - before[0], self.made - before[1]
-        sealed = range(first, bench.counting.sealed)
-        lengths = [bench.counting.closed_updates(epoch) for epoch in sealed]
+        sealed = range(first, bench.run_state.sealed)
+        lengths = [bench.run_state.closed_updates(epoch) for epoch in sealed]
         count = max(1, len(lengths))
         measured = {worth.epoch for worth in bench.of(Worth) if worth.epoch in sealed}
         return Cost(
@@ -171,14 +171,14 @@ class Swarm:
         bench.do(EvaluationEnded(plan.epoch, result, None, None, found, forwards, shares=shares))
 
     def _shares(self, epoch: int, rows: int) -> dict[Feed, StepShare]:
-        counting = self.bench.counting
+        run_state = self.bench.run_state
         found = {}
-        for number in counting.moved(epoch):
-            count = counting.named(number, epoch) - counting.named(number, epoch - 1)
+        for number in run_state.moved(epoch):
+            count = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
             turned = self._turned_at is not None and number // INCARNATIONS < self._turning
             mean = drift(rows) * (-1 if turned else 1)
             score = mean * math.sqrt(count) + self._draws.standard_normal()
-            found[counting.feed(number)] = StepShare(count, score * 6, 36.0, score * 1e-3, 1e-4)
+            found[run_state.feed(number)] = StepShare(count, score * 6, 36.0, score * 1e-3, 1e-4)
         return found
 
 

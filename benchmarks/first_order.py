@@ -41,9 +41,9 @@ from sfnode.organising.steps import Steps
 from sfnode.preparing.first_order import numbers_for, rate_of, whitening
 from sfnode.preparing.manifest import FIRST_ORDER_HEAD
 from sfnode.schema.evaluation import EvaluationOfRows, StepShare
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, RATE_ONE, Admit, Evaluated, Worth
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import Rates
 from tests.organising.bench import EVALUATED, Bench, feed_of
 
@@ -211,13 +211,13 @@ def _states(file: Path | None, draws: np.random.Generator) -> tuple[F64, I64]:
 
 def _towards(size: float, swarm: Swarm, gradient: F64) -> F64:
     """Return the gradient at a share of the longest that counts."""
-    rate = swarm.counting.rate_from(swarm.counting.open_epoch)
+    rate = swarm.run_state.rate_from(swarm.run_state.open_epoch)
     return gradient * (size * rate.limit * rate.unit / (1 << 16) * swarm.delta / np.linalg.norm(gradient))
 
 
 def _turned(part: float) -> Attack:
     """Return the honest gradient until that part of the budget is promised, then the largest step back."""
-    return lambda swarm, g: g if swarm.counting.promised < part * swarm.budget else _towards(-0.99, swarm, g)
+    return lambda swarm, g: g if swarm.run_state.promised < part * swarm.budget else _towards(-0.99, swarm, g)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -276,20 +276,20 @@ class Swarm:
         self.past: dict[int, F64] = {}
 
     @property
-    def counting(self) -> Counting:
-        return self.bench.counting
+    def run_state(self) -> RunState:
+        return self.bench.run_state
 
     # -- the model ---------------------------------------------------------------------------------
 
     def cores(self, epoch: int | None = None, *, half: bool = False, skipped: Collection[int] = ()) -> F64:
         """Return the model that counts with what closes up to an epoch have named, of the last of them half
         if so; None: for whoever makes updates."""
-        found, rates = np.zeros(self.task.cells), Rates.of(self.counting)
+        found, rates = np.zeros(self.task.cells), Rates.of(self.run_state)
         for one in self.members:
             number = self._number(one)
-            live = self.counting.live(number, len(one.made))
-            runs = live if epoch is None else self.counting.runs(number, self.counting.named(number, epoch))
-            before = 0 if epoch is None else self.counting.named(number, epoch - 1)
+            live = self.run_state.live(number, len(one.made))
+            runs = live if epoch is None else self.run_state.runs(number, self.run_state.named(number, epoch))
+            before = 0 if epoch is None else self.run_state.named(number, epoch - 1)
             first = 0
             for run in runs:
                 for step in range(first, min(run.stop, len(one.made))):
@@ -300,7 +300,7 @@ class Swarm:
         return found
 
     def _number(self, one: Member) -> int:
-        number = self.counting.number(one.feed)
+        number = self.run_state.number(one.feed)
         assert number is not None
         return number
 
@@ -313,20 +313,20 @@ class Swarm:
 
     def run(self) -> float:
         """Let everybody train until the run is over; return by how much the loss has fallen."""
-        while not self.counting.complete and self.bench.now < 1_000_000:
+        while not self.run_state.complete and self.bench.now < 1_000_000:
             for one in self.draws.permutation(np.array(self.members, object)):
-                if not self.counting.complete:
+                if not self.run_state.complete:
                     self._make(one)
             self._pass(self.task.pace)
         self._pass(2000.0)
         return self.task.loss(np.zeros(self.task.cells)) - self.task.loss(
-            self.cores(self.counting.sealed - 1)
+            self.cores(self.run_state.sealed - 1)
         )
 
     def worst(self, label: int, at: F64) -> tuple[float, float, float]:
         """Return how far an update with this label can move the model at most, by how much the loss of a
         model rises by that straight uphill, and by how much at most if its curvature is a half."""
-        rate, uphill = self.counting.rate_from(label), self.task.uphill(at)
+        rate, uphill = self.run_state.rate_from(label), self.task.uphill(at)
         length = rate.limit * rate.unit / (1 << 16) * self.delta * rate.rate / RATE_ONE
         slope = float(np.linalg.norm(uphill))
         return (
@@ -343,13 +343,13 @@ class Swarm:
                 self._answer(self.bench.plans[self.answered])
 
     def _make(self, one: Member) -> None:
-        counting = self.counting
-        member, label = self._number(one) // INCARNATIONS, counting.open_epoch
-        if label >= counting.members[member].revoked:
+        run_state = self.run_state
+        member, label = self._number(one) // INCARNATIONS, run_state.open_epoch
+        if label >= run_state.members[member].revoked:
             return
-        if counting.room_left(member, self.bench.organiser.known.feeds.made(counting)) <= 0:
+        if run_state.room_left(member, self.bench.organiser.known.feeds.made(run_state)) <= 0:
             return
-        rate = counting.rate_from(label)
+        rate = run_state.rate_from(label)
         gradient = self.task.gradient(self.cores(), one)
         unit = self.delta * rate.unit / (1 << 16)
         if one.attack:
@@ -388,24 +388,24 @@ class Swarm:
         )
 
     def _shares(self, plan: Evaluate) -> dict[Feed, StepShare]:
-        counting, found, task = self.counting, {}, self.task
+        run_state, found, task = self.run_state, {}, self.task
         at = self.cores(plan.epoch, half=True, skipped=plan.skipped)
         start = self.cores(plan.epoch - 1)
         if task.losses(at, plan.origins).mean() > task.losses(start, plan.origins).mean():
             at = start
         gradients = task.slopes(at, plan.origins)
         slopes = Slopes(0.0, {0: gradients[:, None, None]}).added_to(self.past, plan.origins)
-        for number in counting.moved(plan.epoch):
+        for number in run_state.moved(plan.epoch):
             one = next(one for one in self.members if self._number(one) == number)
             stop, first, before = (
-                counting.named(number, plan.epoch - back) for back in (0, 1, SCORED_ROUNDS)
+                run_state.named(number, plan.epoch - back) for back in (0, 1, SCORED_ROUNDS)
             )
             share, scored = (self._share(slopes, one, range(begin, stop)) for begin in (first, before))
             found[one.feed] = share._replace(sum=scored.sum, squares=scored.squares)
         return found
 
     def _share(self, slopes: Slopes, one: Member, steps: range) -> StepShare:
-        rates = Rates.of(self.counting)
+        rates = Rates.of(self.run_state)
         moved = np.stack([self._step(one, step, rates) for step in steps])
         none = np.zeros(len(steps), np.int64)
         batch = UpdateBatch(none, none.astype(np.uint64), moved)  # type: ignore[arg-type]  # in natural units
@@ -426,15 +426,15 @@ def course(
 def compare(given: argparse.Namespace, attack: str, seed: int, budget: int) -> float:
     """Print what an attack costs; return the share of the gain that is lost."""
     ten, gain = course(given, attack, seed, given.strangers or HOSTILE, budget)
-    counts = [ten.counting.counts_of(member) for member in range(len(ten.members))]
+    counts = [ten.run_state.counts_of(member) for member in range(len(ten.members))]
     made = [len(one.made) for one in ten.members]
     honest = sum(made[:HONEST])
     _, alone = course(given, "", seed, 0, honest)
     print(
         f"{attack:14} gain {gain:.4f} of {alone:.4f} ({1 - gain / alone:+.1%}), made {honest} and "
         f"{sum(made[HONEST:])}, of which count {sum(counts[:HONEST])} and {sum(counts[HONEST:])}, "
-        f"{sum(one.revoked < NEVER for one in ten.counting.members[:HONEST])} honest revoked, measured "
-        f"{len({worth.epoch for worth in ten.bench.of(Worth)})} of {ten.counting.sealed} rounds, "
+        f"{sum(one.revoked < NEVER for one in ten.run_state.members[:HONEST])} honest revoked, measured "
+        f"{len({worth.epoch for worth in ten.bench.of(Worth)})} of {ten.run_state.sealed} rounds, "
         f"{ten.spent / (ten.spent + ten.task.forwards * sum(made)):.1%} of forwards",
         flush=True,
     )
@@ -457,8 +457,8 @@ def main() -> None:
     budget = given.budget or (FIRST_ORDER_HEAD.update_budget if given.head else 334)
     if given.worst:
         swarm, gain = course(given, "", 0, 0, budget)
-        end = swarm.cores(swarm.counting.sealed - 1)
-        for label, at in ((0, np.zeros_like(end)), (swarm.counting.open_epoch, end)):
+        end = swarm.cores(swarm.run_state.sealed - 1)
+        for label, at in ((0, np.zeros_like(end)), (swarm.run_state.open_epoch, end)):
             length, rise, most = swarm.worst(label, at)
             print(
                 f"label {label}: moves {length:.3g}, loss +{rise:.4f}, at most +{most:.4f}, "

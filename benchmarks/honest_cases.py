@@ -30,9 +30,9 @@ from sfnode.organising.evaluation.line_search import SearchResult
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.schema.evaluation import StepShare
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit
 from sfprotocol.messages import RunParameters
+from sfprotocol.run_state import RunState
 
 EPOCH, QUOTA, BUDGET = 1024, 4096, 1 << 20
 
@@ -100,16 +100,16 @@ CASES = {
 async def answer(self: Organising, asked: Evaluate) -> None:
     """Find by a search that nothing is to be changed, and that all work is alike."""
     await asyncio.sleep(ANSWER)
-    counting, epoch, random = self._organised.counting, asked.epoch, Random(f"{asked.epoch}/scores")
+    run_state, epoch, random = self._organised.run_state, asked.epoch, Random(f"{asked.epoch}/scores")
     found = SearchResult(1.0, 1.0, asked.rows) if asked.rows else None
-    numbers = counting.moved(epoch) if asked.origins else ()
-    shares = {counting.feed(number): _share(counting, number, epoch, random) for number in numbers}
+    numbers = run_state.moved(epoch) if asked.origins else ()
+    shares = {run_state.feed(number): _share(run_state, number, epoch, random) for number in numbers}
     base = engine.RESULT if epoch == 0 else None
     self._tell(EvaluationEnded(epoch, engine.RESULT, base, found=found, shares=shares))
 
 
-def _share(counting: Counting, number: int, epoch: int, random: Random) -> StepShare:
-    updates = counting.named(number, epoch) - counting.named(number, epoch - 1)
+def _share(run_state: RunState, number: int, epoch: int, random: Random) -> StepShare:
+    updates = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
     score = DRIFT * math.sqrt(updates) + random.gauss(0, 1)
     return StepShare(updates, score, 1.0, updates * 1e-6, 1e-6)
 
@@ -202,9 +202,9 @@ class Course:
         """Let time pass."""
         while self.world.now < seconds - 1e-6:
             self.world.run_until(min(seconds, (len(self.rows) + 1) * every))
-            counting = self.world["n0"].organised.counting
+            run_state = self.world["n0"].organised.run_state
             at = round(self.world.now, 3)
-            self.rows.append((at, self.world.oracle.updates, counting.counted, counting.open_epoch))
+            self.rows.append((at, self.world.oracle.updates, run_state.counted, run_state.open_epoch))
             last = self.world[f"n{len(self.case.pace) - 1}"].origin
             stories = self.world.oracle.stories.items()
             made = sum(len(story.made_at) for feed, story in stories if feed.origin == last)
@@ -224,7 +224,7 @@ def figures(course: Course) -> dict[str, float]:
         found |= _pace("two minutes", rows[JOIN], rows[min(2 * JOIN, last[0])])
     if course.case.loses_disk:
         found |= {f"by {at:g} s": made for at, made in course.of_last if JOIN < at <= JOIN + 100}
-    return found | {"closes": last[3], "members": len(course.world["n0"].organised.counting.members)}
+    return found | {"closes": last[3], "members": len(course.world["n0"].organised.run_state.members)}
 
 
 def _pace(name: str, first: tuple[float, ...], last: tuple[float, ...]) -> dict[str, float]:

@@ -83,7 +83,7 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "organise status --json": ("`GET /organising`.", (organising.OrganiserStatus,)),
     "organise members --json": (
         "Both together; `GET /organising/members?offset=&limit=&find=` and `GET /organising/petitions`.",
-        (organising.Members, organising.PetitionList),
+        (organising.Members, organising.JoinRequestList),
     ),
     "organise admit --json": (
         "So do all commands that decide something, and `POST /organising/decision`, which takes `decision` "

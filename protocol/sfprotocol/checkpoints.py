@@ -1,6 +1,6 @@
 """Points at which the kept updates of feeds begin once a checkpoint stands for those before (SPEC O14).
 
-Pure values. Which checkpoints are usable follows from the decisions (`counting`); this module says what one
+Pure values. Which checkpoints are usable follows from the decisions (`run_state`); this module says what one
 of them is about.
 """
 

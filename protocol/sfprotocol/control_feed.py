@@ -187,14 +187,14 @@ class ControlFeed:
         return self.forked or (bool(self.stand_ins) and 2 * honest <= len(self.stand_ins))
 
     @property
-    def behind(self) -> bool:
-        """Whether something is lacking of what the succession keeps: the sequence is not known here."""
+    def misses_decisions(self) -> bool:
+        """Whether decisions that the succession keeps are missing here."""
         return self.succession is not None and self.stop < self.succession.kept
 
     @property
     def settled(self) -> bool:
         """Whether the sequence here goes on: what it does not allow is not to be held."""
-        return not self.frozen and not self.behind
+        return not self.frozen and not self.misses_decisions
 
     @property
     def key(self) -> bytes | None:
@@ -271,7 +271,7 @@ class ControlFeed:
         return self._sign(Entry(term, decisions.encode(elected), b""), sign)
 
     def _sign(self, entry: Entry, sign: Sign) -> Entry:
-        if self.frozen or self.behind or not self._allowed(self.stop, entry):
+        if self.frozen or self.misses_decisions or not self._allowed(self.stop, entry):
             raise LocalProtocolError("a decision that cannot follow those that are here")
         chain = extend(self.chain, entry.term, entry.record)
         message = decision_message(self.authority.run_id, entry.term, self.stop + 1, chain)
@@ -302,7 +302,11 @@ class ControlFeed:
                 continue
             if not self._is_signed(position, entry, self.chains[position]):
                 break  # by nobody, or in a history that differs from ours before this position
-            if position < self.stop and not self.behind and not self._is_later(position, entry, chain):
+            if (
+                position < self.stop
+                and not self.misses_decisions
+                and not self._is_later(position, entry, chain)
+            ):
                 return self._fork(position, entry, chain) if self._is_fork(position, entry) else new
             if self._betrays(position + 1, chain):
                 break

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from sfprotocol import decisions, messages
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Revoke, RevokeInvitation
 from sfprotocol.elections import Elections
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
@@ -21,6 +20,7 @@ from sfprotocol.events import Action, Counters, KeepAuthority, KeepControl, Link
 from sfprotocol.frontier import Frontier
 from sfprotocol.link import Link
 from sfprotocol.rate_limit import FORGERY_COST
+from sfprotocol.run_state import RunState
 from sfprotocol.signing import Sign
 from sfprotocol.wire_codec import MAX_ENTRIES
 
@@ -84,9 +84,9 @@ class ControlSync:
         self.changed = set()
 
     @property
-    def counting(self) -> Counting:
+    def run_state(self) -> RunState:
         """The state of the run by the decisions that are here."""
-        return self._counting
+        return self._run_state
 
     @property
     def claimed(self) -> tuple[int, str]:
@@ -200,7 +200,7 @@ class ControlSync:
         place, and nothing yet where stand-ins have to hold it first. Raises LocalProtocolError without a
         key."""
         before = self.feed.stop
-        if self.feed.frozen or self.feed.behind:
+        if self.feed.frozen or self.feed.misses_decisions:
             return []
         if self.elections.in_use:
             return self.elections.decide(record, now)
@@ -222,11 +222,11 @@ class ControlSync:
         revoked = False
         for entry in entries:
             recorded = decisions.read(entry.record)
-            self.changed |= self._counting.apply(recorded)
+            self.changed |= self._run_state.apply(recorded)
             revoked = revoked or isinstance(recorded.decision, Revoke | RevokeInvitation)
         if self._strange:
             strange, self._strange = self._strange, self._strangers(self._strange)
-            self.changed |= {n for feed in strange if (n := self._counting.number(feed)) is not None}
+            self.changed |= {n for feed in strange if (n := self._run_state.number(feed)) is not None}
         if revoked:  # once, however many there are: it looks at every feed
             self.changed |= self._held()
         self._tell_digest()
@@ -258,24 +258,24 @@ class ControlSync:
         ]
 
     def _refold(self) -> None:
-        self._counting = Counting.of(self._run)
+        self._run_state = RunState.of(self._run)
         for entry in self.feed.entries:
-            self._counting.apply(decisions.read(entry.record))
+            self._run_state.apply(decisions.read(entry.record))
         self.changed = self._held()
         self._strange = self._strangers(state.feed for state in self._frontier)
-        self._frontier.decided_by(self._counting)
+        self._frontier.decided_by(self._run_state)
         for link in self._links.values():
             link.names.strange_at = 0  # others are strangers now than were when it has told what it has
         self._tell_digest()
 
     def _held(self) -> set[int]:
         """Return the numbers of all feeds of which something is here."""
-        number = self._counting.number
+        number = self._run_state.number
         return {n for state in self._frontier if (n := number(state.feed)) is not None}
 
     def _strangers(self, feeds: Iterable[messages.Feed]) -> list[messages.Feed]:
         """Return those of these feeds that are of no member."""
-        return [feed for feed in feeds if self._counting.number(feed) is None]
+        return [feed for feed in feeds if self._run_state.number(feed) is None]
 
     def _tell_digest(self) -> None:
         """Let the state digest tell what is here of the control feed (SPEC O10)."""

@@ -1,6 +1,6 @@
 """Decisions of an organiser: what the control feed of an organised run consists of (SPEC O2, O5).
 
-Values and their one encoding. What they mean for a run is decided in `counting`; who may sign them, in
+Values and their one encoding. What they mean for a run is decided in `run_state`; who may sign them, in
 `control_feed`. Numbers are integers, fixed point where a fraction is meant.
 """
 

@@ -274,7 +274,12 @@ class Elections:
             for known in (self._heard, self._votes, self._told_at):
                 known.pop(key, None)
         self._wake_at = now + BEAT
-        if not self.takes_part or self._feed.frozen or self._feed.behind or self._knows_too_little():
+        if (
+            not self.takes_part
+            or self._feed.frozen
+            or self._feed.misses_decisions
+            or self._knows_too_little()
+        ):
             return []
         actions: list[Action] = []
         steps = (

@@ -116,10 +116,10 @@ class OwnSuccession:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPetition:
+class OwnJoinRequest:
     """This node wants to be admitted, or to stand in."""
 
-    petition: messages.Petition | messages.Offer
+    join_request: messages.JoinRequest | messages.Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class CheckpointKept:
     bases: tuple[Base, ...]
 
 
-OrganisedEvent = OwnDecision | OwnHandOver | OwnPetition | OwnSuccession | Traced | CheckpointKept
+OrganisedEvent = OwnDecision | OwnHandOver | OwnJoinRequest | OwnSuccession | Traced | CheckpointKept
 """Events that only an organised run has."""
 
 Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined | OrganisedEvent | Wake
@@ -303,15 +303,15 @@ class Rebase:
 
 
 @dataclass(frozen=True, slots=True)
-class Petitioned:
-    """Show this petition, or offer to stand in, to whoever organises the run here."""
+class JoinRequested:
+    """Show this join request, or offer to stand in, to whoever organises the run here."""
 
-    petition: messages.Petition | messages.Offer
+    join_request: messages.JoinRequest | messages.Offer
     via: str
     """The peer that brought it; empty if it is our own."""
 
 
-OrganisedAction = KeepControl | KeepAuthority | KeepStatement | Recounted | Trace | Rebase | Petitioned
+OrganisedAction = KeepControl | KeepAuthority | KeepStatement | Recounted | Trace | Rebase | JoinRequested
 """Actions that only an organised run has."""
 
 OpenAction = Admit | Transmit | Serve | Cut | Evict | ShowProof | Examine | KeepCard | Drop | ContinueAs

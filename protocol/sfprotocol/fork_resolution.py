@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from sfprotocol import fork_proofs, plumtree, validation
 from sfprotocol.anti_entropy import SYNC_INTERVAL
-from sfprotocol.counting import NEVER
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Action, Counters, Cut, Examine, Examined, LinkId, ShowProof, Trace, Transmit
 from sfprotocol.frontier import UNCUT, FeedState, Frontier
@@ -19,6 +18,7 @@ from sfprotocol.messages import Claim, Feed, Position, Proof, Segment, Want
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FORGERY_COST, OriginBuckets
+from sfprotocol.run_state import NEVER
 from sfprotocol.segments import without_front
 from sfprotocol.signing import Verify, genesis, sound
 

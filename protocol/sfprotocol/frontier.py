@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from sfprotocol import seeds, signing
 from sfprotocol.checkpoints import Base
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.messages import Claim, Feed, RunParameters
+from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.signing import genesis
 
 LANES = 1024
@@ -130,7 +130,7 @@ class Frontier:
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
-        self.counting: Counting | None = None
+        self.run_state: RunState | None = None
         """State of the run by the organiser's decisions; None in an open run. `control_sync` sets it."""
         self.control = b""
         """The part of the state digest that tells of the control feed (SPEC O10)."""
@@ -193,7 +193,7 @@ class Frontier:
 
     def is_strange(self, feed: Feed) -> bool:
         """Return whether nothing of `feed` may be held in an organised run by the decisions that are here."""
-        return self.counting is not None and self.counting.number(feed) is None
+        return self.run_state is not None and self.run_state.number(feed) is None
 
     def excludes(self, feed: Feed) -> bool:
         """Return whether `feed` is not held and never will be, as its work is too high (SPEC S7, S8)."""
@@ -229,12 +229,12 @@ class Frontier:
 
     def kept_from(self, feed: Feed, floor: int) -> int:
         """Return the first step of `feed` that a node with this floor keeps; NEVER if we cannot tell."""
-        if not floor or self.counting is None:
+        if not floor or self.run_state is None:
             return 0
-        number = self.counting.number(feed)
-        if number is None or floor > self.counting.open_epoch:
+        number = self.run_state.number(feed)
+        if number is None or floor > self.run_state.open_epoch:
             return NEVER
-        return self.counting.named(number, floor - 1)
+        return self.run_state.named(number, floor - 1)
 
     def base(self, feed: Feed) -> Base:
         """Return where what is kept of `feed` begins: at step 0, unless a checkpoint says otherwise."""
@@ -252,9 +252,9 @@ class Frontier:
             return known
         key = seeds.feed_key(self.run.run_id, feed.origin, feed.incarnation)
         state = FeedState(feed, key, 0, genesis(self.run.run_id, feed), 0)
-        number = self.counting.number(feed) if self.counting else None
-        if self.counting and number is not None:
-            state.named, state.ended = self.counting.named(number), self.counting.ended(number)
+        number = self.run_state.number(feed) if self.run_state else None
+        if self.run_state and number is not None:
+            state.named, state.ended = self.run_state.named(number), self.run_state.ended(number)
         elif self.excludes(feed):
             state.ended = 0
         return state
@@ -318,9 +318,9 @@ class Frontier:
             state.next, state.chain = at, chain
         self._changed(state)
 
-    def decided_by(self, counting: Counting) -> None:
+    def decided_by(self, run_state: RunState) -> None:
         """Let other decisions than before say of whom anything may be held: the digest has no other feeds."""
-        self.counting = counting
+        self.run_state = run_state
         for state in self:
             self._changed(state)
 

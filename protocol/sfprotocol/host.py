@@ -131,7 +131,7 @@ class Advanced:
     stop: int
 
 
-Effect = Send | Close | Advanced | events.Petitioned
+Effect = Send | Close | Advanced | events.JoinRequested
 """A Petitioned of the machine is handed on as it is."""
 
 
@@ -290,7 +290,7 @@ class Host:
                 return Advanced(proof.feed, stop, self.machine.frontier.next(proof.feed))
             case events.Recounted(feed=feed, before=before) | events.Evict(feed=feed, stop=before):
                 return Advanced(feed, before, self.machine.frontier.next(feed))
-            case events.Petitioned():
+            case events.JoinRequested():
                 return action
             case events.Examine():
                 self._examine(action)

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, get_args
 
-from sfprotocol.counting import NEVER
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import LinkId
 from sfprotocol.frontier import MAX_FEEDS, Frontier
@@ -41,6 +40,7 @@ from sfprotocol.messages import (
     OfDecisions,
 )
 from sfprotocol.rate_limit import Bucket, Intake, Waste
+from sfprotocol.run_state import NEVER
 
 
 class LinkState(Enum):
@@ -85,8 +85,8 @@ class FeedNames:
         """Note that the peer has named `feed` in full; return False beyond MAX_FEEDS, and for a feed that is
         not to be held (SPEC S7, S8, O19)."""
         if feed not in frontier:
-            if frontier.counting and frontier.is_strange(feed):
-                self.strange_at = len(frontier.counting.members)
+            if frontier.run_state and frontier.is_strange(feed):
+                self.strange_at = len(frontier.run_state.members)
                 return False
             if frontier.excludes(feed):
                 return False
@@ -193,8 +193,8 @@ class ControlKnown:
     """Time at which it was last asked for decisions and has not answered."""
     back: int = 0
     """Decisions by which we go back to look for where the two sequences part."""
-    petitions: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
-    """Petitions that this link may bring."""
+    join_requests: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
+    """Join requests that this link may bring."""
 
 
 @dataclass(slots=True)

@@ -27,7 +27,6 @@ from sfprotocol import anti_entropy, events, fork_resolution, messages, plumtree
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.cards import Cards
 from sfprotocol.control_sync import NOTHING_KEPT, Kept
-from sfprotocol.counting import NEVER, Run
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.fork_resolution import ForkResolution
@@ -38,6 +37,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, OriginBuckets
+from sfprotocol.run_state import NEVER, Run
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
@@ -122,14 +122,14 @@ class Machine:
     def complete(self) -> bool:
         """Whether nobody makes updates any more (SPEC U6, O11)."""
         if self.organised:
-            return self.organised.counting.complete
+            return self.organised.run_state.complete
         return self.frontier.known >= self.run.update_budget
 
     @property
     def epoch(self) -> int:
         """The epoch of a new update (SPEC U5, O6)."""
         if self.organised:
-            return self.organised.counting.open_epoch
+            return self.organised.run_state.open_epoch
         return self.run.epoch_of(self.frontier.known)
 
     @property
@@ -143,7 +143,7 @@ class Machine:
     @property
     def pace(self) -> float:
         """Number of updates of our own that may be made in a second (SPEC O20)."""
-        return self.organised.counting.pace if self.organised else float("inf")
+        return self.organised.run_state.pace if self.organised else float("inf")
 
     def runs(self, feed: messages.Feed) -> tuple[Run, ...]:
         """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
@@ -401,15 +401,15 @@ class Machine:
         """
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
-        counting = self.frontier.counting
-        if self.organised and validation.early(self.organised.counting, states, segment):
+        run_state = self.frontier.run_state
+        if self.organised and validation.early(self.organised.run_state, states, segment):
             self.counters.gaps += 1
             self.organised.early(link, feeds, segment, now)
             return []
         for state in states:
             if self._is_too_soon(link, state, segment, now):
                 return self._put_off(link, state, segment, now)
-            if verified := validation.verify(self.run, state, segment, self._verify, counting):
+            if verified := validation.verify(self.run, state, segment, self._verify, run_state):
                 return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
             self.counters.unnamed += 1  # no name or several; Summaries carry full names and repair this

@@ -371,7 +371,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Petition:
+class JoinRequest:
     """A newcomer's request to be admitted (SPEC O13): its key, and what speaks for it."""
 
     origin: bytes
@@ -482,7 +482,7 @@ Flooded = Hello | Segment | Summary | Want | Have | Prune | Proof | Card
 Asked = ManifestRequest | ManifestReply | PartRequest | PartReply
 """A question and its answer, each on a stream of its own."""
 
-OfDecisions = ControlHead | ControlWant | Control | HigherWord | Floor | Petition | Offer | Statement
+OfDecisions = ControlHead | ControlWant | Control | HigherWord | Floor | JoinRequest | Offer | Statement
 """Messages that organised runs have besides, on a link."""
 
 Message = Flooded | Asked | OfDecisions | Commitment | Finding | Goodbye

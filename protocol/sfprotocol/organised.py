@@ -15,14 +15,14 @@ from enum import Enum
 from sfprotocol import anti_entropy, events, messages, validation
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_sync import ControlSync, Kept
-from sfprotocol.counting import NEVER, Counting, Run
 from sfprotocol.decisions import INCARNATIONS, Recount
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.frontier import FeedState, Frontier
+from sfprotocol.join_requests import JoinRequests
 from sfprotocol.link import Link
 from sfprotocol.own_feed import OwnFeed
-from sfprotocol.petitions import Petitions
 from sfprotocol.pulls import Pulls
+from sfprotocol.run_state import NEVER, Run, RunState
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
@@ -61,8 +61,8 @@ class Organised:
         self._pulls = pulls
         self._own = own
         self.control = ControlSync(frontier, links, counters, kept=kept)
-        self._petitions = Petitions(frontier.run.run_id, links, self.control.feed)
-        self._rates: tuple[Counting, int, Rates] | None = None
+        self._join_requests = JoinRequests(frontier.run.run_id, links, self.control.feed)
+        self._rates: tuple[RunState, int, Rates] | None = None
         """Rates, and the decisions that they follow from."""
         self._untraced = [state.feed for state in frontier]
         """Feeds that are still to be compared with what was decided, before we started or anew."""
@@ -70,24 +70,24 @@ class Organised:
         """Those that may hold what other decisions than those of now have allowed."""
         self._unsettled = not self.control.feed.settled
         """Whether they are to be compared once more when the decisions are settled."""
-        self._decisions: tuple[Counting, int] | None = None
+        self._decisions: tuple[RunState, int] | None = None
         """Those by which neighbours were last asked for what was early."""
         self._went_on: messages.Feed | None = None
         """The feed of ours with which our member went on last."""
         for feed in self._untraced:
-            if (number := self.counting.number(feed)) is not None:
+            if (number := self.run_state.number(feed)) is not None:
                 self._mark(number)
 
     # -- what counts -------------------------------------------------------------------------------
 
     @property
-    def counting(self) -> Counting:
+    def run_state(self) -> RunState:
         """The state of the run by the decisions that are here."""
-        return self.control.counting
+        return self.control.run_state
 
     @property
-    def behind(self) -> int:
-        """Number of updates that the organiser has named and that are not here (SPEC O11)."""
+    def missing_updates(self) -> int:
+        """Number of updates that closes list and that are not stored here (SPEC O11)."""
         return sum(stop - held for _, held, stop in self._named() if held < stop)
 
     @property
@@ -97,8 +97,8 @@ class Organised:
 
     def _named(self) -> Iterator[tuple[messages.Feed, int, int]]:
         """Yield (feed, first step that we lack, first that is not named) of each feed that closes name."""
-        for number, stop in self.counting.positions().items():
-            feed = self.counting.feed(number)
+        for number, stop in self.run_state.positions().items():
+            feed = self.run_state.feed(number)
             yield feed, self._frontier.next(feed), stop
 
     @property
@@ -116,12 +116,12 @@ class Organised:
     def outdated(self) -> bool:
         """Whether the checkpoint with which this node begins is not usable any more (SPEC O14)."""
         checkpoint = self._frontier.checkpoint
-        return checkpoint is not None and checkpoint not in self.counting.checkpoints
+        return checkpoint is not None and checkpoint not in self.run_state.checkpoints
 
     def runs(self, feed: messages.Feed, held: int) -> tuple[Run, ...]:
         """Return the factors with which the first `held` updates of `feed` count here as of now (O8)."""
-        number = self.counting.number(feed)
-        return () if number is None else self.counting.live(number, held)
+        number = self.run_state.number(feed)
+        return () if number is None else self.run_state.live(number, held)
 
     def named(
         self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
@@ -129,29 +129,29 @@ class Organised:
         """Return what counts, of each feed, of what closes up to that of `epoch` have named and is here: with
         factor 1 where no seal has judged it, and without the open window. As if the seal of `epoch` had
         skipped the feeds with the numbers `skipped`, and `recounted` these."""
-        held, counting = self._frontier.next, self.counting
+        held, run_state = self._frontier.next, self.run_state
         again: dict[int, set[int]] = {}
         for recount in recounted:
             again.setdefault(recount.feed, set()).add(recount.epoch)
-        positions = counting.positions(epoch) | {n: counting.named(n, epoch - 1) for n in skipped}
-        stops = ((number, counting.feed(number), stop) for number, stop in positions.items())
+        positions = run_state.positions(epoch) | {n: run_state.named(n, epoch - 1) for n in skipped}
+        stops = ((number, run_state.feed(number), stop) for number, stop in positions.items())
         return {
-            feed: Counted(counting.runs(number, min(stop, held(feed)), again.get(number, ())), self.rates)
+            feed: Counted(run_state.runs(number, min(stop, held(feed)), again.get(number, ())), self.rates)
             for number, feed, stop in stops
         }
 
     @property
     def rates(self) -> Rates:
         """The rates as they are now: the same object until a decision comes."""
-        counting = self.counting
-        if self._rates is None or self._rates[0] is not counting or self._rates[1] != counting.decisions:
-            self._rates = counting, counting.decisions, Rates.of(counting)
+        run_state = self.run_state
+        if self._rates is None or self._rates[0] is not run_state or self._rates[1] != run_state.decisions:
+            self._rates = run_state, run_state.decisions, Rates.of(run_state)
         return self._rates[2]
 
     def membership(self, own: messages.Feed) -> Membership:
         """Return whether our feed may go on, its quota aside."""
-        member, epoch = self.counting.member(own.origin), self.counting.open_epoch
-        if self.counting.unsupported:
+        member, epoch = self.run_state.member(own.origin), self.run_state.open_epoch
+        if self.run_state.unsupported:
             return Membership.UNKNOWN
         if member is None:
             return Membership.STRANGER
@@ -163,33 +163,33 @@ class Organised:
             return Membership.BEGINNING
         if self.outdated:
             return Membership.OUTDATED
-        return Membership.ENOUGH if self.counting.promised >= self.counting.budget else Membership.MEMBER
+        return Membership.ENOUGH if self.run_state.promised >= self.run_state.budget else Membership.MEMBER
 
     def room(self, own: messages.Feed | None) -> int:
         """Return how many more updates of our own may carry the label of the open epoch: its quota bounds
         them (SPEC O6), and that all together make no more than is of use until the next close (SPEC O20)."""
-        number = self.counting.number(own) if own else None
+        number = self.run_state.number(own) if own else None
         if own is None or number is None or self.membership(own) is not Membership.MEMBER:
             return 0
-        if not self.counting.goes_on_with(number):  # a first update says that this is the feed to go on with
+        if not self.run_state.goes_on_with(number):  # a first update says that this is the feed to go on with
             return 0 if self._frontier.next(own) else min(1, self.quota(number // INCARNATIONS))
         made: dict[int, int] = {}
         for state in self._frontier:
-            other = self.counting.number(state.feed)
+            other = self.run_state.number(state.feed)
             if other is not None and (labelled := self._labelled(state)):
                 made[other // INCARNATIONS] = made.get(other // INCARNATIONS, 0) + labelled
-        return self.counting.room_left(number // INCARNATIONS, made)
+        return self.run_state.room_left(number // INCARNATIONS, made)
 
     def quota(self, member: int) -> int:
         """Return how many updates of a member may carry the label of the open epoch."""
-        return self.counting.quotas.quota(member, self.counting.open_epoch)
+        return self.run_state.quotas.quota(member, self.run_state.open_epoch)
 
     def labelled(self, feed: messages.Feed) -> int:
         """Return how many updates of a feed carry the label of the open epoch."""
         return self._labelled(self._frontier.state(feed))
 
     def _labelled(self, state: FeedState) -> int:
-        return state.labelled if state.epoch == self.counting.open_epoch else 0
+        return state.labelled if state.epoch == self.run_state.open_epoch else 0
 
     # -- events and messages -----------------------------------------------------------------------
 
@@ -201,8 +201,8 @@ class Organised:
                 return self._decided(self.control.decide(record, now), now)
             case events.OwnHandOver(key=key):
                 return self._decided(self.control.elections.hand_over(key, now), now)
-            case events.OwnPetition(petition=petition):
-                return self._petitions.petition(petition, self.counting, now)
+            case events.OwnJoinRequest(join_request=join_request):
+                return self._join_requests.join_request(join_request, self.run_state, now)
             case events.OwnSuccession(succession=succession):
                 return self._decided(self.control.heard_authority(None, succession, now), now)
             case events.Traced():
@@ -221,8 +221,8 @@ class Organised:
                 return self._decided(self.control.heard(link, message, now), now)
             case messages.Succession() | messages.ControlFork() | messages.DoubleVote():
                 return self._decided(self.control.heard_authority(link, message, now), now)
-            case messages.Petition() | messages.Offer():
-                return self._petitions.heard(link, message, self.counting, now)
+            case messages.JoinRequest() | messages.Offer():
+                return self._join_requests.heard(link, message, self.run_state, now)
             case messages.Statement():
                 return self._decided(self.control.elections.heard(link, message, now), now)
             case messages.Commitment() | messages.Finding():
@@ -236,7 +236,7 @@ class Organised:
 
     def introduce(self, link: Link) -> list[events.Action]:
         """Tell a new neighbour of the decisions here, before it is told of feeds."""
-        return [*self.control.introduce(link), *self._petitions.introduce(link), *self._tell_floor(link)]
+        return [*self.control.introduce(link), *self._join_requests.introduce(link), *self._tell_floor(link)]
 
     def retell(self, link: Link, now: float) -> list[events.Action]:
         """Tell a neighbour that asks for it everything we have (SPEC O19).
@@ -253,7 +253,7 @@ class Organised:
 
     def deadline(self) -> float:
         """Return the time at which `wake` has something to do."""
-        later = min(self._petitions.deadline(), self.control.elections.deadline())
+        later = min(self._join_requests.deadline(), self.control.elections.deadline())
         return float("-inf") if self._untraced else later
 
     def wake(self, now: float) -> list[events.Action]:
@@ -262,12 +262,12 @@ class Organised:
         compared = [action for feed in feeds for action in self._check(feed, now)]
         elections = self.control.elections
         decided = self._decided(elections.review(now), now) if now >= elections.deadline() else []
-        return [*self._petitions.wake(self.counting, now), *compared, *decided]
+        return [*self._join_requests.wake(self.run_state, now), *compared, *decided]
 
     def early(self, link: Link, feeds: list[messages.Feed], segment: messages.Segment, now: float) -> None:
         """Ask again, once there are other decisions, for what is labelled with an epoch that is not open by
         those that are here (SPEC O6). The peer has kept its word by sending it."""
-        if len(feeds) == 1 and self.counting.member(feeds[0].origin):
+        if len(feeds) == 1 and self.run_state.member(feeds[0].origin):
             early, feed = link.inbox.early, feeds[0]
             early[feed] = max(segment.stop, early.get(feed, 0))
             self._pulls.lacks(link, feed, segment.first)
@@ -322,7 +322,7 @@ class Organised:
         self._doubt()
         for number in changed:
             self._mark(number)
-            feed = self.counting.feed(number)
+            feed = self.run_state.feed(number)
             if feed in self._frontier:
                 held = self._frontier.next(feed)
                 actions += [events.Recounted(feed, held), *self._compare(number, now)]
@@ -331,7 +331,7 @@ class Organised:
 
     def _ask_for_early(self, now: float) -> None:
         """Ask again for what decisions did not allow, once there are others."""
-        decisions = self.counting, self.counting.decisions
+        decisions = self.run_state, self.run_state.decisions
         if self._decisions == decisions:
             return
         self._decisions = decisions
@@ -347,10 +347,10 @@ class Organised:
         place of each other with every epoch, for as long as there are incarnations.
         """
         own = self._own.feed
-        number = self.counting.number(own) if own else None
-        if own is None or number is None or not self.counting.named(number):
+        number = self.run_state.number(own) if own else None
+        if own is None or number is None or not self.run_state.named(number):
             return []
-        if self.counting.goes_on_with(number):
+        if self.run_state.goes_on_with(number):
             self._went_on = own
         return [] if self._went_on == own else self._own.overtaken(own)
 
@@ -365,13 +365,13 @@ class Organised:
             self._untraced = sorted({*self._untraced, *self._doubtful})
 
     def _mark(self, number: int) -> None:
-        feed = self.counting.feed(number)
-        self._frontier.named(feed, self.counting.named(number), self.counting.ended(number))
+        feed = self.run_state.feed(number)
+        self._frontier.named(feed, self.run_state.named(number), self.run_state.ended(number))
 
     def _retell(self) -> list[events.Action]:
         """Ask neighbours that have named feeds of strangers for everything, once some of these may be members
         and the neighbour has no decisions that we lack (SPEC O19)."""
-        members, stop = len(self.counting.members), self.control.feed.stop
+        members, stop = len(self.run_state.members), self.control.feed.stop
         asked = [
             link
             for link in self._links.values()
@@ -383,19 +383,19 @@ class Organised:
 
     def _check(self, feed: messages.Feed, now: float) -> list[events.Action]:
         """Compare what is held of a feed with what is decided, once its origin is a member."""
-        number = self.counting.number(feed)
+        number = self.run_state.number(feed)
         return [] if number is None else self._compare(number, now)
 
     def _compare(self, number: int, now: float) -> list[events.Action]:
         """Find out whether what we hold of a feed is the history that was named, and what of it counts."""
-        state = self._frontier.state(self.counting.feed(number))
+        state = self._frontier.state(self.run_state.feed(number))
         if state.next > state.cut:
             return [events.Trace(state.feed, state.cut), *self._own.overtaken(state.feed)]
         if state.next > state.named and state.epoch >= self._revoked(state):
             return [events.Trace(state.feed, state.named), *self._own.overtaken(state.feed)]
         if self._is_undecided(state, number):
             return self._let_go(state, now)
-        passed = self.counting.named_stop(number, state.next)
+        passed = self.run_state.named_stop(number, state.next)
         if passed is None:
             return (
                 [events.Trace(state.feed, state.base)] if state.feed in self._doubtful and state.next else []
@@ -406,12 +406,12 @@ class Organised:
         return [] if validation.tag(salt, state.chain) == expected else self._let_go(state, now)
 
     def _on_traced(self, event: events.Traced, now: float) -> list[events.Action]:
-        state, number = self._frontier.state(event.feed), self.counting.number(event.feed)
+        state, number = self._frontier.state(event.feed), self.run_state.number(event.feed)
         if number is None or not state.base <= event.stop <= state.next:
             return []
         meant = all(
             validation.tag(salt, event.chain) == expected
-            for _, salt, expected in self.counting.named_stops(number, event.stop - 1, event.stop)
+            for _, salt, expected in self.run_state.named_stops(number, event.stop - 1, event.stop)
         )
         if not meant or self._is_undecided(state, number):
             return self._let_go(state, now)
@@ -432,7 +432,7 @@ class Organised:
         """
         feed, ours = state.feed, event.ours
         base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
-        found = validation.refused(self.counting, number, base, ours.parts, state.named)
+        found = validation.refused(self.run_state, number, base, ours.parts, state.named)
         if event.stop < state.named or (found is None and ours.count and ours.stop < state.next):
             following = max(ours.stop, state.named)
             return [events.Trace(feed, following)] if event.stop < following <= state.next else []
@@ -455,10 +455,10 @@ class Organised:
         """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which
         history that is, and it may be one that the rest of what was named does not follow from."""
         between = state.forked < state.next < state.named
-        return between and not any(self.counting.named_stops(number, state.next - 1, state.next))
+        return between and not any(self.run_state.named_stops(number, state.next - 1, state.next))
 
     def _revoked(self, state: FeedState) -> int:
-        member = self.counting.member(state.feed.origin)
+        member = self.run_state.member(state.feed.origin)
         return member.revoked if member else NEVER
 
     def _go_back(self, state: FeedState, event: events.Traced, step: int) -> list[events.Action]:

@@ -152,14 +152,14 @@ class OwnFeed:
     def overruled(self, updates: OwnUpdates) -> bool:
         """Return whether they may not be held or do not count by what has come, or gone, since they were
         begun: decisions (SPEC O6), or feeds with less work (SPEC S8)."""
-        state, counting = self._frontier.state(updates.feed), self._frontier.counting
-        if counting is None:
+        state, run_state = self._frontier.state(updates.feed), self._frontier.run_state
+        if run_state is None:
             return self._frontier.excludes(updates.feed)
         if state.next < state.named:
             return True  # our log has lost what is known to others
         segment = Segment(state.key, updates.first, updates.parts, b"")
-        holds = state.open and validation.label_fault(counting, state, segment) is None
-        return not holds or validation.countable(counting, state, segment) < segment.count
+        holds = state.open and validation.label_fault(run_state, state, segment) is None
+        return not holds or validation.countable(run_state, state, segment) < segment.count
 
     def signed(self, updates: OwnUpdates) -> Verified:
         """Return new updates as a signed segment. Raises LocalProtocolError for what no peer would admit."""
@@ -169,7 +169,7 @@ class OwnFeed:
         if updates.first != state.next:
             raise LocalProtocolError(f"own updates from step {updates.first}; the feed is at {state.next}")
         segment = Segment(state.key, updates.first, updates.parts, b"")
-        if fault := validation.fault(run, state, segment, self._frontier.counting):
+        if fault := validation.fault(run, state, segment, self._frontier.run_state):
             raise LocalProtocolError(fault)
         chain = extend(state.chain, updates.parts)
         signature = self._sign(head_message(run.run_id, updates.feed, segment.stop, chain))
@@ -199,7 +199,7 @@ REMEMBERED = 8
 """Segments over which our share of the run is measured: enough to even out the lumps."""
 
 
-class Joining:
+class Coalescing:
     """The finished updates of one feed that wait to be signed together (SPEC I4). Time is an argument.
 
     A segment with one update is mostly signature. So updates wait for later ones of the same feed, as

@@ -3,7 +3,7 @@
 A quota is settled when its label is opened, or when its member is admitted, and never changes after that:
 what may be held once may be held for good. Members whom an invitation or the organiser vouches for have a
 quota of their own. Strangers have what they have earned, and without that an equal part of a small share.
-This module knows members and labels; who has earned how much is told by `counting`.
+This module knows members and labels; who has earned how much is told by `run_state`.
 """
 
 from __future__ import annotations

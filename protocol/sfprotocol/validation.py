@@ -15,41 +15,41 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 from sfprotocol.checkpoints import Base
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, TAG_BYTES
 from sfprotocol.fields import Values, cells_of
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import EpochScalars, RunParameters, Segment
+from sfprotocol.run_state import RunState
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend
 
 
-def early(counting: Counting, states: Sequence[FeedState], segment: Segment) -> bool:
+def early(run_state: RunState, states: Sequence[FeedState], segment: Segment) -> bool:
     """Return whether decisions are missing here: a label is of an epoch that is not known to be open, or
     these feeds, one of which this is of, are of origins that are not known to be admitted. It is to be asked
     for again later."""
-    strangers = all(counting.member(state.feed.origin) is None for state in states)
-    unopened = segment.parts[-1].epoch > counting.open_epoch
+    strangers = all(run_state.member(state.feed.origin) is None for state in states)
+    unopened = segment.parts[-1].epoch > run_state.open_epoch
     named = any(segment.first < state.named for state in states)
     return (unopened and not named) or (bool(states) and strangers)
 
 
-def label_fault(counting: Counting, state: FeedState, segment: Segment) -> str | None:
+def label_fault(run_state: RunState, state: FeedState, segment: Segment) -> str | None:
     """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing.
 
     An honest node makes no segment that breaks one, whatever decisions it has: only their absence here can
     make one early.
     """
-    number = counting.number(state.feed)
+    number = run_state.number(state.feed)
     if number is None:
         return "O6: the feed of an origin that is not admitted"
-    found = _refused(counting, number, state, segment)
+    found = _refused(run_state, number, state, segment)
     return found.reason if found and segment.first >= state.named else None
 
 
-def _refused(counting: Counting, number: int, state: FeedState, segment: Segment) -> Refused | None:
+def _refused(run_state: RunState, number: int, state: FeedState, segment: Segment) -> Refused | None:
     end = Base(state.feed, state.next, state.chain, state.epoch, state.labelled)
-    return refused(counting, number, end, segment.parts, state.named)
+    return refused(run_state, number, end, segment.parts, state.named)
 
 
 class Refused(NamedTuple):
@@ -60,17 +60,17 @@ class Refused(NamedTuple):
 
 
 def refused(
-    counting: Counting, number: int, base: Base, parts: Iterable[EpochScalars], named: int
+    run_state: RunState, number: int, base: Base, parts: Iterable[EpochScalars], named: int
 ) -> Refused | None:
     """Return the first of these updates, which continue a feed from `base` on, that may not be held by its
     label; None if all may. What closes have `named` may be."""
     member, incarnation = divmod(number, INCARNATIONS)
-    step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, counting.quotas
+    step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, run_state.quotas
     for part in parts:
         labelled = labelled if part.epoch == epoch else 0
         epoch, count = part.epoch, len(part.scalars)
         allowed, reason = count, ""
-        if epoch > counting.open_epoch:
+        if epoch > run_state.open_epoch:
             allowed, reason = 0, "O6: a label of an epoch that is not open"
         else:
             first = count if quotas.incarnation(member, epoch) == incarnation else max(0, 1 - step)
@@ -85,15 +85,15 @@ def refused(
     return None
 
 
-def countable(counting: Counting | None, state: FeedState, segment: Segment) -> int:
+def countable(run_state: RunState | None, state: FeedState, segment: Segment) -> int:
     """Return how many updates of `segment`, which continues `state`, come before any that is revoked or, of
     what ends beyond all that is named, may not be held."""
-    number = counting.number(state.feed) if counting else None
-    if counting is None or number is None:
+    number = run_state.number(state.feed) if run_state else None
+    if run_state is None or number is None:
         return segment.count
-    found = _refused(counting, number, state, segment)
+    found = _refused(run_state, number, state, segment)
     allowed = found.step - segment.first if found else segment.count
-    revoked = counting.members[number // INCARNATIONS].revoked
+    revoked = run_state.members[number // INCARNATIONS].revoked
     before = sum(len(part.scalars) for part in segment.parts if part.epoch < revoked)
     return min(allowed, max(before, state.named - segment.first))
 
@@ -112,7 +112,7 @@ def tag(salt: bytes, chain: bytes) -> bytes:
     return hashlib.blake2b(salt + chain, digest_size=32).digest()[:TAG_BYTES]
 
 
-def follows(counting: Counting, state: FeedState, segment: Segment, most: int) -> bool:
+def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) -> bool:
     """Return whether `segment`, which continues `state`, is of the history that closes have named. A segment
     has `most` updates at most.
 
@@ -120,12 +120,12 @@ def follows(counting: Counting, state: FeedState, segment: Segment, most: int) -
     beyond one and ends before the next, unless no segment could be longer: there nobody can tell the two
     histories apart.
     """
-    number = counting.number(state.feed)
+    number = run_state.number(state.feed)
     if number is None or state.next >= state.named:
         return True
     chain, at, checked = state.chain, state.next, False
     parts = segment.parts
-    for stop, salt, expected in counting.named_stops(number, state.next, segment.stop):
+    for stop, salt, expected in run_state.named_stops(number, state.next, segment.stop):
         chain = extend(chain, first_updates(parts, stop - at))
         parts, at, checked = drop_updates(parts, stop - at), stop, True
         if tag(salt, chain) != expected:
@@ -149,11 +149,11 @@ class Verified(NamedTuple):
 
 
 def fault(
-    run: RunParameters, state: FeedState, segment: Segment, counting: Counting | None = None
+    run: RunParameters, state: FeedState, segment: Segment, run_state: RunState | None = None
 ) -> str | None:
     """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing.
 
-    `counting` is the state of an organised run, None in an open one.
+    `run_state` is the state of an organised run, None in an open one.
     """
     epochs = [part.epoch for part in segment.parts]
     if not all(part.scalars for part in segment.parts) or not 0 < segment.count <= run.form.segment_updates:
@@ -164,8 +164,8 @@ def fault(
         return "U5: an epoch that goes back"
     if broken := next(filter(None, (_fault_of_values(run, part.scalars) for part in segment.parts)), None):
         return broken
-    if counting is not None:
-        return label_fault(counting, state, segment)
+    if run_state is not None:
+        return label_fault(run_state, state, segment)
     if segment.stop > run.longest_feed:
         return "U6: a feed longer than the run allows"
     if epochs[-1] > run.last_epoch:
@@ -190,7 +190,7 @@ def due(state: FeedState, segment: Segment) -> bool:
 
 
 def verify(
-    run: RunParameters, state: FeedState, segment: Segment, signed: Verify, counting: Counting | None = None
+    run: RunParameters, state: FeedState, segment: Segment, signed: Verify, run_state: RunState | None = None
 ) -> Verified | None:
     """Return the part of `segment` that is new to `state`.
 
@@ -200,11 +200,11 @@ def verify(
     if not due(state, segment):
         return None
     fresh = without_front(segment, state.next)
-    if fault(run, state, fresh, counting):
+    if fault(run, state, fresh, run_state):
         return None
-    if counting and not follows(counting, state, fresh, run.form.segment_updates):
+    if run_state and not follows(run_state, state, fresh, run.form.segment_updates):
         return None
-    counted = min(state.cut - state.next, countable(counting, state, fresh))
+    counted = min(state.cut - state.next, countable(run_state, state, fresh))
     counted_chain = extend(state.chain, first_updates(fresh.parts, counted))
     if state.next + counted == state.fork_cut and counted_chain != (state.cut_chain or counted_chain):
         return None

@@ -1,7 +1,7 @@
 """Verdicts on the steps of one feed that closes have named: which count, and with which factor (SPEC O8).
 
 A table with a place for each close that has named something, kept in arrays: 23 bytes a place. It knows one
-feed and no decisions; who may change what, and when, is `counting`.
+feed and no decisions; who may change what, and when, is `run_state`.
 """
 
 from __future__ import annotations

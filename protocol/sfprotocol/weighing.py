@@ -1,6 +1,6 @@
 """Weights of updates, as values that another thread may keep and compare (SPEC O8).
 
-`Counting` changes with every decision; whoever adds updates up holds on to what it has added, and with which
+`RunState` changes with every decision; whoever adds updates up holds on to what it has added, and with which
 weights, so that it can take exactly that out again. Pure values and functions; nothing here knows updates.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-from sfprotocol.counting import NEVER, Counting, Run, multiplier
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, RateFrom, Worth
 from sfprotocol.fields import Values
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import NEVER, Run, RunState, multiplier
 
 _EPOCH = attrgetter("epoch")
 
@@ -27,9 +27,9 @@ class Rates(NamedTuple):
     table: tuple[RateFrom, ...]
 
     @classmethod
-    def of(cls, counting: Counting) -> Rates:
+    def of(cls, run_state: RunState) -> Rates:
         """Return the rates as they are now."""
-        return cls(counting.open_epoch, counting.rates())
+        return cls(run_state.open_epoch, run_state.rates())
 
     def of_label(self, label: int) -> RateFrom:
         """Return the rate of updates with this label, with their unit and limit."""
@@ -74,24 +74,24 @@ def once(steps: int) -> Counted:
     return Counted((Run(steps, FACTOR_ONE),) if steps else ())
 
 
-def named(counting: Counting, epoch: int) -> dict[Feed, Counted]:
+def named(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
     """Return how what closes up to that of `epoch` have named counts now, by feed."""
-    rates, stops = Rates.of(counting), counting.positions(epoch)
-    return {counting.feed(feed): Counted(counting.runs(feed, stop), rates) for feed, stop in stops.items()}
+    rates, stops = Rates.of(run_state), run_state.positions(epoch)
+    return {run_state.feed(feed): Counted(run_state.runs(feed, stop), rates) for feed, stop in stops.items()}
 
 
-def made(counting: Counting, epoch: int) -> dict[Feed, Counted]:
+def made(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
     """Return all that closes up to that of `epoch` have named, by feed, as if every seal counted it."""
-    rates, stops = Rates.of(counting), counting.positions(epoch) if epoch >= 0 else {}
-    return {counting.feed(feed): Counted((Run(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
+    rates, stops = Rates.of(run_state), run_state.positions(epoch) if epoch >= 0 else {}
+    return {run_state.feed(feed): Counted((Run(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
 
 
-def live(counting: Counting, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
+def live(run_state: RunState, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
     """Return how the first updates of members' feeds, as many as `held` says, count now for whoever makes
     updates (SPEC O8)."""
-    rates, numbers = Rates.of(counting), {feed: counting.number(feed) for feed in held}
+    rates, numbers = Rates.of(run_state), {feed: run_state.number(feed) for feed in held}
     return {
-        feed: Counted(counting.live(number, held[feed]), rates)
+        feed: Counted(run_state.live(number, held[feed]), rates)
         for feed, number in numbers.items()
         if number is not None
     }
@@ -140,8 +140,8 @@ class Sum(NamedTuple):
     """Updates that count and of which the worth was measured."""
 
 
-def worths(counting: Counting, said: Iterable[Worth]) -> dict[int, Sum]:
-    """Return the worth of each member of whom something that counts was measured; `counting` is the state
+def worths(run_state: RunState, said: Iterable[Worth]) -> dict[int, Sum]:
+    """Return the worth of each member of whom something that counts was measured; `run_state` is the state
     after all decisions, `said` those of them that tell of worths, in order (SPEC O16).
 
     A sum of integers: whoever has the same decisions comes to the same sums. How figures are measured is the
@@ -151,12 +151,12 @@ def worths(counting: Counting, said: Iterable[Worth]) -> dict[int, Sum]:
     for worth in said:
         for part in worth.parts:
             place = part.feed, worth.epoch
-            factor = counting.factor(*place)
+            factor = run_state.factor(*place)
             if not factor or place in seen:
                 continue
             seen.add(place)
             member = part.feed // INCARNATIONS
             known = sums.get(member, Sum())
-            more, updates = part.worth * factor // FACTOR_ONE, counting.counts(*place)
+            more, updates = part.worth * factor // FACTOR_ONE, run_state.counts(*place)
             sums[member] = Sum(known.worth + more, known.updates + updates)
     return sums

@@ -58,13 +58,13 @@ from sfprotocol.messages import (
     Goodbye,
     Have,
     Hello,
+    JoinRequest,
     ManifestReply,
     ManifestRequest,
     Message,
     Offer,
     PartReply,
     PartRequest,
-    Petition,
     Position,
     Proof,
     Prune,
@@ -256,7 +256,7 @@ def _messages(form: Form) -> dict[int, Field]:
         15: row(Control, U32, _ENTRIES),
         16: row(Succession, U32, U32, B32, B32, _VOTES),
         17: row(ControlFork, U32, U32, pair(B32), pair(B64)),
-        18: row(Petition, B32, U64, U32, binary(0, 64), B64),
+        18: row(JoinRequest, B32, U64, U32, binary(0, 64), B64),
         19: row(Floor, U32),
         20: row(Commitment, U32, B32, B32, B64),
         21: row(Finding, U32, B32, U64, U32, _MEASURED),
@@ -269,6 +269,6 @@ def _messages(form: Form) -> dict[int, Field]:
 _KINDS = (
     *(Hello, Segment, Summary, Want, ManifestRequest, ManifestReply, Goodbye, Have, Prune, Proof),
     *(PartRequest, PartReply, Card, ControlHead, ControlWant, Control, Succession, ControlFork),
-    *(Petition, Floor, Commitment, Finding, Offer, Statement, DoubleVote),
+    *(JoinRequest, Floor, Commitment, Finding, Offer, Statement, DoubleVote),
 )
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}

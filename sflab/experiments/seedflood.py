@@ -41,10 +41,10 @@ from sfnode.tasks.dataset import Row
 from sfnode.tasks.mini_batches import Shard
 from sfnode.transport import memory
 from sfnode.transport.memory import Latency
-from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Admit, Budget
 from sfprotocol.host import Effect, Send
 from sfprotocol.messages import Control, ControlWant, Feed, Have, Prune, Segment, Want
+from sfprotocol.run_state import NEVER
 from sfprotocol.seeds import derive_key
 from sfprotocol.weighing import NOTHING, differences
 
@@ -124,8 +124,8 @@ class ClientComputer(Computer):
 
     def publish(self, least: int) -> None:
         """Sign what was made, if that is so many updates."""
-        joining = self.scheduler._joining
-        if joining and joining.count >= max(1, least):
+        coalescing = self.scheduler._coalescing
+        if coalescing and coalescing.count >= max(1, least):
             self._context.run(StepScheduler.flush, self.scheduler)
 
     def stall(self, stalled: bool) -> None:
@@ -199,7 +199,7 @@ class SeedFlood:
     @property
     def complete(self) -> bool:
         """Whether nobody makes updates any more."""
-        return self.is_organised and self.clients[0].organised.counting.complete
+        return self.is_organised and self.clients[0].organised.run_state.complete
 
     # -- the beginning -----------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class SeedFlood:
         self.traffic.sent.clear()
 
     def _admitted(self) -> bool:
-        return not self.is_organised or len(self.clients[0].organised.counting.members) == len(self.clients)
+        return not self.is_organised or len(self.clients[0].organised.run_state.members) == len(self.clients)
 
     def _disclosed(self, client: int, sent: Sequence[int], seed: int, measured: int) -> int:
         if client not in self._hostile:
@@ -346,12 +346,12 @@ class SeedFlood:
     def _left(self) -> int:
         """Return the budget with which everything counts that is here and may."""
         first = self.clients[0]
-        counting, left = first.organised.counting, 0
+        run_state, left = first.organised.run_state, 0
         for state in first.machine.frontier:
-            number, member = counting.number(state.feed), counting.member(state.feed.origin)
+            number, member = run_state.number(state.feed), run_state.member(state.feed.origin)
             if number is not None and member and member.revoked == NEVER:
-                left += state.next - counting.named(number)
-        return counting.promised + left
+                left += state.next - run_state.named(number)
+        return run_state.promised + left
 
     # -- measurements ------------------------------------------------------------------------------
 
@@ -375,7 +375,7 @@ class SeedFlood:
     def _counted(self, client: ClientComputer) -> int:
         """Return how many updates of a client count by the seals so far."""
         organised = self.clients[0].organised
-        named = organised.named(organised.counting.sealed - 1)
+        named = organised.named(organised.run_state.sealed - 1)
         counted = named.get(client.own, NOTHING)
         return sum(one.stop - one.first for one in differences(NOTHING, counted) if one.now)
 

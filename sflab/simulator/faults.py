@@ -407,14 +407,14 @@ def undo(on: FaultTime, at: float, what: Literal["revoke", "void", "amend"]) -> 
         number = _victim(on.world, node) if node.up and node.running.organising else None
         if number is None:
             return
-        counting, member = node.organised.counting, number // INCARNATIONS
+        run_state, member = node.organised.run_state, number // INCARNATIONS
         match what:
             case "revoke":
-                node.decide(Revoke(member, counting.open_epoch - 1))
+                node.decide(Revoke(member, run_state.open_epoch - 1))
             case "void":
-                node.decide(Void(0, counting.sealed - 1, (member,)))
+                node.decide(Void(0, run_state.sealed - 1, (member,)))
             case _:
-                stops = [0, *(stop for stop, _, _ in counting.named_stops(number))]
+                stops = [0, *(stop for stop, _, _ in run_state.named_stops(number))]
                 node.decide(Amend(number, on.world.random.choice(stops[:-1])))
 
     on.at(at, take_back)
@@ -429,8 +429,8 @@ def loss(on: FaultTime, at: float) -> None:
         number = _victim(on.world, node)
         if number is None:
             return
-        counting = node.organised.counting
-        feed, named = counting.feed(number), counting.named(number)
+        run_state = node.organised.run_state
+        feed, named = run_state.feed(number), run_state.named(number)
         ends = [0, *(stop for stop in disk.signatures(node.layout, feed) if stop < named)]
         kept = on.world.random.choice(ends)
         for other in list(on.world.staying()):
@@ -476,13 +476,13 @@ def _take_over(world: World, node: Computer, key: Ed25519PrivateKey) -> None:
 
 def _victim(world: World, node: Computer) -> int | None:
     """Return the number of a random feed that is named, of whose origin nothing was taken back yet."""
-    counting, spared = node.organised.counting, {node.origin} | world.undone
-    positions = counting.positions(counting.sealed - 1)
-    named = [n for n, stop in positions.items() if stop and counting.feed(n).origin not in spared]
+    run_state, spared = node.organised.run_state, {node.origin} | world.undone
+    positions = run_state.positions(run_state.sealed - 1)
+    named = [n for n, stop in positions.items() if stop and run_state.feed(n).origin not in spared]
     if not named:
         return None
     number = world.random.choice(named)
-    world.undone.add(counting.feed(number).origin)
+    world.undone.add(run_state.feed(number).origin)
     return number
 
 

@@ -13,10 +13,10 @@ from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.oracle import Violation
 from sflab.simulator.world.world import World
 from sfprotocol import decisions, validation
-from sfprotocol.counting import Counting, Run
 from sfprotocol.decisions import Amend, Close, Seal, Void, read
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import Run, RunState
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 WORKED_OUT = ("_credits", "_judged")
@@ -51,27 +51,29 @@ class OrganisedRuns:
     def _within(self, node: Computer, feed: Feed) -> None:
         """Check quotas, labels and incarnations. After a fork of the control feed what was labelled by it may
         be here."""
-        counting, forks = counting_of(node), self._world.may_fork
-        member = counting.member_number(feed.origin)
+        run_state, forks = run_state_of(node), self._world.may_fork
+        member = run_state.member_number(feed.origin)
         labels = labels_of(node, feed, node.machine.frontier.next(feed))
         if labels and member is None:
             raise Violation("quota", f"{node.name} holds updates of somebody not admitted", (node.name,))
-        if labels and labels[-1][0] > counting.open_epoch and not forks:
+        if labels and labels[-1][0] > run_state.open_epoch and not forks:
             raise Violation("quota", f"{node.name} holds a label beyond the open epoch", (node.name,))
-        if member is None or (forks and counting.quotas.is_stranger(member)):
+        if member is None or (forks and run_state.quotas.is_stranger(member)):
             return
-        known = [(label, count) for label, count in labels if label <= counting.open_epoch]
-        if any(count > counting.quotas.quota(member, label) for label, count in known):
+        known = [(label, count) for label, count in labels if label <= run_state.open_epoch]
+        if any(count > run_state.quotas.quota(member, label) for label, count in known):
             raise Violation("quota", f"{node.name} holds more of a label than the quota", (node.name,))
-        others = (n for label, n in known if counting.quotas.incarnation(member, label) != feed.incarnation)
+        others = (n for label, n in known if run_state.quotas.incarnation(member, label) != feed.incarnation)
         if sum(others) > 1 and not forks:
             raise Violation("feed", f"{node.name} holds a feed that its member has left", (node.name,))
 
     def _meant(self, node: Computer, feed: Feed) -> None:
         """Check that what is held is of the history that the last close it reaches has named."""
-        counting, state = counting_of(node), node.machine.frontier.state(feed)
-        number = counting.number(feed)
-        passed = [m for m in counting.named_stops(number) if m[0] <= state.next] if number is not None else []
+        run_state, state = run_state_of(node), node.machine.frontier.state(feed)
+        number = run_state.number(feed)
+        passed = (
+            [m for m in run_state.named_stops(number) if m[0] <= state.next] if number is not None else []
+        )
         for stop, salt, tag in passed[-1:]:
             if validation.tag(salt, node.disk.past(feed, stop)[0]) != tag:
                 raise Violation(
@@ -80,7 +82,7 @@ class OrganisedRuns:
 
     def _sealed(self, node: Computer) -> None:
         """Check that what seals have counted stays, as long as decisions are only added."""
-        feed, counting = node.organised.control.feed, counting_of(node)
+        feed, run_state = node.organised.control.feed, run_state_of(node)
         decided, chain, counted = self._seen.get(node.name, (0, b"", {}))
         if (decided, chain) == (feed.stop, feed.chain):
             return
@@ -88,12 +90,12 @@ class OrganisedRuns:
             news = [decisions.read(entry.record).decision for entry in feed.entries[decided:]]
             undone = any(isinstance(d, Void | Amend) or (isinstance(d, Seal) and d.recounted) for d in news)
             for number, runs in counted.items():
-                if not undone and counting.runs(number, runs[-1].stop) != runs:
+                if not undone and run_state.runs(number, runs[-1].stop) != runs:
                     raise Violation("sealed", f"what was counted of feed {number} has changed", (node.name,))
         counted = {
-            number: counting.runs(number, stop)
-            for number, stop in counting.positions(counting.sealed - 1).items()
-            if stop and counting.sealed
+            number: run_state.runs(number, stop)
+            for number, stop in run_state.positions(run_state.sealed - 1).items()
+            if stop and run_state.sealed
         }
         self._seen[node.name] = feed.stop, feed.chain, counted
 
@@ -120,9 +122,9 @@ def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def counting_of(node: Computer) -> Counting:
+def run_state_of(node: Computer) -> RunState:
     """Return what counts by the decisions that a node has."""
-    return node.organised.counting
+    return node.organised.run_state
 
 
 # -- the end ---------------------------------------------------------------------------------------------
@@ -133,17 +135,17 @@ def lacking(world: World) -> str:
     for node in world.staying():
         if not node.up:
             return f"; {node.name} is away"
-        counting = counting_of(node)
+        run_state = run_state_of(node)
         if node.organised.control.feed.frozen:
             return f"; {node.name} has a frozen control feed"
-        if counting.sealed < counting.open_epoch:
-            return f"; {counting.open_epoch - counting.sealed} closed epochs have no seal at {node.name}"
+        if run_state.sealed < run_state.open_epoch:
+            return f"; {run_state.open_epoch - run_state.sealed} closed epochs have no seal at {node.name}"
         for state in node.machine.frontier:
-            number = counting.number(state.feed)
-            named = counting.named(number) if number is not None else 0
+            number = run_state.number(state.feed)
+            named = run_state.named(number) if number is not None else 0
             if _waits(node, state, named):
                 return f"; {node.name} holds {state.next} of a feed of which {named} are named"
-        members = {member.origin for member in counting.members}
+        members = {member.origin for member in run_state.members}
         strangers = [other.name for other in world.staying() if other.origin not in members]
         if strangers:
             return f"; {strangers[0]} is not admitted"
@@ -157,16 +159,16 @@ def _waits(node: Computer, state: FeedState, named: int) -> bool:
         return named > state.next
     told = node.disk.read(state.feed, named, MAX_SEGMENT_UPDATES)
     return not told or any(
-        counting_of(node).rate_from(e).moves(values) for e, values in oracle.updates_of(told.parts)
+        run_state_of(node).rate_from(e).moves(values) for e, values in oracle.updates_of(told.parts)
     )
 
 
 def complete(world: World) -> str:
     """Return what equal nodes lack of what was made and may count; empty if nothing."""
     nodes = list(world.staying())
-    first, counting = nodes[0], counting_of(nodes[0])
+    first, run_state = nodes[0], run_state_of(nodes[0])
     for node in nodes[1:]:
-        if _state(counting_of(node)) != _state(counting):
+        if _state(run_state_of(node)) != _state(run_state):
             return f"{node.name} and {first.name} count differently"
         for state in first.machine.frontier:
             if applied(node, state.feed) != applied(first, state.feed):
@@ -176,15 +178,15 @@ def complete(world: World) -> str:
     judged, counted = fold.judged(first)
     if total(first) != judged:
         return "what is applied is not what follows from the decisions, folded one by one"
-    if counting.counted != counted:
-        return f"{counted} updates count that move anything, and {counting.counted} are said to"
+    if run_state.counted != counted:
+        return f"{counted} updates count that move anything, and {run_state.counted} are said to"
     for feed, story in world.oracle.stories.items():
-        number, member = counting.number(feed), counting.member(feed.origin)
+        number, member = run_state.number(feed), run_state.member(feed.origin)
         if number is None or member is None:
             return "updates were made for a feed that nobody may hold"
         stop = max(node.disk.stop(feed) for node in nodes)
         undone = feed.origin in world.undone or story.forked
-        runs = counting.runs(number, first.machine.frontier.next(feed))
+        runs = run_state.runs(number, first.machine.frontier.next(feed))
         counted = world.judged or all(run.factor for run in runs)
         last = runs[-1].stop if runs else 0
         if not undone and not (counted and last == stop) and not _taken_back(world, feed, last):
@@ -204,9 +206,9 @@ def _taken_back(world: World, feed: Feed, step: int) -> bool:
     return any(label > epoch for label in labels for epoch in opened)
 
 
-def _state(counting: Counting) -> dict[str, str]:
-    told = {name: repr(value) for name, value in vars(counting).items() if name not in WORKED_OUT}
-    return told | {"quotas": repr(vars(counting.quotas))}
+def _state(run_state: RunState) -> dict[str, str]:
+    told = {name: repr(value) for name, value in vars(run_state).items() if name not in WORKED_OUT}
+    return told | {"quotas": repr(vars(run_state.quotas))}
 
 
 @dataclass
@@ -216,7 +218,7 @@ class StandIns:
     world: World
     elections: list[float] = field(default_factory=list)
     """Seconds from each death of whoever organised until somebody else did."""
-    counting: list[float] = field(default_factory=list)
+    run_state: list[float] = field(default_factory=list)
     """The same until more updates counted."""
     _seen: dict[str, tuple[object, int]] = field(default_factory=dict)
     """The node's life and the number of its decisions when it was last looked at."""
@@ -239,7 +241,7 @@ class StandIns:
         if world.leaderless_since is not None and leader:
             self.elections.append(world.now - world.leaderless_since)
             self._fallen, world.leaderless_since = world.leaderless_since, None
-            self._counted = leader.organised.counting.counted
-        if self._fallen is not None and leader and leader.organised.counting.counted > self._counted:
-            self.counting.append(world.now - self._fallen)
+            self._counted = leader.organised.run_state.counted
+        if self._fallen is not None and leader and leader.organised.run_state.counted > self._counted:
+            self.run_state.append(world.now - self._fallen)
             self._fallen = None

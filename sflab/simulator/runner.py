@@ -111,7 +111,7 @@ class Outcome:
     bytes_out: float = 0.0
     elections: list[float] = field(default_factory=list)
     """Seconds from each death of whoever organised a run with stand-ins until somebody else did."""
-    counting: list[float] = field(default_factory=list)
+    run_state: list[float] = field(default_factory=list)
     """The same until more updates counted."""
     drops: dict[str, int] = field(default_factory=dict)
     """Links that honest nodes dropped, by the rule that was broken."""
@@ -219,7 +219,7 @@ class Run:
 
         def go_on() -> None:
             for node in others:
-                admitted = organiser.organised.counting.member(node.origin)
+                admitted = organiser.organised.run_state.member(node.origin)
                 if node.up and node.name not in offered and admitted:
                     node.stand_in()
                     offered.add(node.name)
@@ -302,8 +302,8 @@ class Run:
         start, staying = world.now, list(world.staying())
         leader = next((node for node in [*staying, *self._false()] if node.leads), None)
         if leader:
-            world.do(leader.decide, Budget(leader.organised.counting.counted + MORE))
-        while not all(node.up and node.organised.counting.complete for node in staying):
+            world.do(leader.decide, Budget(leader.organised.run_state.counted + MORE))
+        while not all(node.up and node.organised.run_state.complete for node in staying):
             if leader is None or world.now - start > self.scenario.settle:
                 raise Violation("elections", "the run does not come to its end")
             for node in staying:
@@ -394,7 +394,7 @@ class Run:
             bytes_in=sum(node.bytes_in for node in nodes) / node_seconds,
             bytes_out=sum(node.bytes_out for node in nodes) / node_seconds,
             elections=self.checks.stand_ins.elections if self.checks.stand_ins else [],
-            counting=self.checks.stand_ins.counting if self.checks.stand_ins else [],
+            run_state=self.checks.stand_ins.run_state if self.checks.stand_ins else [],
             drops=dict(sorted(drops.items())),
             steps=world.loop.turns,
             trace_hash=world.trace.digest(),
@@ -550,7 +550,7 @@ def _elections(outcome: Outcome) -> list[str]:
     if not outcome.elections:
         return []
     led, counted = (
-        ", ".join(f"{seconds:.0f}" for seconds in found) for found in (outcome.elections, outcome.counting)
+        ", ".join(f"{seconds:.0f}" for seconds in found) for found in (outcome.elections, outcome.run_state)
     )
     return [
         f"  elections {led} s from the death of whoever organised; more updates counted after {counted} s"

@@ -219,19 +219,19 @@ def _published(status: Status) -> Learnt:
 def _counted(node: Node, status: Status) -> int | None:
     """Return how many updates of a node count; None where nobody decides that, or it is not settled yet."""
     reports, run = node.running.reports, status.organised
-    if reports is None or run is None or not reports.counting.complete:
+    if reports is None or run is None or not reports.run_state.complete:
         return None
-    return 0 if run.member is None else reports.counting.counts_of(run.member)
+    return 0 if run.member is None else reports.run_state.counts_of(run.member)
 
 
 def _budget_for_others(node: Node) -> int | None:
     """Return twice the budget that the organiser here has used up alone, often before it could invite
     anybody; None in all other cases."""
     reports = node.running.reports if node.running.organising else None
-    counting = reports.counting if reports else None
-    if counting is None or not counting.complete or counting.finished or len(counting.members) > 1:
+    run_state = reports.run_state if reports else None
+    if run_state is None or not run_state.complete or run_state.finished or len(run_state.members) > 1:
         return None
-    return 2 * counting.budget
+    return 2 * run_state.budget
 
 
 def _work(status: Status, counted: int | None) -> list[str]:

@@ -31,7 +31,7 @@ from sfprotocol.decisions import RATE_ONE, UNIT_ONE, RateFrom
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
-    from sfprotocol.counting import Counting
+    from sfprotocol.run_state import RunState
 
 
 MODEL, RUN = "model", "run.toml"
@@ -107,7 +107,7 @@ def fork(
     trained = load(data_dir, model, device, "stored", epoch=epoch)
     with waiting("writing the model"):
         trained.trainer.export((out / MODEL).absolute(), "hf")
-    old, counting = _old_run(data_dir, epoch, out)
+    old, run_state = _old_run(data_dir, epoch, out)
     parent = Parent(run_id=old.run_id.hex(), epoch=epoch, digest=trained.digest)
     own: dict[str, Any] = {"name": f"{old.name[:50]}-from-{epoch}"} | keys.options() | {"votes": 1}
     check_bases(bases, made_of)
@@ -115,8 +115,8 @@ def fork(
     if anew:
         own |= unsuited(old.training)
     else:
-        bases = _bases_file(data_dir, counting, old.parameters().subspace_of(counting.open_epoch))
-        own |= going_on(old, counting.rate_from(counting.open_epoch))
+        bases = _bases_file(data_dir, run_state, old.parameters().subspace_of(run_state.open_epoch))
+        own |= going_on(old, run_state.rate_from(run_state.open_epoch))
     given |= published(bases) if bases else {}
     manifest, said = forked(old, parent, (out / MODEL).absolute(), own | given), []
     if bases:
@@ -139,20 +139,20 @@ def fork(
         echo(line)
 
 
-def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, Counting]:
+def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, RunState]:
     """Bring the old run's data to a folder; return its manifest, and its state when the epoch was sealed."""
     from sfnode.store.checkout import seal_of
     from sfnode.store.disk_errors import disk_faults
     from sfnode.store.named_files import places_of
-    from sfnode.store.replay import counting_of
+    from sfnode.store.replay import run_state_of
     from sfnode.tasks import public_files
 
     with opened_run(data_dir) as (old, update_log):
         run, entries = old.parameters(), update_log.control()
-        counting = counting_of(run, entries[: seal_of(run, entries, epoch) + 1])
+        run_state = run_state_of(run, entries[: seal_of(run, entries, epoch) + 1])
     with disk_faults(out):
         public_files.bring(old.data, places_of(Layout(data_dir)), out)
-    return old, counting
+    return old, run_state
 
 
 def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
@@ -164,12 +164,12 @@ def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
     return found
 
 
-def _bases_file(data_dir: Path, counting: Counting, subspace: int) -> Path | None:
+def _bases_file(data_dir: Path, run_state: RunState, subspace: int) -> Path | None:
     """Return the file with the published bases of a subspace that has begun; None if they are random. Raises
     UserError BASES_MISSING."""
     from sfnode.models import bases
 
-    if not (published := counting.bases_upto(subspace)):
+    if not (published := run_state.bases_upto(subspace)):
         return None
     file = bases.path_in(Layout(data_dir).bases, published[-1].digest.hex())
     if not file.is_file():

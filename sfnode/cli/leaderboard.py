@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sfnode.schema.history import LeaderboardResult, Ranked, Remeasured
     from sfnode.store.log import UpdateLog
     from sfprotocol.control_feed import ControlFeed
-    from sfprotocol.counting import Member
+    from sfprotocol.run_state import Member
 
 
 DIGITS = 16
@@ -98,8 +98,8 @@ def _result(manifest: Manifest, history: RunHistory, *, verified: bool) -> Leade
     return LeaderboardResult(
         run_id=manifest.run_id.hex(),
         run_name=manifest.name,
-        sealed=history.counting.sealed,
-        counted=history.counting.counted,
+        sealed=history.run_state.sealed,
+        counted=history.run_state.counted,
         worth=sum(one.worth for one in members),
         verified=verified,
         epochs=[],
@@ -120,11 +120,11 @@ def _remeasured(
     from sfnode.cli.trained_model import base_model
     from sfnode.history import time_travel
     from sfnode.store.data_folder import Layout
-    from sfnode.store.replay import counting_of
+    from sfnode.store.replay import run_state_of
 
     layout, entries = Layout(data_dir), update_log.control()
     with base_model(manifest, layout, model, device, dtype) as trainer:
-        trainer.use_bases(counting_of(manifest.parameters(), entries).bases)
+        trainer.use_bases(run_state_of(manifest.parameters(), entries).bases)
         with waiting(f"measuring {epochs} rounds anew"):
             compared = time_travel.remeasure(
                 manifest, update_log, entries, epochs, trainer, lambda one: echo(_compared(one), err=True)
@@ -188,14 +188,14 @@ def make(key: str, out: Path | None, with_name: bool, data_dir: Path) -> None:
     from sfnode.publish import certificate as certificates
     from sfnode.publish.site import write
     from sfnode.store.disk_errors import disk_faults
-    from sfnode.store.replay import counting_of
+    from sfnode.store.replay import run_state_of
 
     (prefix,) = parse_keys(None, None, (key,))
     out = out or Path(f"certificate-{prefix[:8]}.svg")
     options.require_new_file(out, ".svg", ".json")
     with opened_run(data_dir) as (manifest, update_log), waiting("reading the log"):
         feed, names = _read(manifest, update_log)
-        member = _member(counting_of(manifest.parameters(), feed.entries).members, prefix)
+        member = _member(run_state_of(manifest.parameters(), feed.entries).members, prefix)
         name = names.get(member, "") if with_name else ""
         made = certificates.contribution(manifest, feed, feed.stop, member, name=name)
     with disk_faults(out):

@@ -139,7 +139,7 @@ def require_new_file(out: Path, *ends: str) -> None:
 
 def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
     """Return the argument for a sealed epoch."""
-    from sfprotocol.counting import MAX_EPOCHS
+    from sfprotocol.run_state import MAX_EPOCHS
 
     return click.argument(name, type=click.IntRange(0, MAX_EPOCHS - 1), metavar=name.upper(), **extra)
 

@@ -109,10 +109,10 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
     """List the members of the run, and the newcomers that wait to be admitted."""
     node = running_node(data_dir)
     admitted = [] if waiting else _members(node, "")
-    asked = node.petitions()
-    petitions = asked.petitions
+    asked = node.join_requests()
+    join_requests = asked.petitions
     if as_json:
-        both = {"members": plain(admitted), "petitions": plain(petitions), "offers": plain(asked.offers)}
+        both = {"members": plain(admitted), "petitions": plain(join_requests), "offers": plain(asked.offers)}
         echo(json.dumps(both, indent=2, ensure_ascii=False))
         return
     for member in admitted:
@@ -124,10 +124,10 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
         stands = ", would stand in" if member.number in {one.member for one in asked.offers} else ""
         about = f"{quota}{stranger}{unproven}{came}{revoked}{stands}"
         echo(f"{member.number:>6} {member.origin[:16]}  {about}")
-    for petition in petitions:
-        shows = f", shows invitation {petition.invitation}" if petition.invitation else ""
-        refused = " (which does not hold)" if shows and not petition.invited else ""
-        echo(f" waits {petition.origin[:16]}  work of {petition.work} bits{shows}{refused}")
+    for join_request in join_requests:
+        shows = f", shows invitation {join_request.invitation}" if join_request.invitation else ""
+        refused = " (which does not hold)" if shows and not join_request.invited else ""
+        echo(f" waits {join_request.origin[:16]}  work of {join_request.work} bits{shows}{refused}")
 
 
 # -- deciding ----------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def stand_ins(node: SyncClient, numbers: tuple[int, ...], nobody: bool) -> Decis
     """
     from sfprotocol.decisions import StandIn, StandIns
 
-    offers = {offer.member: offer for offer in node.petitions().offers}
+    offers = {offer.member: offer for offer in node.join_requests().offers}
     own = [offer.member for offer in offers.values() if offer.own]
     if nobody == bool(numbers):
         raise click.UsageError("name the members, or say --nobody")
@@ -445,7 +445,7 @@ def _origin(node: SyncClient, digits: str) -> str:
     _check_digits(digits)
     if len(digits) == 64:
         return digits
-    waiting = {one.origin for one in node.petitions().petitions if one.origin.startswith(digits)}
+    waiting = {one.origin for one in node.join_requests().petitions if one.origin.startswith(digits)}
     known = {one.origin for one in _members(node, digits)}
     return _only(digits, sorted(waiting | known), "newcomers and members")
 
@@ -495,7 +495,7 @@ def _lines(s: told.OrganiserStatus) -> list[str]:
             "UNKNOWN     a decision is of a later version, so what counts is not known: upgrade sfnode"
         )
     if s.behind:
-        lines.append(f"behind      {s.behind} updates that the organiser has named are not here yet")
+        lines.append(f"missing     {s.behind} updates that count are not here yet")
     lines += [f"bases       {one.digest[:16]} from subspace {one.subspace} on" for one in s.bases]
     lines += [f"evaluation  {result_in_words(one)}, {one.count} rows" for one in s.evaluations[-3:]]
     lines += [f"skipped     {_doubted(one)}" for one in s.doubted]

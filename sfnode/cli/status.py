@@ -145,7 +145,7 @@ def _run_lines(run: RunStatus) -> list[str]:
     if run.announced:
         lines.append(f"said     {run.announced}")
     if run.behind:
-        lines.append(f"behind   {run.behind} updates that the organiser has named are not here yet")
+        lines.append(f"missing  {run.behind} updates that count are not here yet")
     return lines
 
 

@@ -77,8 +77,8 @@ def load(
         # threads that wait for a core cost several times what they bring (docs/benchmarks.md)
         trainer.use_threads(None, spare_cores(sensors.look(Limits()).free, None))
         frontier, names = machine.frontier, machine.cards.names()
-        if frontier.counting:
-            trainer.use_bases(frontier.counting.bases)
+        if frontier.run_state:
+            trainer.use_bases(frontier.run_state.bases)
         if checkout:
             _replay(trainer, update_log, machine, checkout.counted, layout.checkpoints)
             digest, epoch = trainer.core.digest().hex(), checkout.epoch
@@ -191,9 +191,9 @@ def _replay(
     from sfnode.store.checkout import whole
     from sfnode.store.replay import changes
 
-    counting = machine.frontier.counting
-    begins = checkpoint.start(checkpoints, counting, update_log)
-    if state := begins.state(trainer.manifest, counting):
+    run_state = machine.frontier.run_state
+    begins = checkpoint.start(checkpoints, run_state, update_log)
+    if state := begins.state(trainer.manifest, run_state):
         trainer.begin(state.cores)
     done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:

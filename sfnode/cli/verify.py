@@ -101,10 +101,10 @@ def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
     Raises UserError BASES_UNUSABLE for one that is not.
     """
     from sfnode.models import bases
-    from sfnode.store.replay import counting_of
+    from sfnode.store.replay import run_state_of
 
     run, targets = manifest.parameters(), manifest.model.parsed_targets()
-    published = counting_of(run, update_log.control()).bases
+    published = run_state_of(run, update_log.control()).bases
     named = {one.digest.hex(): bases.path_in(folder, one.digest.hex()) for one in published}
     here = {digest: file for digest, file in named.items() if file.is_file()}
     for digest, file in here.items():
@@ -115,7 +115,7 @@ def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
 def _seals_in_words(seals: SealsResult) -> str:
     """Say what was checked of the organiser's decisions."""
     checked = f"{seals.decisions} decisions verified, and {seals.checked} of {seals.sealed} rounds added up"
-    return f"{checked}; {seals.behind} updates that are named are not here yet" if seals.behind else checked
+    return f"{checked}; {seals.behind} updates that count are not here yet" if seals.behind else checked
 
 
 def _warn(seals: SealsResult) -> None:

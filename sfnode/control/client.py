@@ -208,8 +208,8 @@ class Client:
         query = urlencode({"offset": offset, "limit": limit, "find": find})
         return await self._ask(lambda: schema.organising.Members, f"/organising/members?{query}")
 
-    async def petitions(self) -> schema.organising.PetitionList:
-        return await self._ask(lambda: schema.organising.PetitionList, "/organising/petitions")
+    async def join_requests(self) -> schema.organising.JoinRequestList:
+        return await self._ask(lambda: schema.organising.JoinRequestList, "/organising/petitions")
 
     async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.organising.DecisionResult:
         """Have the organiser on the node sign an encoded decision, or say what that would change."""
@@ -307,7 +307,7 @@ class SyncClient:
     limit = waiting(Client.limit)
     organising = waiting(Client.organising)
     members = waiting(Client.members)
-    petitions = waiting(Client.petitions)
+    join_requests = waiting(Client.join_requests)
     decide = waiting(Client.decide)
     propose = waiting(Client.propose)
     succeed = waiting(Client.succeed)

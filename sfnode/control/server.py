@@ -278,7 +278,7 @@ def _organising_routes(node: RunningNode) -> list[web.RouteDef]:
         post("/organising/stand-in", stand_in),
         post("/organising/hand-over", hand_over),
         get("/organising/members", members),
-        get("/organising/petitions", lambda: reports().petitions(node.organising)),
+        get("/organising/petitions", lambda: reports().join_requests(node.organising)),
         post("/organising/decision", decide),
         get("/organising/succession", propose),
         post("/organising/succession", succeed),
@@ -288,7 +288,7 @@ def _organising_routes(node: RunningNode) -> list[web.RouteDef]:
 async def _decided(
     reports: Reports, organising: Organising | None, decision: Decision, dry_run: bool
 ) -> DecisionResult:
-    refusal = owner_decisions.refusal(reports.counting, decision)
+    refusal = owner_decisions.refusal(reports.run_state, decision)
     if isinstance(decision, StandIns) and not reports.elects:
         refusal = "members stand in from protocol 4 on, and this run is of an earlier one"
     if refusal is None and dry_run:

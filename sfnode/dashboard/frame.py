@@ -241,7 +241,7 @@ def _state(now: Now) -> Text:
         line.append("  largest lag  ", "bold").append(count(max(node.lag for node in now.near)))
     line.append(f"  lacking {count(now.status.lacking)}" if now.status.lacking else "", "yellow")
     run = now.status.organised
-    line.append(f"  behind {count(run.behind)}" if run and run.behind else "", "yellow")
+    line.append(f"  missing {count(run.behind)}" if run and run.behind else "", "yellow")
     return line.append(f"  {run.stand_ins_here} of {run.stand_ins} stand in" if run and run.stand_ins else "")
 
 

@@ -130,7 +130,7 @@ def _taken_in(file: Path, unpacked: Unpacked, held: DataDir) -> ImportResult:
             new_updates=max(0, ours.updates() - updates),
             new_decisions=max(0, len(ours.control()) - decisions),
             updates=machine.frontier.known,
-            sealed=machine.organised.counting.sealed if machine.organised else None,
+            sealed=machine.organised.run_state.sealed if machine.organised else None,
             digest=machine.frontier.digest().hex(),
             same=machine.frontier.digest().hex() == unpacked.statement.digest,
         )

@@ -35,10 +35,10 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes, counted_anew, kept_control
 from sfprotocol import decisions
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Part, Recount, Seal, Worth
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Entry, Feed, Succession
+from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.seeds import I64
 from sfprotocol.segments import first_updates
 from sfprotocol.weighing import NOTHING, Counted, named
@@ -56,16 +56,24 @@ def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
         counted = machine.frontier.known
         budget = manifest.training.update_budget
         return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
-    kept, counting = kept_control(update_log), machine.organised.counting
+    kept, run_state = kept_control(update_log), machine.organised.run_state
     successions = (message for message in kept.authority if isinstance(message, Succession))
     decided = RunHistory(machine.run, machine.cards.names(), manifest.training).follow(kept.entries)
     entries = decided.entries(successions, update_log.arrivals())
     open_updates = sum(
-        counting.closed_updates(epoch) for epoch in range(counting.sealed, counting.open_epoch)
+        run_state.closed_updates(epoch) for epoch in range(run_state.sealed, run_state.open_epoch)
     )
     waiting = open_updates + machine.organised.unnamed
     return _history(
-        *(manifest, counting.sealed, counting.counted, waiting, counting.complete, counting.budget, entries)
+        *(
+            manifest,
+            run_state.sealed,
+            run_state.counted,
+            waiting,
+            run_state.complete,
+            run_state.budget,
+            entries,
+        )
     )
 
 
@@ -81,7 +89,7 @@ def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
         )
     machine = settled(manifest.parameters(), update_log)
     history = RunHistory(machine.run, machine.cards.names(), manifest.training).follow(update_log.control())
-    members = list(enumerate(history.counting.members))
+    members = list(enumerate(history.run_state.members))
     ways: list[Callable[[int, bytes], bool]] = [
         lambda number, _: whom == str(number),
         lambda _, origin: whom == name_of(origin, history.names),
@@ -168,7 +176,7 @@ class Past:
         """Names that origins give themselves."""
         self.history = RunHistory(self.run, self.names).follow(self.entries)
         """History of the run by all decisions."""
-        self.latest = self.history.counting
+        self.latest = self.history.run_state
         """State by all decisions."""
         self._core = Core(*manifest.core_shape)
         begins = checkpoint.start(Layout(data_dir).checkpoints, self.latest, update_log)
@@ -282,7 +290,7 @@ def remeasure(
     figures = _figures(entries)
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
     found = []
-    for worth, counting, before, step, after in _asked(manifest, entries, wanted):
+    for worth, run_state, before, step, after in _asked(manifest, entries, wanted):
         for batch in changes(update_log, applied, before, run.subspace_of):
             engine.apply(batch)
         applied |= before
@@ -292,7 +300,7 @@ def remeasure(
             core.add(batch)
         updates = counted_anew(update_log, before, after, run.subspace_of)
         shares, _ = engine.shares(core.cores(), list(updates.values()), worth.rows, worth.epoch)
-        found.append(_compared(worth, parts_of(dict(zip(updates, shares, strict=True)), counting)))
+        found.append(_compared(worth, parts_of(dict(zip(updates, shares, strict=True)), run_state)))
         tell(found[-1])
     return found
 
@@ -313,7 +321,7 @@ State = dict[Feed, Counted]
 
 def _asked(
     manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]
-) -> Iterator[tuple[Worth, Counting, State, State, State]]:
+) -> Iterator[tuple[Worth, RunState, State, State, State]]:
     """Yield the figures that were told before the seals of their epochs, with the states that were measured:
     the one before, that with what made the step of the epoch, and that with all that its close has named.
 
@@ -321,22 +329,22 @@ def _asked(
     other reasons.
     """
     run = manifest.parameters()
-    counting, origins = Counting.of(run), MembersEvidence.of(manifest.training)
+    run_state, origins = RunState.of(run), MembersEvidence.of(manifest.training)
     doubted: dict[int, set[int]] = {}
     for entry in entries:
         recorded = decisions.read(entry.record)
         match recorded.decision:
-            case Worth(epoch=epoch) if epoch in wanted and epoch == counting.sealed < counting.open_epoch:
-                moved = counting.moved(epoch)
+            case Worth(epoch=epoch) if epoch in wanted and epoch == run_state.sealed < run_state.open_epoch:
+                moved = run_state.moved(epoch)
                 doubted.setdefault(epoch, {n for n in moved if not origins.trusts(n // INCARNATIONS)})
-            case Seal(epoch=epoch, skipped=skipped) if epoch == counting.sealed and epoch in doubted:
+            case Seal(epoch=epoch, skipped=skipped) if epoch == run_state.sealed and epoch in doubted:
                 others = (n for n in skipped if origins.trusts(n // INCARNATIONS))
                 left = doubted[epoch].union(n for n in others if Recount(n, epoch) not in origins.outliers)
-                before, whole = named(counting, epoch - 1), named(counting, epoch)
-                gone = {counting.feed(number) for number in left}
+                before, whole = named(run_state, epoch - 1), named(run_state, epoch)
+                gone = {run_state.feed(number) for number in left}
                 step = {f: before.get(f, NOTHING) if f in gone else one for f, one in whole.items()}
-                yield wanted[epoch], counting, before, step, whole
-        counting.apply(recorded)
+                yield wanted[epoch], run_state, before, step, whole
+        run_state.apply(recorded)
         origins.take(recorded.decision)
 
 

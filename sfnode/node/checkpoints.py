@@ -17,9 +17,9 @@ from sfnode.node.startup import in_thread
 from sfnode.store import checkpoint as states
 from sfnode.store.checkpoint import CheckpointState
 from sfprotocol.checkpoints import listing
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.events import CheckpointKept
+from sfprotocol.run_state import RunState
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at what the organiser has signed: a checkpoint comes every few epochs."""
@@ -56,8 +56,8 @@ class NodeCheckpoints:
             self.begun.set()
 
     @property
-    def _counting(self) -> Counting:
-        return self._organised.counting
+    def _run_state(self) -> RunState:
+        return self._organised.run_state
 
     async def run(self) -> None:
         """Look after checkpoints until cancelled. Raises UserError DISK_FULL, LOG_CORRUPT."""
@@ -76,36 +76,36 @@ class NodeCheckpoints:
         """Return what counts up to an epoch, by the decisions as they are, from the newest state that is here
         and usable; None if some of it is not here. Raises UserError LOG_CORRUPT."""
         node = self._node
-        usable = [one for one in states.usable(self._folder, self._counting) if one.epoch <= epoch]
+        usable = [one for one in states.usable(self._folder, self._run_state) if one.epoch <= epoch]
         previous = await self._load(usable[-1]) if usable else None
         if usable and previous is None:
             return None
-        planned = states.plan(self._counting, epoch, previous)
+        planned = states.plan(self._run_state, epoch, previous)
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
     async def _load(self, stated: Checkpoint) -> CheckpointState | None:
         """Return a state that is here; None if it is gone meanwhile, or a decision that comes makes it
         unusable: then it need not be what was stated, as it is decoded by the decisions. Raises as
         `states.load`."""
-        node, counting = self._node, self._counting
+        node, run_state = self._node, self._run_state
         try:
-            state = await in_thread(lambda: states.load(self._folder, node.manifest, counting, stated))
+            state = await in_thread(lambda: states.load(self._folder, node.manifest, run_state, stated))
         except UserError:
-            if stated in self._counting.checkpoints:
+            if stated in self._run_state.checkpoints:
                 raise
             return None
-        return state if stated in self._counting.checkpoints else None
+        return state if stated in self._run_state.checkpoints else None
 
     async def _compare(self) -> None:
         """Work out the newest checkpoint, and keep it if it is what the organiser has signed."""
-        usable = self._counting.checkpoints
+        usable = self._run_state.checkpoints
         newest = usable[-1] if usable else None
         if newest is None or newest == self._done or self._organised.outdated:
             return
         if self._node.clock() < self._retry_at < float("inf") or not self._holds(newest.epoch):
             return
         state = await self.state_of(newest.epoch)
-        if newest not in self._counting.checkpoints:
+        if newest not in self._run_state.checkpoints:
             return
         if state is None:
             self._retry_at = self._node.clock() + RETRY
@@ -128,7 +128,7 @@ class NodeCheckpoints:
         """Let others have the states that are here."""
         self._node.sharing.files = {
             listing(one.feeds, one.cores): self._folder / states.name(one)
-            for one in states.usable(self._folder, self._counting)
+            for one in states.usable(self._folder, self._run_state)
         }
 
     # -- beginning with one ------------------------------------------------------------------------
@@ -144,16 +144,16 @@ class NodeCheckpoints:
             return
         if self._organised.outdated and not self._may_replace():
             return
-        if not self._counting.checkpoints:
+        if not self._run_state.checkpoints:
             log.warning("the organiser has signed no state that can be used: beginning with all updates")
             await self._begin_with(CheckpointKept(None, ()))
             return
-        newest = self._counting.checkpoints[-1]
+        newest = self._run_state.checkpoints[-1]
         if not self._organised.outdated and await self._is_here(newest):
             await self._begin_with(CheckpointKept(None, ()))
             return
         state = await self._fetch(newest)
-        if state is not None and newest in self._counting.checkpoints:
+        if state is not None and newest in self._run_state.checkpoints:
             await self._keep(state)
             log.info("beginning where the run was after round %d", newest.epoch)
             await self._begin_with(CheckpointKept(newest, tuple(state.bases.values())))
@@ -167,14 +167,16 @@ class NodeCheckpoints:
     def _may_replace(self) -> bool:
         """Return whether the newest checkpoint can take the place of one that is not usable any more: what
         lies between an earlier one and that is gone here."""
-        newest = self._counting.checkpoints[-1] if self._counting.checkpoints else None
+        newest = self._run_state.checkpoints[-1] if self._run_state.checkpoints else None
         late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
         return newest is not None and late_enough and self._holds(newest.epoch)
 
     def _holds(self, epoch: int) -> bool:
         """Return whether nothing is lacking of what closes up to that of `epoch` have named."""
-        held, counting = self._node.machine.frontier.next, self._counting
-        return all(held(counting.feed(number)) >= stop for number, stop in counting.positions(epoch).items())
+        held, run_state = self._node.machine.frontier.next, self._run_state
+        return all(
+            held(run_state.feed(number)) >= stop for number, stop in run_state.positions(epoch).items()
+        )
 
     async def _begin_with(self, kept: CheckpointKept) -> None:
         """Tell the machine, and return once the log begins there, too."""
@@ -187,7 +189,7 @@ class NodeCheckpoints:
 
     async def _fetch(self, wanted: Checkpoint) -> CheckpointState | None:
         """Get the state of a checkpoint from peers. None if none of them gives it."""
-        node, counting = self._node, self._counting
+        node, run_state = self._node, self._run_state
         download = ModelDownload(
             listing(wanted.feeds, wanted.cores),
             self._folder,
@@ -197,11 +199,11 @@ class NodeCheckpoints:
 
         def is_right(data: bytes) -> bool:
             try:
-                return states.decode(node.manifest, counting, data).decision(node.manifest.run_id) == wanted
+                return states.decode(node.manifest, run_state, data).decision(node.manifest.run_id) == wanted
             except UserError:
                 return False
 
-        most = states.most_bytes(node.manifest, counting, wanted.epoch)
+        most = states.most_bytes(node.manifest, run_state, wanted.epoch)
         try:
             data = await download.first_part(most, is_right)
         except UserError as error:
@@ -209,7 +211,7 @@ class NodeCheckpoints:
                 raise
             log.warning("%s", error)
             return None
-        return states.decode(node.manifest, counting, data)
+        return states.decode(node.manifest, run_state, data)
 
     # -- letting go of what comes before -----------------------------------------------------------
 
@@ -218,7 +220,7 @@ class NodeCheckpoints:
         node, organised = self._node, self._organised
         if node.settings.history != "checkpoint" or organised.outdated:
             return
-        stated = states.prunable(self._folder, self._counting)
+        stated = states.prunable(self._folder, self._run_state)
         if stated is None or stated.epoch < node.machine.frontier.floor:
             return
         state = await self._load(stated)
@@ -226,7 +228,7 @@ class NodeCheckpoints:
             return
         bases = tuple(state.bases.values())
         here = all(node.machine.frontier.next(base.feed) >= base.step for base in bases)
-        if stated in self._counting.checkpoints and here:
+        if stated in self._run_state.checkpoints and here:
             log.info(
                 "letting go of what comes before round %d, of which the organiser has signed the state",
                 stated.epoch,

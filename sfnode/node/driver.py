@@ -21,7 +21,7 @@ from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
 from sfnode.store.replay import remember_checkpoint
 from sfnode.transport.base import Link
 from sfprotocol import wire_codec
-from sfprotocol.events import Cut, Event, LinkDown, LinkId, LinkUp, Petitioned, Rebase
+from sfprotocol.events import Cut, Event, JoinRequested, LinkDown, LinkId, LinkUp, Rebase
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Proof, RunParameters, Segment
@@ -128,7 +128,7 @@ class Driver:
         replaced in the log."""
         self.on_fault: list[Callable[[str], None]] = []
         """Called with a peer that broke a rule, before its link is dropped."""
-        self.on_petition: list[Callable[[Petitioned], None]] = []
+        self.on_join_request: list[Callable[[JoinRequested], None]] = []
         self.on_round: list[Callable[[tuple[Feed, ...]], None]] = []
         """Called when a round was carried out, with the feeds of which something else counts now."""
         self.after_round: list[Callable[[], None]] = []
@@ -265,8 +265,8 @@ class Driver:
                     self._close(effect)
                 case Advanced(feed=feed):
                     moved[feed] = None
-                case Petitioned():
-                    for hear in self.on_petition:
+                case JoinRequested():
+                    for hear in self.on_join_request:
                         hear(effect)
         for advanced in self.advanced if moved else ():
             advanced(moved)

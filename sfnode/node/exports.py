@@ -53,7 +53,7 @@ class Exports:
         self._organised = organised
         self._folder = node.data_dir.exports
         self._form: Literal["hf", "lora"] = "lora" if node.settings.quantised else "hf"
-        self._due = self._after(self._organised.counting.sealed)
+        self._due = self._after(self._organised.run_state.sealed)
 
     def _after(self, sealed: int) -> int:
         """Return the number of seals at which the next export is due."""
@@ -65,7 +65,7 @@ class Exports:
         await in_thread(lambda: _sweep(self._folder))
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
-            sealed, node = self._organised.counting.sealed, self._node
+            sealed, node = self._organised.run_state.sealed, self._node
             if sealed < self._due or not node.model.loaded or node.limiter.paused:
                 continue
             try:

@@ -1,4 +1,4 @@
-"""The organiser in a node, and a newcomer's petition.
+"""The organiser in a node, and a newcomer's join request.
 
 Carries out what the sans-IO organiser (`sfnode.organising.organiser`) asks for: decisions go to the machine,
 evaluations to the engine, answers to the owner. It decides nothing itself.
@@ -49,10 +49,10 @@ from sfnode.store.replay import counted_anew
 from sfnode.store.run_keys import forget_restored
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Bases, Checkpoint, Decision, StandIns
-from sfprotocol.events import OwnDecision, OwnHandOver, OwnPetition
-from sfprotocol.messages import Feed, Offer, Petition
+from sfprotocol.events import OwnDecision, OwnHandOver, OwnJoinRequest
+from sfprotocol.join_requests import SEND_AGAIN, join_request_message, offer_message
+from sfprotocol.messages import Feed, JoinRequest, Offer
 from sfprotocol.organised import Organised
-from sfprotocol.petitions import SEND_AGAIN, offer_message, petition_message
 from sfprotocol.weighing import Counted, counts_alike, made
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Organising:
         )
         node.driver.on_round.append(self._on_round)
         node.driver.look_at.append(self._look_at)
-        node.driver.on_petition.append(self._tell)
+        node.driver.on_join_request.append(self._tell)
         if not node.settings.organise and control.key not in control.feed.stand_ins:
             self._offer()
 
@@ -149,12 +149,12 @@ class Organising:
         assert own is not None  # whoever has a key of its own to stand in with trains
         message = offer_message(self._node.manifest.run_id, own.origin, control.key)
         signatures = self._node.machine.sign(message), control.sign(message)
-        self._node.driver.post(OwnPetition(Offer(own.origin, control.key, signatures)))
+        self._node.driver.post(OwnJoinRequest(Offer(own.origin, control.key, signatures)))
 
     def _has_admitted_others(self) -> bool:
         """Return whether somebody else may have decisions that are not here, if this log is an old one."""
         own = self._node.machine.own
-        return any(own is None or one.origin != own.origin for one in self._organised.counting.members)
+        return any(own is None or one.origin != own.origin for one in self._organised.run_state.members)
 
     @property
     def state(self) -> OrganiserState:
@@ -190,7 +190,7 @@ class Organising:
         """Return the keys of those who would stand in, by the numbers of their members: of those who do and
         are here, of whom an offer was heard within OFFER_TIME, and this node's own."""
         own, control, now = self._node.machine.own, self._organised.control, self._node.clock()
-        here, number = control.elections.present(now), self._organised.counting.member_number
+        here, number = control.elections.present(now), self._organised.run_state.member_number
         standing = {member: key for key, member in control.feed.standing.items() if key in here}
         late = now - OFFER_TIME
         heard = {origin: key for origin, (key, at) in self._organiser.known.offers.items() if at >= late}
@@ -201,10 +201,10 @@ class Organising:
         """Have another stand-in organise at once."""
         self._node.driver.post(OwnHandOver(key))
 
-    def petitions(self) -> list[Petition]:
-        """Return the petitions that wait for the owner."""
+    def join_requests(self) -> list[JoinRequest]:
+        """Return the join requests that wait for the owner."""
         known = self._organiser.known
-        return known.petitions.waiting(known.counting, self._node.clock())
+        return known.join_requests.waiting(known.run_state, self._node.clock())
 
     async def decide(self, decision: Decision) -> str | None:
         """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
@@ -291,11 +291,11 @@ class Organising:
                 log.warning("this node does not organise the run any more: %s", reason)
 
     def _say_lost(self, amend: Amend) -> None:
-        counting = self._organised.counting
-        feed, kept = counting.feed(amend.feed), counting.named(amend.feed, amend.epoch - 1)
+        run_state = self._organised.run_state
+        feed, kept = run_state.feed(amend.feed), run_state.named(amend.feed, amend.epoch - 1)
         log.warning(
             "ending feed %d of origin %s at step %d: %d updates that were named are not to be had",
-            feed.incarnation, feed.origin.hex()[:16], kept, counting.named(amend.feed) - kept,
+            feed.incarnation, feed.origin.hex()[:16], kept, run_state.named(amend.feed) - kept,
         )  # fmt: skip
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -391,7 +391,9 @@ class Organising:
         def closed() -> Mapping[Feed, Counted]:
             after.update(named(epoch))
             if self._organiser.known.policy.steps:
-                window.extend(made(self._organised.counting, upto) for upto in (epoch - SCORED_ROUNDS, epoch))
+                window.extend(
+                    made(self._organised.run_state, upto) for upto in (epoch - SCORED_ROUNDS, epoch)
+                )
             return named(epoch, asked.skipped)
 
         def sealed() -> Mapping[Feed, Counted]:
@@ -490,7 +492,7 @@ async def be_admitted(
         return
     waits = False
     while True:
-        if organised.counting.member(own.origin):
+        if organised.run_state.member(own.origin):
             waits = False
         elif organising and organising.state in (OrganiserState.ORGANISING, OrganiserState.RESTARTED):
             with suppress(UserError):  # it is carried out all the same, unless the node ends
@@ -520,7 +522,7 @@ async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]
         if found is None:
             return False
         nonce = found
-    unsigned = Petition(origin, nonce, number, voucher, bytes(64))
-    signature = node.machine.sign(petition_message(run_id, unsigned))
-    node.driver.post(OwnPetition(replace(unsigned, signature=signature)))
+    unsigned = JoinRequest(origin, nonce, number, voucher, bytes(64))
+    signature = node.machine.sign(join_request_message(run_id, unsigned))
+    node.driver.post(OwnJoinRequest(replace(unsigned, signature=signature)))
     return True

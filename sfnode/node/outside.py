@@ -116,7 +116,7 @@ class Outside:
     open_log: Callable[[Path, bytes], UpdateLog] = UpdateLog.open
     """Opens the update log of a run."""
     policy: OrganiserPolicy | None = None
-    """An organiser's policy in place of that of the manifest, and the proof of work that petitions show."""
+    """Organiser's policy in place of the manifest's, and the proof of work that join requests must show."""
     judge: Judge | None = None
     """Judgement of seals, in place of that which counts everything."""
     listens: bool = True

@@ -9,9 +9,9 @@ from sfnode.organising.reporting.run_history import Results
 from sfnode.schema.history import Contributor, EvaluatedModel, Provenance
 from sfnode.schema.metrics import model_in_words
 from sfnode.store.checkout import Checkout, at_seal
-from sfprotocol.counting import NEVER
 from sfprotocol.fields import Names
 from sfprotocol.messages import Entry, Feed, RunParameters
+from sfprotocol.run_state import NEVER
 from sfprotocol.weighing import Counted
 
 

@@ -44,7 +44,7 @@ class Recorder:
         self._logger = logger
         self._reports = reports
         self._status = status
-        self._sealed = self._reports.counting.sealed if self._reports else 0
+        self._sealed = self._reports.run_state.sealed if self._reports else 0
         """Seals that were recorded, or were here before."""
         self._published = self._reports.evaluations()[-1:] if self._reports else []
         """The last evaluation of what the organiser has published that was recorded, or was here before."""
@@ -72,15 +72,15 @@ class Recorder:
 
     def after_round(self) -> None:
         """Record the seals that have come with a round of the protocol."""
-        if self._reports is None or self._reports.counting.sealed == self._sealed:
+        if self._reports is None or self._reports.run_state.sealed == self._sealed:
             return
-        counting, seals = self._reports.counting, self._reports.seals(self._sealed)
-        self._sealed = counting.sealed
+        run_state, seals = self._reports.run_state, self._reports.seals(self._sealed)
+        self._sealed = run_state.sealed
         for seal in seals:
-            rate, factor = counting.rate(seal.epoch) / RATE_ONE, seal.factor / FACTOR_ONE
+            rate, factor = run_state.rate(seal.epoch) / RATE_ONE, seal.factor / FACTOR_ONE
             values: dict[str, float] = {"epoch": seal.epoch, "factor": factor, "rate": rate}
             if seal is seals[-1]:  # what counted after those before it is not known any more
-                values["counted"] = counting.counted
+                values["counted"] = run_state.counted
             self._record("epoch", values)
 
     def evaluated(self, evaluation: NodeEvaluation) -> None:

@@ -85,7 +85,7 @@ class Sampling:
     def _state(self) -> tuple[int, bool]:
         """Return what is sealed, or in an open run the epoch, and whether the run is complete."""
         machine = self._node.machine
-        epoch = machine.organised.counting.sealed if machine.organised else machine.epoch
+        epoch = machine.organised.run_state.sealed if machine.organised else machine.epoch
         return epoch, machine.complete
 
     def _due(self) -> bool:

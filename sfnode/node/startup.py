@@ -164,7 +164,7 @@ def open_machine(
     """
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
-    usable = frontier.counting.checkpoints if frontier.counting else []
+    usable = frontier.run_state.checkpoints if frontier.run_state else []
     # With a past that does not count any more it relays and shows what it has, until a checkpoint comes.
     frontier.waiting = settings.from_checkpoint and frontier.checkpoint in (None, *usable)
     if settings.from_checkpoint and parameters.organised is None:

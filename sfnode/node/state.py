@@ -137,7 +137,7 @@ def lacks(machine: Machine) -> bool:
     and did not bring it is not waited for.
     """
     if machine.organised:
-        return machine.organised.behind > 0
+        return machine.organised.missing_updates > 0
     return machine.lacking > 0 and any(
         machine.frontier.lacks(feed, stop)
         for link in machine.links.values()

@@ -148,7 +148,7 @@ class Views:
         known, size, budget = machine.frontier.known, machine.run.epoch_updates, budget_of(machine)
         if machine.organised:
             here = machine.organised.unnamed
-            known = machine.organised.counting.counted
+            known = machine.organised.run_state.counted
         else:
             here = known - machine.epoch * size
             size = min(size, budget - known + here)
@@ -323,7 +323,7 @@ def _left(updates: int, rate: float | None) -> float | None:
 
 def budget_of(machine: Machine) -> int:
     """Return the number of updates with which the run is complete."""
-    return machine.organised.counting.budget if machine.organised else machine.run.update_budget
+    return machine.organised.run_state.budget if machine.organised else machine.run.update_budget
 
 
 def epochs_of(machine: Machine) -> int:
@@ -331,11 +331,11 @@ def epochs_of(machine: Machine) -> int:
     manifest says."""
     if machine.organised is None:
         return machine.run.last_epoch + 1
-    counting = machine.organised.counting
-    if counting.complete:
-        return counting.open_epoch
-    to_come = -(-(counting.budget - counting.counted) // machine.run.epoch_updates)
-    return max(counting.open_epoch + 1, counting.sealed + to_come)
+    run_state = machine.organised.run_state
+    if run_state.complete:
+        return run_state.open_epoch
+    to_come = -(-(run_state.budget - run_state.counted) // machine.run.epoch_updates)
+    return max(run_state.open_epoch + 1, run_state.sealed + to_come)
 
 
 def carried(node: NodeContext) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Petitions of newcomers: proofs of work, invitations, and which petitions are granted when.
+"""Join requests of newcomers: proofs of work, invitations, and which join requests are granted when.
 
-Both sides are here: what a newcomer shows and how an organiser checks it. What travels is `Petition`, whose
-origin's signature was checked before.
+Both sides are here: what a newcomer shows and how an organiser checks it. `JoinRequest` travels; its origin's
+signature was checked before.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfprotocol import signing
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import Admit
 from sfprotocol.invitation import SECRET_BYTES
-from sfprotocol.messages import Petition
+from sfprotocol.messages import JoinRequest
 from sfprotocol.rate_limit import Bucket
+from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.signing import signed_by
 
 MAX_PENDING = 1024
-"""Petitions that wait: as many as an owner can look through, 300 kB."""
+"""Join requests that wait: as many as an owner can look through, 300 kB."""
 
 MAX_PENDING_PER_LINK = 128
-"""Petitions that wait and came over one link: no neighbour pushes out what the others brought."""
+"""Join requests that wait and came over one link: no neighbour pushes out what the others brought."""
 
 PENDING_TIME = 86_400.0
-"""Seconds for which a petition waits that is not repeated: its owner may look once a day."""
+"""Seconds for which a join request waits that is not repeated: its owner may look once a day."""
 
 _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
@@ -64,14 +64,14 @@ def voucher_message(run_id: bytes, origin: bytes) -> bytes:
     return _VOUCHER + run_id + origin
 
 
-def invited(run_id: bytes, petition: Petition, counting: Counting) -> bool:
-    """Return whether a petition shows an invitation by which somebody may still come."""
-    if not 0 < petition.invitation <= len(counting.invitations):
+def invited(run_id: bytes, join_request: JoinRequest, run_state: RunState) -> bool:
+    """Return whether a join request shows an invitation by which somebody may still come."""
+    if not 0 < join_request.invitation <= len(run_state.invitations):
         return False
-    invitation = counting.invitations[petition.invitation - 1]
-    message = voucher_message(run_id, petition.origin)
+    invitation = run_state.invitations[join_request.invitation - 1]
+    message = voucher_message(run_id, join_request.origin)
     usable = invitation.uses and invitation.revoked == NEVER
-    return bool(usable) and signed_by(invitation.key, message, petition.voucher)
+    return bool(usable) and signed_by(invitation.key, message, join_request.voucher)
 
 
 # -- the organiser's side ------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def invited(run_id: bytes, petition: Petition, counting: Counting) -> bool:
 
 @dataclass(slots=True)
 class _Pending:
-    petition: Petition
+    join_request: JoinRequest
     via: str
     at: float
     """Time at which it was last heard."""
@@ -87,8 +87,8 @@ class _Pending:
     """Whether it looked, when it was heard, as if nobody had to be asked."""
 
 
-class PendingPetitions:
-    """The petitions that wait, for their turn or for the owner.
+class PendingJoinRequests:
+    """The join requests that wait, for their turn or for the owner.
 
     Bounded in total and for each link, the oldest out first; what is repeated keeps its link and its turn.
     """
@@ -97,38 +97,38 @@ class PendingPetitions:
         self._run_id = run_id
         self.policy = policy
         self._pending: dict[bytes, _Pending] = {}
-        """Petitions by origin; the one that came first is first."""
+        """Join requests by origin; the one that came first is first."""
         self._bucket = Bucket(float("inf"), 0.0)
 
-    def hear(self, petition: Petition, via: str, counting: Counting, now: float) -> None:
-        """Keep a petition, unless there is no way for it to be granted."""
-        granted = self._admits(petition, counting) is not None
-        if counting.member(petition.origin) or not (granted or self._owner_is_asked):
+    def hear(self, join_request: JoinRequest, via: str, run_state: RunState, now: float) -> None:
+        """Keep a join request, unless there is no way for it to be granted."""
+        granted = self._admits(join_request, run_state) is not None
+        if run_state.member(join_request.origin) or not (granted or self._owner_is_asked):
             return
-        known = self._pending.get(petition.origin)
+        known = self._pending.get(join_request.origin)
         if known:
-            known.petition, known.at, known.granted = petition, now, granted
+            known.join_request, known.at, known.granted = join_request, now, granted
             return
         same_link = [origin for origin, pending in self._pending.items() if pending.via == via]
         if len(same_link) >= MAX_PENDING_PER_LINK:
             del self._pending[same_link[0]]
         if len(self._pending) >= MAX_PENDING:
             del self._pending[next(iter(self._pending))]
-        self._pending[petition.origin] = _Pending(petition, via, now, granted)
+        self._pending[join_request.origin] = _Pending(join_request, via, now, granted)
 
-    def waiting(self, counting: Counting, now: float) -> list[Petition]:
-        """Return the petitions that wait, after dropping those that do not any more."""
-        self._drop(counting, now)
-        return [pending.petition for pending in self._pending.values()]
+    def waiting(self, run_state: RunState, now: float) -> list[JoinRequest]:
+        """Return the join requests that wait, after dropping those that do not any more."""
+        self._drop(run_state, now)
+        return [pending.join_request for pending in self._pending.values()]
 
-    def next(self, counting: Counting, now: float) -> Admit | None:
+    def next(self, run_state: RunState, now: float) -> Admit | None:
         """Return the next admission that needs no owner, if there is one and the rate allows it."""
         rate, burst = self.policy.admissions_per_minute / 60, self.policy.admission_burst
-        self._drop(counting, now)
+        self._drop(run_state, now)
         for pending in self._pending.values():
             if not (pending.granted and self._bucket.holds(1, now, rate=rate)):
                 continue
-            admit = self._admits(pending.petition, counting)
+            admit = self._admits(pending.join_request, run_state)
             pending.granted = admit is not None  # the invitation may be used up, or revoked
             if admit:
                 self._bucket.take(1, now, rate=rate, burst=burst)
@@ -139,20 +139,20 @@ class PendingPetitions:
     def _owner_is_asked(self) -> bool:
         return self.policy.admission is Admission.APPROVE
 
-    def _admits(self, petition: Petition, counting: Counting) -> Admit | None:
-        """Return the admission that a petition earns by itself."""
-        if invited(self._run_id, petition, counting):
-            return Admit(petition.origin, self.policy.quota, petition.invitation)
+    def _admits(self, join_request: JoinRequest, run_state: RunState) -> Admit | None:
+        """Return the admission that a join request earns by itself."""
+        if invited(self._run_id, join_request, run_state):
+            return Admit(join_request.origin, self.policy.quota, join_request.invitation)
         if self.policy.admission is not Admission.ANYONE:
             return None
-        enough = work(self._run_id, petition.origin, petition.nonce) >= self.policy.work_bits
-        return Admit(petition.origin, 0, 0) if enough else None
+        enough = work(self._run_id, join_request.origin, join_request.nonce) >= self.policy.work_bits
+        return Admit(join_request.origin, 0, 0) if enough else None
 
-    def _drop(self, counting: Counting, now: float) -> None:
+    def _drop(self, run_state: RunState, now: float) -> None:
         self._pending = {
             origin: pending
             for origin, pending in self._pending.items()
             if now - pending.at < PENDING_TIME
-            and counting.member(origin) is None
+            and run_state.member(origin) is None
             and (pending.granted or self._owner_is_asked)
         }

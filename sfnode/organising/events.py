@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sfnode.organising.evaluation.line_search import LATE_SCALE, SearchResult
 from sfnode.schema.evaluation import Evaluation, StepShare
 from sfprotocol.decisions import Bases, Checkpoint, Decision, Recount
-from sfprotocol.events import Petitioned
+from sfprotocol.events import JoinRequested
 from sfprotocol.messages import Feed
 
 # -- events --------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Round:
     """Feeds of which something else is held, counts or is proven than before."""
 
 
-Event = Round | NobodyElse | Petitioned | EvaluationEnded | MakingEnded | OwnerDecision
+Event = Round | NobodyElse | JoinRequested | EvaluationEnded | MakingEnded | OwnerDecision
 
 
 # -- actions -------------------------------------------------------------------------------------------

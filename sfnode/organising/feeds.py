@@ -1,6 +1,6 @@
 """Feeds as the organiser's node holds them, and peers too: what of them may be named, sealed or given up.
 
-Data of the organiser, which alone decides; what was named of a feed is read from a `Counting`.
+Data of the organiser, which alone decides; what was named of a feed is read from a `RunState`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from sfnode.organising.evaluation.evidence import GAIN_BY_COST, Weighted, references, weighted_median
 from sfnode.organising.view import Boundary, View
 from sfprotocol import validation
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Amend, Move
 from sfprotocol.messages import Feed
 from sfprotocol.quotas import UNLIMITED
+from sfprotocol.run_state import NEVER, RunState
 
 CLAIMED = 4
 """Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
@@ -166,9 +166,9 @@ class HeldFeeds:
         last, now = held.boundaries[-1:], view.state(feed).next
         if not last or view.chain(feed, min(held.stop, now)) != last[0].chain:
             return False
-        number = view.counting.number(feed)
-        judged = 0 if number is None else _judged(number, view.counting)
-        named_stops = () if number is None else view.counting.named_stops(number, judged, held.stop)
+        number = view.run_state.number(feed)
+        judged = 0 if number is None else _judged(number, view.run_state)
+        named_stops = () if number is None else view.run_state.named_stops(number, judged, held.stop)
         return all(held.boundary(named_stop.stop) for named_stop in named_stops)
 
     def hear(self, view: View) -> None:
@@ -179,14 +179,14 @@ class HeldFeeds:
             if stop >= held.stop:
                 del self._unshown[feed]
 
-    def refresh(self, counting: Counting, now: float, *, asked: bool) -> None:
+    def refresh(self, run_state: RunState, now: float, *, asked: bool) -> None:
         """Bring the times up to date since which feeds wait or miss something; `asked`: there are peers."""
-        positions = {counting.feed(number): stop for number, stop in counting.positions().items()}
+        positions = {run_state.feed(number): stop for number, stop in run_state.positions().items()}
         for feed in positions:
             self.of(feed, now)
         for feed, held in self._feeds.items():
             named = positions.get(feed, 0)
-            if named > held.named and (number := counting.number(feed)) is not None:
+            if named > held.named and (number := run_state.number(feed)) is not None:
                 self._served[number // INCARNATIONS] = now
             if named != held.named or held.stop <= named:
                 held.named, held.since = named, now
@@ -201,18 +201,18 @@ class HeldFeeds:
         """Return the feeds of which named steps were not here when we last looked."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
-    def waiting(self, counting: Counting) -> tuple[int, int]:
+    def waiting(self, run_state: RunState) -> tuple[int, int]:
         """Return how many updates that move anything wait to be named of members who were vouched for, and of
         strangers."""
         found = {False: 0, True: 0}
         for feed, held in self._feeds.items():
-            if (number := counting.number(feed)) is not None and counting.ended(number) == NEVER:
-                found[counting.quotas.is_stranger(number // INCARNATIONS)] += held.waiting
+            if (number := run_state.number(feed)) is not None and run_state.ended(number) == NEVER:
+                found[run_state.quotas.is_stranger(number // INCARNATIONS)] += held.waiting
         return found[False], found[True]
 
     def nameable(
         self,
-        counting: Counting,
+        run_state: RunState,
         most: int,
         rest: int,
         shared: int,
@@ -234,11 +234,11 @@ class HeldFeeds:
         """
         left: dict[int, int] = {}
         waiting = {
-            feed: (self._is_unproven(number, counting), number, held)
+            feed: (self._is_unproven(number, run_state), number, held)
             for feed, held in self._feeds.items()
             if held.stop > held.named
-            and (number := counting.number(feed)) is not None
-            and counting.ended(number) == NEVER
+            and (number := run_state.number(feed)) is not None
+            and run_state.ended(number) == NEVER
         }
         sharing = {number // INCARNATIONS for unproven, number, _ in waiting.values() if unproven}
         part, each = shared, max(1, shared // max(1, len(sharing)))
@@ -247,8 +247,8 @@ class HeldFeeds:
             unproven, number, held = waiting[feed]
             member = number // INCARNATIONS
             served = self._served.get(member, held.since) if unproven else held.since
-            credit = counting.credit(member) if counting.quotas.is_stranger(member) else UNLIMITED
-            quota = counting.quotas.quota(member, counting.open_epoch)
+            credit = run_state.credit(member) if run_state.quotas.is_stranger(member) else UNLIMITED
+            quota = run_state.quotas.quota(member, run_state.open_epoch)
             quota = each if unproven else min(quota, 2 * credit)  # at a run's start quotas are larger
             left.setdefault(member, quota)
             return held.next_boundary - held.named > max(part, credit), max(held.since, served), feed
@@ -263,7 +263,7 @@ class HeldFeeds:
             whole = quota > 0 and not (is_large and held.since > overdue and trusted(member))
             limit = max(limit, held.next_boundary) if whole else limit
             limit = min(limit, held.enough(rest), held.forked, NEVER if alone else held.shown)
-            if one := held.last_nameable(limit, counting.members[member].revoked):
+            if one := held.last_nameable(limit, run_state.members[member].revoked):
                 steps, zeros = one.stop - held.named, held.zeros(one.stop)
                 shared -= steps if unproven else 0
                 left[member] = quota - steps
@@ -271,57 +271,57 @@ class HeldFeeds:
                 most -= 1
                 yield Nameable(number, steps, held.since, one, zeros, held.waiting)
 
-    def _is_unproven(self, number: int, counting: Counting) -> bool:
+    def _is_unproven(self, number: int, run_state: RunState) -> bool:
         """Return whether a feed is of a stranger without credit."""
         member = number // INCARNATIONS
-        return counting.quotas.is_stranger(member) and not counting.credit(member)
+        return run_state.quotas.is_stranger(member) and not run_state.credit(member)
 
-    def made(self, counting: Counting) -> dict[int, int]:
+    def made(self, run_state: RunState) -> dict[int, int]:
         """Return how many updates with the label of the open epoch are here, by member."""
         found = Counter[int]()
         for feed, held in self._feeds.items():
-            if (number := counting.number(feed)) is not None and held.boundaries:
-                found[number // INCARNATIONS] += held.labelled(counting.open_epoch)
+            if (number := run_state.number(feed)) is not None and held.boundaries:
+                found[number // INCARNATIONS] += held.labelled(run_state.open_epoch)
         return +found
 
-    def active(self, counting: Counting, since: float) -> set[int]:
+    def active(self, run_state: RunState, since: float) -> set[int]:
         """Return the members of whom something has come since a time."""
         feeds = (feed for feed, held in self._feeds.items() if held.grown >= since and held.boundaries)
-        return {number // INCARNATIONS for feed in feeds if (number := counting.number(feed)) is not None}
+        return {number // INCARNATIONS for feed in feeds if (number := run_state.number(feed)) is not None}
 
-    def renewing(self, counting: Counting) -> set[int]:
+    def renewing(self, run_state: RunState) -> set[int]:
         """Return the members of whom a feed waits to be named with which they do not go on yet."""
-        waiting = (counting.number(feed) for feed, held in self._feeds.items() if held.stop > held.named)
-        return {n // INCARNATIONS for n in waiting if n is not None and not counting.goes_on_with(n)}
+        waiting = (run_state.number(feed) for feed, held in self._feeds.items() if held.stop > held.named)
+        return {n // INCARNATIONS for n in waiting if n is not None and not run_state.goes_on_with(n)}
 
-    def chains(self, counting: Counting, epoch: int) -> list[tuple[int, int, bytes]] | None:
+    def chains(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
         """Return (feed, stop, chain hash there) of what closes up to this one have named; None if it is not
         all here."""
         found = []
-        for number, stop in counting.positions(epoch).items():
-            held = self._feeds.get(counting.feed(number))
+        for number, stop in run_state.positions(epoch).items():
+            held = self._feeds.get(run_state.feed(number))
             boundary = held.boundary(stop) if held else None
             if boundary is None:
                 return None
             found.append((number, stop, boundary.chain))
         return found
 
-    def forget(self, chains: list[tuple[int, int, bytes]], counting: Counting) -> None:
+    def forget(self, chains: list[tuple[int, int, bytes]], run_state: RunState) -> None:
         """Forget the boundaries before these, which have been sealed."""
         for number, stop, _ in chains:
-            held = self._feeds[counting.feed(number)]
+            held = self._feeds[run_state.feed(number)]
             held.boundaries = [one for one in held.boundaries if one.stop >= stop]
 
-    def oversized(self, epoch: int, counting: Counting) -> set[int]:
+    def oversized(self, epoch: int, run_state: RunState) -> set[int]:
         """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are
         too large to count at once; none where there are too few members to say what is usual."""
-        moved = counting.moved(epoch)
+        moved = run_state.moved(epoch)
         updates, squares = Counter[int](), Counter[int]()
         for number in moved:
-            of_feed = self._size(number, epoch, counting)
+            of_feed = self._size(number, epoch, run_state)
             updates[number // INCARNATIONS] += of_feed[0]
             squares[number // INCARNATIONS] += of_feed[1]
-        stranger = counting.quotas.is_stranger
+        stranger = run_state.quotas.is_stranger
         telling, told_of = references(+updates, lambda member: not stranger(member))
         means = [Weighted(squares[member] / updates[member], updates[member]) for member in telling]
         usual = weighted_median(means) if means else 0.0
@@ -330,22 +330,22 @@ class HeldFeeds:
         times = {n: math.sqrt((FEW + squares[n] / usual) / (FEW + updates[n])) for n in told_of}
         return {number for number in moved if times.get(number // INCARNATIONS, 0.0) > OVERSIZED}
 
-    def _size(self, number: int, epoch: int, counting: Counting) -> tuple[int, int]:
+    def _size(self, number: int, epoch: int, run_state: RunState) -> tuple[int, int]:
         """Return how many updates of a feed that move anything the close of `epoch` has named, and the sum of
         the squares of their scalars."""
-        named = self._named(number, epoch, counting)
-        steps = counting.named(number, epoch) - counting.named(number, epoch - 1)
+        named = self._named(number, epoch, run_state)
+        steps = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
         return steps - sum(one.zeros for one in named), sum(one.squares for one in named)
 
-    def norms(self, epoch: int, counting: Counting, skipped: Collection[int]) -> dict[int, float]:
+    def norms(self, epoch: int, run_state: RunState, skipped: Collection[int]) -> dict[int, float]:
         """Return the usual norm of an update of each member of whom the close of `epoch` has named some, root
         mean square, in units of 2^-16 of scalar_delta; without feeds that are `skipped`."""
         found: dict[int, list[Boundary]] = {}
         updates = Counter[int]()
-        for number in counting.moved(epoch):
+        for number in run_state.moved(epoch):
             if number not in skipped:
-                found.setdefault(number // INCARNATIONS, []).extend(self._named(number, epoch, counting))
-                updates[number // INCARNATIONS] += counting.named(number, epoch) - counting.named(
+                found.setdefault(number // INCARNATIONS, []).extend(self._named(number, epoch, run_state))
+                updates[number // INCARNATIONS] += run_state.named(number, epoch) - run_state.named(
                     number, epoch - 1
                 )
         return {
@@ -353,46 +353,46 @@ class HeldFeeds:
             for member, named in found.items()
         }
 
-    def moving(self, number: int, epoch: int, counting: Counting) -> int:
+    def moving(self, number: int, epoch: int, run_state: RunState) -> int:
         """Return how many updates of a feed that move anything the close of `epoch` has named."""
-        return self._size(number, epoch, counting)[0]
+        return self._size(number, epoch, run_state)[0]
 
-    def _named(self, number: int, epoch: int, counting: Counting) -> list[Boundary]:
+    def _named(self, number: int, epoch: int, run_state: RunState) -> list[Boundary]:
         """Return the boundaries in what the close of `epoch` has named of a feed."""
-        held = self._feeds.get(counting.feed(number))
-        first, stop = counting.named(number, epoch - 1), counting.named(number, epoch)
+        held = self._feeds.get(run_state.feed(number))
+        first, stop = run_state.named(number, epoch - 1), run_state.named(number, epoch)
         return [one for one in (held.boundaries if held else []) if first < one.stop <= stop]
 
-    def brings(self, number: int, epoch: int, counting: Counting, labels: range) -> bool:
+    def brings(self, number: int, epoch: int, run_state: RunState, labels: range) -> bool:
         """Return whether the close of `epoch` has named updates with one of these labels."""
-        return any(one.label in labels for one in self._named(number, epoch, counting))
+        return any(one.label in labels for one in self._named(number, epoch, run_state))
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
         """Return the end of a feed of which named steps have been missing for `after` seconds, at the last
         close that is all here; longer if a peer says that it has them. None ends none."""
-        counting = view.counting
+        run_state = view.run_state
         for feed, held in self.missing().items():
             if after is None:
                 break
             patience = after * CLAIMED if view.claimed(feed) else after
-            number = counting.number(feed)
+            number = run_state.number(feed)
             if number is None or now - held.missing_since < patience:
                 continue
-            named_stop = counting.named_stop(number, held.stop)
+            named_stop = run_state.named_stop(number, held.stop)
             whole = named_stop.stop if named_stop else 0
             return Amend(
-                number, next(e for e in range(counting.open_epoch) if counting.named(number, e) > whole)
+                number, next(e for e in range(run_state.open_epoch) if run_state.named(number, e) > whole)
             )
         return None
 
 
-def _judged(number: int, counting: Counting) -> int:
+def _judged(number: int, run_state: RunState) -> int:
     """Return the step up to which seals have judged a feed, but for the last one."""
-    return counting.named(number, counting.sealed - 2)
+    return run_state.named(number, run_state.sealed - 2)
 
 
 def _boundaries(feed: Feed, view: View) -> list[Boundary]:
     """Return the boundaries of all that is held of a feed and may still be named, or sealed."""
-    number = view.counting.number(feed)
-    first = min(view.state(feed).next, 0 if number is None else _judged(number, view.counting))
+    number = view.run_state.number(feed)
+    first = min(view.state(feed).next, 0 if number is None else _judged(number, view.run_state))
     return [*([view.boundary(feed, first)] if first else []), *view.boundaries(feed, first)]

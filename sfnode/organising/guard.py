@@ -41,8 +41,8 @@ from sfnode.organising.steps import IDLE_ROUNDS, Judgement, idle_rounds
 from sfnode.schema.evaluation import Evaluation, EvaluationOfRows
 from sfnode.schema.metrics import measure_of, metric_of, result_in_words
 from sfnode.schema.organising import EpochEvaluation
-from sfprotocol.counting import MAX_EPOCHS, NEVER, Counting
 from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, Seal, Void
+from sfprotocol.run_state import MAX_EPOCHS, NEVER, RunState
 
 ERRORS = 2.0
 """Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
@@ -218,12 +218,12 @@ class Guard:
 
     # -- what is decided ---------------------------------------------------------------------------
 
-    def due(self, counting: Counting) -> Decision | None:
+    def due(self, run_state: RunState) -> Decision | None:
         """Return the next decision that is due."""
-        if self._unjudged and not counting.finished and self.results:
-            self._due.extend(self._judge(counting))
+        if self._unjudged and not run_state.finished and self.results:
+            self._due.extend(self._judge(run_state))
         self._unjudged = False
-        if not (self._due or counting.complete) and idle_rounds(counting) >= self._idle:
+        if not (self._due or run_state.complete) and idle_rounds(run_state) >= self._idle:
             what = "what nodes learn from their rows has become too little to change it"
             self._due.extend(self._end(f"at the model of round {self._sealed - 1}", what))
         decision = self._due.popleft() if self._due else None
@@ -235,13 +235,13 @@ class Guard:
         """Return whether an epoch that is not sealed, or was taken back, is worth nothing."""
         return any(one.first <= epoch < one.until for one in self.returns)
 
-    def cuts(self, counting: Counting) -> bool:
+    def cuts(self, run_state: RunState) -> bool:
         """Return whether the open epoch is to be closed with whatever it has."""
         last = self.returns[-1] if self.returns else None
-        if last is None or counting.complete:
+        if last is None or run_state.complete:
             return False
-        unsealed = counting.open_epoch - counting.sealed
-        return unsealed == 0 if last.until == NEVER else counting.open_epoch < last.until
+        unsealed = run_state.open_epoch - run_state.sealed
+        return unsealed == 0 if last.until == NEVER else run_state.open_epoch < last.until
 
     def labels(self) -> list[range]:
         """Return the epochs with the labels of which nothing is to count that is named later."""
@@ -255,51 +255,51 @@ class Guard:
         """Return whether what a close has named of a feed was skipped for that."""
         return (feed, epoch) in self._stale
 
-    def judged(self, counting: Counting, judgement: Judgement, *, searched: bool) -> Judgement:
+    def judged(self, run_state: RunState, judgement: Judgement, *, searched: bool) -> Judgement:
         """Return a judgement with the rates that returns have left; of nothing, for a discarded epoch.
 
         `searched`: its rates follow from those before, and not from a schedule.
         """
-        epoch, coming = counting.sealed, counting.open_epoch + 1
+        epoch, coming = run_state.sealed, run_state.open_epoch + 1
         scale = LOWER ** len(self.returns)
         rates = judgement.rates
         if not searched:
             rates = tuple(one._replace(rate=max(1, one.rate // scale)) for one in rates)
-            rates = tuple(one for one in rates if one[1:] != counting.rate_from(one.epoch)[1:])
+            rates = tuple(one for one in rates if one[1:] != run_state.rate_from(one.epoch)[1:])
         if not self.discards(epoch):
             return replace(judgement, rates=rates)
         if self.returns[-1].until != NEVER or coming >= MAX_EPOCHS:
             return Judgement(factor=0)
         if searched or not rates:
-            known = counting.rate_from(coming)
+            known = run_state.rate_from(coming)
             rates = (known._replace(epoch=coming, rate=max(1, known.rate // LOWER)),)
         return Judgement(factor=0, rates=rates)
 
     # -- the policy --------------------------------------------------------------------------------
 
-    def _judge(self, counting: Counting) -> list[Decision]:
+    def _judge(self, run_state: RunState) -> list[Decision]:
         """Return what the last result calls for."""
         latest, best = self.results[-1], self._best()
         if latest.losses is None:
             return []
         if self._patience:
-            return self._stopped(counting)
+            return self._stopped(run_state)
         gained = self._has_gained(best)
-        over = counting.complete or (gained and self._is_flat(counting, END))
+        over = run_state.complete or (gained and self._is_flat(run_state, END))
         if self._harmed(latest, best, once=over):
             what = f"{_of(latest)} is worse than {_of(best)}"
-            return self._back(counting, what, best if gained else None, ends=over)
-        if counting.complete or not self._is_flat(counting, 1):
+            return self._back(run_state, what, best if gained else None, ends=over)
+        if run_state.complete or not self._is_flat(run_state, 1):
             return []
         assert self._mark is not None  # there are results
         what = (
             f"{len(self._since_mark())} evaluations have shown no certain improvement over {_of(self._mark)}"
         )
         if not gained:
-            return self._back(counting, what, None) if self._has_moved(latest) else []
+            return self._back(run_state, what, None) if self._has_moved(latest) else []
         return self._end(f"at the model of round {self._sealed - 1}", what) if over else []
 
-    def _stopped(self, counting: Counting) -> list[Decision]:
+    def _stopped(self, run_state: RunState) -> list[Decision]:
         """Return the end at the model with the least loss, once none has been better by much for long, or at
         that of the budget. Where it is the base model, the rate is too large, and the run goes on at a lower
         one."""
@@ -310,14 +310,14 @@ class Guard:
             if one.loss < mark.loss - BETTER * (results[0].loss - mark.loss):
                 mark = one
         since = [one for one in self.results if one.epoch > mark.epoch]
-        if not since or not (counting.complete or since[-1].epoch - mark.epoch >= self._patience):
+        if not since or not (run_state.complete or since[-1].epoch - mark.epoch >= self._patience):
             return []
         what = f"of {len(since)} evaluations since then none was much better than {_of(mark)}"
-        ends = counting.complete or not best.said.base
-        return self._back(counting, what, None if best.said.base else best, ends=ends)
+        ends = run_state.complete or not best.said.base
+        return self._back(run_state, what, None if best.said.base else best, ends=ends)
 
     def _back(
-        self, counting: Counting, what: str, best: SealResult | None, *, ends: bool = False
+        self, run_state: RunState, what: str, best: SealResult | None, *, ends: bool = False
     ) -> list[Decision]:
         """Return the decisions by which the run goes back to a seal, or to the base model, and ends, if it
         does not go on at a lower rate."""
@@ -387,14 +387,14 @@ class Guard:
     def _first_since(self) -> int:
         return max(self._mark.epoch + 1 if self._mark else 0, self.returns[-1].until if self.returns else 0)
 
-    def _is_flat(self, counting: Counting, times: int) -> bool:
+    def _is_flat(self, run_state: RunState, times: int) -> bool:
         """Return whether nothing has improved for long, or for so many times as long."""
         since = self._since_mark()
         if len(since) < times * PATIENCE:
             return False
-        made = _updates(counting, 0, self._mark.epoch if self._mark else -1)
-        least = times * max(LEAST_BUDGET * counting.budget, LEAST_MADE * made)
-        return _updates(counting, self._first_since(), since[-1].epoch) >= least
+        made = _updates(run_state, 0, self._mark.epoch if self._mark else -1)
+        least = times * max(LEAST_BUDGET * run_state.budget, LEAST_MADE * made)
+        return _updates(run_state, self._first_since(), since[-1].epoch) >= least
 
     def _has_moved(self, latest: SealResult) -> bool:
         """Return whether losses of rows are far from those of the base model; rewards, of which single ones
@@ -420,8 +420,8 @@ def _goodness(result: SealResult) -> tuple[float, float]:
     return result.figure, -result.loss
 
 
-def _updates(counting: Counting, first: int, last: int) -> int:
-    return sum(map(counting.closed_updates, range(first, min(last + 1, counting.open_epoch))))
+def _updates(run_state: RunState, first: int, last: int) -> int:
+    return sum(map(run_state.closed_updates, range(first, min(last + 1, run_state.open_epoch))))
 
 
 def _of(result: SealResult) -> str:

@@ -1,7 +1,7 @@
 """The knowledge of an organiser, of which every rule is a function (`rules`).
 
 Data: the node as it is read (`view`), the organiser's settings, and what has come of decisions, updates,
-measurements and petitions until now. The rules and `organiser` change it; nobody else does.
+measurements and join requests until now. The rules and `organiser` change it; nobody else does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sfnode.organising.admission import PendingPetitions
+from sfnode.organising.admission import PendingJoinRequests
 from sfnode.organising.evaluation.evaluating import Evaluations
 from sfnode.organising.evaluation.searching import Search
 from sfnode.organising.events import Action, EvaluationEnded, Product
@@ -20,9 +20,9 @@ from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.steps import Judge
 from sfnode.organising.verdicts import Verdicts
 from sfnode.organising.view import View
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Bases, Checkpoint, Decision, StandIns
 from sfprotocol.messages import Offer
+from sfprotocol.run_state import NEVER, RunState
 
 MAX_OFFERS = 256
 """Members that would stand in, of whom it is remembered: fifteen are named at most."""
@@ -47,12 +47,12 @@ class Knowledge:
         self.peers: dict[str, int] = {}
         """Linked peers, with the number of decisions that each has told of."""
         self.feeds = HeldFeeds()
-        self.search = Search(policy, view.counting) if policy.search_rows and policy.seal_wait else None
+        self.search = Search(policy, view.run_state) if policy.search_rows and policy.seal_wait else None
         """The searches; None if there are none."""
         self.verdicts = Verdicts.of_policy(policy)
         self.evaluations = Evaluations(policy, self.search, now)
         self.making: dict[Product, Making] = {Bases: Making(now), Checkpoint: Making(now)}
-        self.petitions = PendingPetitions(view.control.authority.run_id, policy)
+        self.join_requests = PendingJoinRequests(view.control.authority.run_id, policy)
         self.offers: dict[bytes, tuple[bytes, float]] = {}
         """Keys with which members would stand in, and when each was heard, by origin; the oldest first."""
         self.wanted: list[Decision] = []
@@ -70,9 +70,9 @@ class Knowledge:
         """Actions until they are handed over."""
 
     @property
-    def counting(self) -> Counting:
+    def run_state(self) -> RunState:
         """The state of the run by the decisions that are here."""
-        return self.view.counting
+        return self.view.run_state
 
     @property
     def guard(self) -> Guard | None:
@@ -84,11 +84,11 @@ class Knowledge:
         self.verdicts.take(decision)
         if isinstance(decision, StandIns) and stands_in:
             admission = dict(enumerate(Admission)).get(decision.admission, Admission.LINKS)
-            self.policy = self.petitions.policy = replace(self.policy, admission=admission)
+            self.policy = self.join_requests.policy = replace(self.policy, admission=admission)
 
     def evaluated(self, event: EvaluationEnded, now: float) -> None:
         """Take in the answer to what was asked of an epoch."""
-        self.verdicts.worths += self.evaluations.ended(event, self.counting, now)
+        self.verdicts.worths += self.evaluations.ended(event, self.run_state, now)
         if self.guard:
             for base in (event.base, event.calibrated):
                 self.guard.note(event.epoch, base, base=True)
@@ -112,6 +112,6 @@ class Knowledge:
 
 def times(known: Knowledge, now: float) -> None:
     """Bring the times up to date since which the epoch is open, and feeds wait or miss something."""
-    if known.open != known.counting.open_epoch:
-        known.open, known.opened_at = known.counting.open_epoch, now
-    known.feeds.refresh(known.counting, now, asked=bool(known.peers))
+    if known.open != known.run_state.open_epoch:
+        known.open, known.opened_at = known.run_state.open_epoch, now
+    known.feeds.refresh(known.run_state, now, asked=bool(known.peers))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from sfnode.organising import owner_decisions
 from sfnode.organising.events import Make, Product
-from sfprotocol.counting import MAX_EPOCHS
 from sfprotocol.decisions import Amend, Bases, Checkpoint, Decision, Seal, Void
+from sfprotocol.run_state import MAX_EPOCHS
 
 if TYPE_CHECKING:
     from sfnode.organising.known import Knowledge
@@ -87,43 +87,43 @@ def _earliest_altered(decision: Decision) -> int:
 
 def bases_due(known: Knowledge, now: float) -> Bases | None:
     """Return the bases that were made; have new ones made once the latest have served for long enough."""
-    counting, making = known.counting, known.making[Bases]
+    run_state, making = known.run_state, known.making[Bases]
     if isinstance(digest := making.taken(), bytes):
-        decision = Bases(counting.next_subspace(), digest)
-        return decision if owner_decisions.refusal(counting, decision) is None else None
+        decision = Bases(run_state.next_subspace(), digest)
+        return decision if owner_decisions.refusal(run_state, decision) is None else None
     if not making.is_under_way and now >= making.rests_until and _are_worn(known):
-        making.begin(counting.sealed - 1)
-        known.actions.append(Make(Bases, counting.sealed - 1))
+        making.begin(run_state.sealed - 1)
+        known.actions.append(Make(Bases, run_state.sealed - 1))
     return None
 
 
 def cuts(known: Knowledge) -> bool:
     """Return whether the open epoch is to be closed with whatever it has: the one after it has other
     bases."""
-    counting = known.counting
-    return known.policy.renew_updates > 0 and counting.served_from() == counting.open_epoch + 1
+    run_state = known.run_state
+    return known.policy.renew_updates > 0 and run_state.served_from() == run_state.open_epoch + 1
 
 
 def _are_worn(known: Knowledge) -> bool:
     """Return whether what is sealed, at whose weights others would be made, has used the latest bases for
     long enough, others would yet be used, and the rate at which they were used stays."""
-    counting, every = known.counting, known.policy.renew_updates
-    first, ends = counting.served_from(), counting.promised >= counting.budget
-    ends = ends or not counting.may_begin(counting.next_subspace())
-    if not every or first is None or first >= counting.sealed or ends:
+    run_state, every = known.run_state, known.policy.renew_updates
+    first, ends = run_state.served_from(), run_state.promised >= run_state.budget
+    ends = ends or not run_state.may_begin(run_state.next_subspace())
+    if not every or first is None or first >= run_state.sealed or ends:
         return False
-    if known.search and known.search.cuts(counting):
+    if known.search and known.search.cuts(run_state):
         return False
-    return sum(map(counting.closed_updates, range(first, counting.sealed))) >= every
+    return sum(map(run_state.closed_updates, range(first, run_state.sealed))) >= every
 
 
 def checkpoint_due(known: Knowledge, now: float) -> Checkpoint | None:
     """Return the checkpoint that was worked out; have the next one worked out once it is due."""
     making, spacing = known.making[Checkpoint], known.policy.checkpoint_epochs
-    usable = known.counting.checkpoints
+    usable = known.run_state.checkpoints
     if isinstance(found := making.taken(), Checkpoint):
         return None if making.altered else found
-    epoch, last = known.counting.sealed - 1 - SETTLED, usable[-1].epoch if usable else -1
+    epoch, last = known.run_state.sealed - 1 - SETTLED, usable[-1].epoch if usable else -1
     if making.epoch is None and spacing and epoch - last >= spacing and now >= making.rests_until:
         making.begin(epoch)
         known.actions.append(Make(Checkpoint, epoch))

@@ -46,10 +46,10 @@ from sfnode.organising.known import Knowledge
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import Judge
 from sfnode.organising.view import View
-from sfprotocol.counting import NEVER
 from sfprotocol.decisions import Bases, Checkpoint, Decision, read
-from sfprotocol.events import Petitioned
-from sfprotocol.messages import Feed, Offer, Petition
+from sfprotocol.events import JoinRequested
+from sfprotocol.messages import Feed, JoinRequest, Offer
+from sfprotocol.run_state import NEVER
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
 """Seconds between two looks, which take 10 us for each feed: 2 % of a core at most, and 8.5 s between looks
@@ -140,9 +140,9 @@ class Organiser:
                 self._on_moved(moved, now)
             case NobodyElse():
                 known.alone, self._wake_at = True, now
-            case Petitioned(petition=Petition() as petition, via=via):
-                known.petitions.hear(petition, via, known.counting, now)
-            case Petitioned(petition=Offer() as offer):
+            case JoinRequested(join_request=JoinRequest() as join_request, via=via):
+                known.join_requests.hear(join_request, via, known.run_state, now)
+            case JoinRequested(join_request=Offer() as offer):
                 known.hear(offer, now)
             case EvaluationEnded() if known.evaluations.is_under_way(event.epoch):
                 known.evaluated(event, now)
@@ -195,7 +195,7 @@ class Organiser:
             return FORKED
         if self._key in feed.liars:
             return LIED
-        return UNSUPPORTED if self.known.counting.unsupported else None
+        return UNSUPPORTED if self.known.run_state.unsupported else None
 
     def _on_decision(self, decision: Decision) -> None:
         known = self.known
@@ -239,7 +239,7 @@ class Organiser:
         if decision is None:
             self._wake_at = min(now + LOOK_INTERVAL + rest, known.close_at)
         else:
-            self._sign(Sign(known.counting.decisions, decision), now)
+            self._sign(Sign(known.run_state.decisions, decision), now)
 
     def _standing(self, now: float) -> OrganiserState:
         """Return the state of an organiser whose key may sign, now or later."""
@@ -259,7 +259,7 @@ class Organiser:
         known = self.known
         if known.alone:
             return True
-        ours = known.counting.decisions
+        ours = known.run_state.decisions
         witnesses = sum(theirs <= ours for theirs in known.peers.values())
         doubted = witnesses < len(known.peers)
         patience = PROOF_TIME if doubted else SETTLE_TIME if ours else FIRST_TIME

@@ -11,7 +11,6 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from sfnode.organising.events import AnswerOwner
-from sfprotocol.counting import MAX_MEMBERS, Counting, Member, PublishedInvitation
 from sfprotocol.decisions import (
     INCARNATIONS,
     Admit,
@@ -30,6 +29,7 @@ from sfprotocol.decisions import (
     encode,
 )
 from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.run_state import MAX_MEMBERS, Member, PublishedInvitation, RunState
 
 if TYPE_CHECKING:
     from sfnode.organising.known import Knowledge
@@ -38,47 +38,47 @@ _REPLACED = "budget", "finished"
 """Parts of the state that these replace."""
 
 
-def refusal(counting: Counting, wanted: Decision) -> str | None:
+def refusal(run_state: RunState, wanted: Decision) -> str | None:
     """Return why a decision would change nothing, or is nobody's to make; None if it holds."""
     try:
         encode(wanted)
     except RemoteProtocolError as error:
         return error.reason
-    if counting.unsupported:
+    if run_state.unsupported:
         return "decisions of a later version were made, and what counts since is not known here"
-    holds, reason = _holds(counting, wanted)
+    holds, reason = _holds(run_state, wanted)
     return None if holds else reason
 
 
-def _holds(counting: Counting, wanted: Decision) -> tuple[bool, str]:
+def _holds(run_state: RunState, wanted: Decision) -> tuple[bool, str]:
     """Return whether a decision would change something, and why not if it would not."""
     match wanted:
         case Admit(origin=origin, quota=quota, invitation=invitation):
-            if (number := counting.member_number(origin)) is not None:
-                return quota > counting.quotas.own(number), "admitted before, with no smaller quota"
-            full = len(counting.members) >= MAX_MEMBERS
+            if (number := run_state.member_number(origin)) is not None:
+                return quota > run_state.quotas.own(number), "admitted before, with no smaller quota"
+            full = len(run_state.members) >= MAX_MEMBERS
             reason = "no room for a member, or an invitation that it has to show"
             return not full and not invitation, reason
         case Invite(uses=uses):
             return bool(uses), "an invitation that nobody may use"
         case Revoke(member=number, epoch=epoch) | RevokeInvitation(invitation=number, epoch=epoch):
-            known: Sequence[Member | PublishedInvitation] = counting.members
-            known = known if isinstance(wanted, Revoke) else counting.invitations
+            known: Sequence[Member | PublishedInvitation] = run_state.members
+            known = known if isinstance(wanted, Revoke) else run_state.invitations
             holds = number < len(known) and epoch < known[number].revoked
             return holds, "no such member or invitation, or revoked before"
         case Void():
-            return _voids(counting, wanted), "nothing counts by the seals of these epochs and members"
+            return _voids(run_state, wanted), "nothing counts by the seals of these epochs and members"
         case Amend(feed=feed, epoch=epoch):
-            before = counting.named(feed, epoch - 1)
-            return before < counting.named(feed), "no close from this one on has named steps of it"
+            before = run_state.named(feed, epoch - 1)
+            return before < run_state.named(feed), "no close from this one on has named steps of it"
         case Bases(subspace=subspace, digest=digest):
-            holds = counting.may_begin(subspace) and counting.own_bases(subspace) != digest
+            holds = run_state.may_begin(subspace) and run_state.own_bases(subspace) != digest
             reason = "an epoch of the subspace is open or over, or it has these bases"
             return holds, f"bases of this run are random, or {reason}"
         case Budget():
-            return _replaces(counting, wanted), "this is the budget"
+            return _replaces(run_state, wanted), "this is the budget"
         case Finish():
-            return _replaces(counting, wanted), "the run is finished"
+            return _replaces(run_state, wanted), "the run is finished"
         case Announce() | StandIns():
             return True, ""
     return False, "the organiser decides this by itself"
@@ -88,7 +88,7 @@ def due(known: Knowledge, now: float) -> Decision | None:
     """Return the first of the owner's decisions that would change something; tell why others are refused."""
     while known.wanted:
         decision = known.wanted.pop(0)
-        reason = known.stopped or refusal(known.counting, decision)
+        reason = known.stopped or refusal(known.run_state, decision)
         if reason is None:
             return decision
         known.unanswered.remove(decision)
@@ -96,24 +96,24 @@ def due(known: Knowledge, now: float) -> Decision | None:
     return None
 
 
-def _replaces(counting: Counting, wanted: Budget | Finish) -> bool:
+def _replaces(run_state: RunState, wanted: Budget | Finish) -> bool:
     """Return whether applying such a decision changes anything: it puts values in the place of others and
     touches nothing else, so that it can be tried on a shallow copy."""
-    after = copy(counting)
+    after = copy(run_state)
     after.apply(Recorded(wanted))
-    return any(getattr(after, name) != getattr(counting, name) for name in _REPLACED)
+    return any(getattr(after, name) != getattr(run_state, name) for name in _REPLACED)
 
 
-def _voids(counting: Counting, void: Void) -> bool:
+def _voids(run_state: RunState, void: Void) -> bool:
     """Return whether a Void takes back anything that counts."""
     if not (
-        void.first <= void.last < counting.sealed and all(m < len(counting.members) for m in void.members)
+        void.first <= void.last < run_state.sealed and all(m < len(run_state.members) for m in void.members)
     ):
         return False
     return any(
-        counting.counts(feed, epoch)
+        run_state.counts(feed, epoch)
         for epoch in range(void.first, void.last + 1)
-        for feed in counting.moved(epoch)
+        for feed in run_state.moved(epoch)
         if not void.members or feed // INCARNATIONS in void.members
     )
 

@@ -12,7 +12,7 @@ from sfnode.settings import Settings
 
 
 class Admission(Enum):
-    """The petitions that are granted without asking the owner, whose word an invitation is."""
+    """The join requests that are granted without asking the owner, whose word an invitation is."""
 
     LINKS = "links"
     """Those with an invitation; no others are kept."""

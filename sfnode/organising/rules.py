@@ -29,7 +29,6 @@ from sfnode.organising.evaluation.searching import GROWTH
 from sfnode.organising.feeds import Nameable
 from sfnode.organising.known import Knowledge, times
 from sfnode.organising.steps import Judgement, may_be_idle
-from sfprotocol.counting import MAX_EPOCHS, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
@@ -42,6 +41,7 @@ from sfprotocol.decisions import (
     Seal,
 )
 from sfprotocol.quotas import UNPROVEN_PART
+from sfprotocol.run_state import MAX_EPOCHS, named_digest
 
 MOVES_PER_CLOSE = 7_500
 """Feeds that one close moves: with 26 bytes each they fit MAX_DECISION."""
@@ -67,22 +67,22 @@ SALT_BYTES = 8
 
 def close_due(known: Knowledge, now: float) -> Close | None:
     """Return the close of the open epoch once enough may be named, or one has waited long enough."""
-    counting, search, steps = known.counting, known.search, known.policy.steps
-    rest = counting.budget - counting.promised
+    run_state, search, steps = known.run_state, known.search, known.policy.steps
+    rest = run_state.budget - run_state.promised
     if not _may_close(known) or rest <= 0:
         return None  # without a rest the run is complete with the seals to come, unless they skip something
-    target = search.target(counting) if search else known.policy.longest
+    target = search.target(run_state) if search else known.policy.longest
     # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show yet
-    target = min(target, rest, int(GROWTH * counting.usual_updates(known.policy.target_updates)))
+    target = min(target, rest, int(GROWTH * run_state.usual_updates(known.policy.target_updates)))
     chosen = _chosen(known, rest, now)
     total = sum(one.moving for one in chosen)
     kept = sum(one.moving for one in chosen if known.trusts(one.number))
     there, members = _there(known, chosen, target), {one.number // INCARNATIONS for one in chosen}
-    idle = bool(steps and chosen and may_be_idle(counting, members, steps.idle_rounds))
+    idle = bool(steps and chosen and may_be_idle(run_state, members, steps.idle_rounds))
     short = idle and not total and sum(one.steps for one in chosen) >= target
     enough = there >= target or kept >= rest or _is_late(known, chosen, now) or short
     filled = (total or idle) and (enough or _is_used_up(known, chosen, now))
-    cut = any(one.cuts(counting) for one in (search, known.guard) if one)
+    cut = any(one.cuts(run_state) for one in (search, known.guard) if one)
     if not (filled or cut or making.cuts(known)):
         known.lacking = max(0, target - there)
         return None
@@ -92,16 +92,16 @@ def close_due(known: Knowledge, now: float) -> Close | None:
     if not cut and total >= rest and _is_to_wait(known):
         chosen = []  # by a seal of its own, what waits counts before the run ends
     salt = known.draw(SALT_BYTES)
-    return Close(counting.open_epoch, salt, tuple(one.move(salt) for one in sorted(chosen)))
+    return Close(run_state.open_epoch, salt, tuple(one.move(salt) for one in sorted(chosen)))
 
 
 def _may_close(known: Knowledge) -> bool:
     """Return whether the run goes on, and as few epochs wait for their seals as may."""
-    counting, search = known.counting, known.search
+    run_state, search = known.run_state, known.search
     waits = known.policy.steps or (search and not search.settled)
     most = 1 if waits else MAX_UNSEALED  # what comes at a wrong rate, or in a wrong unit, is lost
-    unsealed = counting.open_epoch - counting.sealed
-    over = counting.complete or counting.open_epoch >= MAX_EPOCHS
+    unsealed = run_state.open_epoch - run_state.sealed
+    over = run_state.complete or run_state.open_epoch >= MAX_EPOCHS
     return not over and unsealed < most and not known.making[Bases].is_under_way
 
 
@@ -110,7 +110,7 @@ def _chosen(known: Knowledge, rest: int, now: float) -> list[Nameable]:
     shared, overdue = _strangers_part(known, rest, now), now - known.policy.longest_epoch
     alone, trusted = known.alone and not known.peers, known.verdicts.trusts
     bounds = MOVES_PER_CLOSE, rest, shared, overdue
-    return list(known.feeds.nameable(known.counting, *bounds, alone=alone, trusted=trusted))
+    return list(known.feeds.nameable(known.run_state, *bounds, alone=alone, trusted=trusted))
 
 
 def _is_late(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
@@ -121,7 +121,7 @@ def _is_late(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
 
 def _least_epoch(known: Knowledge) -> float:
     """Return for how many seconds an epoch is open at least."""
-    alone = len(known.counting.members) < 2 and known.policy.patience
+    alone = len(known.run_state.members) < 2 and known.policy.patience
     return known.policy.least_epoch * (ALONE if alone else 1)
 
 
@@ -129,11 +129,11 @@ def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
     """Return how many updates of strangers without credit a close names. While nothing counts it is as many
     as of members who were vouched for, or any number where those make nothing: else one who is quick would be
     all that is judged first, with nobody to tell its work from noise."""
-    counting = known.counting
-    if counting.begun:
-        return max(1, counting.room // UNPROVEN_PART)
-    vouched, _ = known.feeds.waiting(counting)
-    strange = all(map(counting.quotas.is_stranger, range(len(counting.members))))
+    run_state = known.run_state
+    if run_state.begun:
+        return max(1, run_state.room // UNPROVEN_PART)
+    vouched, _ = known.feeds.waiting(run_state)
+    strange = all(map(run_state.quotas.is_stranger, range(len(run_state.members))))
     return vouched if vouched or not (strange or now >= known.opened_at + ACTIVE_TIME) else rest
 
 
@@ -142,35 +142,35 @@ def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
     credit grows with closes, shows that it is full, too: up to some times as much as is named. Of those
     without credit a small part of it counts at most, so that they do not close epochs (SPEC O20); while
     nothing counts, some times as much as of members who were vouched for."""
-    counting, found = known.counting, {True: 0, False: 0}
+    run_state, found = known.run_state, {True: 0, False: 0}
     for one in chosen:
         member = one.number // INCARNATIONS
-        proven, times = bool(counting.credit(member)), 1
-        if proven and counting.quotas.is_stranger(member):
+        proven, times = bool(run_state.credit(member)), 1
+        if proven and run_state.quotas.is_stranger(member):
             times = UNPROVEN_PART
         found[proven] += min(max(one.moving, one.waiting), times * one.moving)
-    if counting.begun:
+    if run_state.begun:
         return found[True] + min(found[False], max(1, target // UNPROVEN_PART))
-    vouched, strange = known.feeds.waiting(counting)
+    vouched, strange = known.feeds.waiting(run_state)
     return min(vouched + strange, UNPROVEN_PART * vouched) if vouched else found[False]
 
 
 def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
     """Return whether all members of whom something has come of late have made what they may; who goes on with
     a new feed waits for a close."""
-    counting, feeds = known.counting, known.feeds
-    proven = any(counting.credit(one.number // INCARNATIONS) for one in chosen)
-    if counting.begun and not proven and now - known.opened_at < UNPROVEN_EPOCH:
+    run_state, feeds = known.run_state, known.feeds
+    proven = any(run_state.credit(one.number // INCARNATIONS) for one in chosen)
+    if run_state.begun and not proven and now - known.opened_at < UNPROVEN_EPOCH:
         return False
-    made, active = feeds.made(counting), feeds.active(counting, now - ACTIVE_TIME)
-    others = active - feeds.renewing(counting)
-    return bool(active) and not any(counting.room_left(member, made) for member in others)
+    made, active = feeds.made(run_state), feeds.active(run_state, now - ACTIVE_TIME)
+    others = active - feeds.renewing(run_state)
+    return bool(active) and not any(run_state.room_left(member, made) for member in others)
 
 
 def _is_to_wait(known: Knowledge) -> bool:
     """Return whether skipped work is to count before what a close would name now, and no epoch was closed for
     it."""
-    last = known.counting.open_epoch - 1
+    last = known.run_state.open_epoch - 1
     begun = is_for_waiting(known, last)
     return known.search is not None and not begun and bool(waiting(known))
 
@@ -178,18 +178,18 @@ def _is_to_wait(known: Knowledge) -> bool:
 def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
     """Return the seal of the oldest closed epoch once all that it names is here and it is evaluated, or has
     waited long enough; before that what is too large in it."""
-    counting, epoch, feeds = known.counting, known.counting.sealed, known.feeds
-    chains = feeds.chains(counting, epoch) if epoch < counting.open_epoch else None
+    run_state, epoch, feeds = known.run_state, known.run_state.sealed, known.feeds
+    chains = feeds.chains(run_state, epoch) if epoch < run_state.open_epoch else None
     if chains is None:
         return None
-    if oversized := known.verdicts.oversized(epoch, feeds.oversized(epoch, counting)):
+    if oversized := known.verdicts.oversized(epoch, feeds.oversized(epoch, run_state)):
         return oversized
     if _is_evaluated_first(known, epoch, now):
         return None
     judgement, less = _judged(known, epoch)
     skipped = _skipped(known, epoch, judgement)
     known.evaluations.sealing(epoch, skipped, less=less)
-    feeds.forget(chains, counting)
+    feeds.forget(chains, run_state)
     digest = named_digest(known.view.control.authority.run_id, chains)
     recounted = _recounted(known, epoch, judgement)
     return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
@@ -198,17 +198,17 @@ def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
 def _judged(known: Knowledge, epoch: int) -> tuple[Judgement, bool]:
     """Return the word of the judge, the schedule, the search and the guard on an epoch, and whether it counts
     less than was evaluated."""
-    counting, steps, search, guard = known.counting, known.policy.steps, known.search, known.guard
-    judgement = known.judge(counting)
+    run_state, steps, search, guard = known.run_state, known.policy.steps, known.search, known.guard
+    judgement = known.judge(run_state)
     if steps:
         skipped = _skipped(known, epoch, judgement)
-        norms, lost = known.feeds.norms(epoch, counting, skipped), _lost(known, skipped)
-        judgement = steps.judged(counting, judgement, norms, counting.closed_updates(epoch) - lost)
+        norms, lost = known.feeds.norms(epoch, run_state, skipped), _lost(known, skipped)
+        judgement = steps.judged(run_state, judgement, norms, run_state.closed_updates(epoch) - lost)
     if search:
-        judgement = search.judged(counting, judgement)
+        judgement = search.judged(run_state, judgement)
     less = known.discards(epoch) or bool(steps and judgement.factor != FACTOR_ONE)
     if guard:
-        judgement = guard.judged(counting, judgement, searched=bool(search and not steps))
+        judgement = guard.judged(run_state, judgement, searched=bool(search and not steps))
     return judgement, less
 
 
@@ -219,8 +219,8 @@ def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Reco
         return waiting(known)
     if known.policy.steps or not judgement.factor:
         return ()
-    rate = known.counting.rate(epoch)
-    return known.verdicts.recounted(known.counting, judgement, last=False, rate=rate)
+    rate = known.run_state.rate(epoch)
+    return known.verdicts.recounted(known.run_state, judgement, last=False, rate=rate)
 
 
 def waiting(known: Knowledge) -> tuple[Recount, ...]:
@@ -228,31 +228,31 @@ def waiting(known: Knowledge) -> tuple[Recount, ...]:
     made at larger rates and other weights, and a search along it would cost what it could bring."""
     if known.policy.steps:
         return ()
-    return known.verdicts.recounted(known.counting, Judgement(), last=True, rate=RATE_ONE)
+    return known.verdicts.recounted(known.run_state, Judgement(), last=True, rate=RATE_ONE)
 
 
 def is_for_waiting(known: Knowledge, epoch: int) -> bool:
     """Return whether the seal of an epoch is there to count what waits."""
     search = known.search
-    return search is not None and not known.discards(epoch) and search.is_for_waiting(epoch, known.counting)
+    return search is not None and not known.discards(epoch) and search.is_for_waiting(epoch, known.run_state)
 
 
 def _skipped(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[int, ...]:
     """Return the feeds of which the seal of an epoch counts nothing: those with a verdict against them."""
     verdict, brings = known.verdicts.on, known.feeds.brings
-    moved = known.counting.moved(epoch)
-    return tuple(feed for feed in moved if verdict(feed, epoch, known.counting, brings, judgement))
+    moved = known.run_state.moved(epoch)
+    return tuple(feed for feed in moved if verdict(feed, epoch, known.run_state, brings, judgement))
 
 
 def _is_evaluated_first(known: Knowledge, epoch: int, now: float) -> bool:
     """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
     if known.discards(epoch):
         return False
-    evaluations, counting = known.evaluations, known.counting
+    evaluations, run_state = known.evaluations, known.run_state
     skipped = _skipped(known, epoch, Judgement())
-    last = known.guard is not None and counting.promised - _lost(known, skipped) >= counting.budget
+    last = known.guard is not None and run_state.promised - _lost(known, skipped) >= run_state.budget
     recounted = waiting(known) if is_for_waiting(known, epoch) else ()
-    evaluations.plan(counting, now, last=last, waiting=bool(recounted))
+    evaluations.plan(run_state, now, last=last, waiting=bool(recounted))
     if evaluations.is_due(epoch):
         known.actions.append(evaluations.ask(skipped, recounted))
     return evaluations.is_awaited(epoch, now)
@@ -260,8 +260,8 @@ def _is_evaluated_first(known: Knowledge, epoch: int, now: float) -> bool:
 
 def _lost(known: Knowledge, skipped: tuple[int, ...]) -> int:
     """Return how many updates do not count if the next seal skips these feeds."""
-    counting = known.counting
-    return sum(known.feeds.moving(number, counting.sealed, counting) for number in skipped)
+    run_state = known.run_state
+    return sum(known.feeds.moving(number, run_state.sealed, run_state) for number in skipped)
 
 
 Rule = Callable[[Knowledge, float], Decision | None]
@@ -270,13 +270,13 @@ RULES: tuple[Rule, ...] = (
     # a decision of the owner's that would change something
     owner_decisions.due,
     # an admission that needs no owner, at the rate that the policy allows (`admission`)
-    lambda known, now: known.petitions.next(known.counting, now),
+    lambda known, now: known.join_requests.next(known.run_state, now),
     # the result of an evaluation of an epoch that is sealed, or of the base model (`evaluating`)
-    lambda known, _: known.evaluations.result(known.counting),
+    lambda known, _: known.evaluations.result(known.run_state),
     # a return, or the end, that these results call for (`guard`)
-    lambda known, _: known.guard.due(known.counting) if known.guard else None,
+    lambda known, _: known.guard.due(known.run_state) if known.guard else None,
     # a worth that was measured, and what follows from it for a member (`verdicts`)
-    lambda known, _: known.verdicts.sanction(known.counting),
+    lambda known, _: known.verdicts.sanction(known.run_state),
     # nothing: what follows depends on how long feeds and the epoch have waited
     times,
     # a seal of the oldest closed epoch, once it is evaluated or has waited long enough

@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 
-from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, UNIT_ONE, RateFrom, Recount
 from sfprotocol.quotas import USUAL_OF
+from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 RECOUNTS_PER_SEAL = 4096
 """Most that one seal recounts, 40 kB; the rest is for the next one."""
@@ -55,16 +55,16 @@ class Judgement:
     """Rates of coming epochs, those above the open one, in order."""
 
 
-Judge = Callable[[Counting], Judgement]
-"""Judges what the close of epoch `counting.sealed` has named, once all of it is here and may be sealed."""
+Judge = Callable[[RunState], Judgement]
+"""Judges what the close of epoch `run_state.sealed` has named, once all of it is here and may be sealed."""
 
 
 def at_rate(rate: int) -> Judge:
     """Return the judge that counts everything, at this rate in units of 2^-32."""
 
-    def judge(counting: Counting) -> Judgement:
-        coming = counting.open_epoch + 1
-        if coming >= MAX_EPOCHS or rate == counting.rate(coming):
+    def judge(run_state: RunState) -> Judgement:
+        coming = run_state.open_epoch + 1
+        if coming >= MAX_EPOCHS or rate == run_state.rate(coming):
             return Judgement()
         return Judgement(rates=(RateFrom(coming, rate),))
 
@@ -110,45 +110,47 @@ class Steps:
         return IDLE_DRAWN if self.drawn else IDLE_ROUNDS
 
     def judged(
-        self, counting: Counting, judgement: Judgement, norms: Mapping[int, float], counts: int
+        self, run_state: RunState, judgement: Judgement, norms: Mapping[int, float], counts: int
     ) -> Judgement:
         """Return a judgement of the oldest epoch without a seal, with its factor and with rate and unit of
         the labels that come. `norms`: those of the members whose work its close has named, and its seal does
         not skip, as `feeds.HeldFeeds.norms`; `counts`: how many of these updates move anything."""
-        coming = counting.open_epoch + 1
-        judgement = replace(judgement, factor=min(judgement.factor, self._factor(counting, counts)), rates=())
+        coming = run_state.open_epoch + 1
+        judgement = replace(
+            judgement, factor=min(judgement.factor, self._factor(run_state, counts)), rates=()
+        )
         if coming >= MAX_EPOCHS:
             return judgement
-        known = counting.rate_from(coming)
-        rate, unit = self._rate(counting, counts), self._unit(counting, norms)
+        known = run_state.rate_from(coming)
+        rate, unit = self._rate(run_state, counts), self._unit(run_state, norms)
         said = known._replace(epoch=coming, rate=rate, unit=unit)
         return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
 
-    def _factor(self, counting: Counting, counts: int) -> int:
+    def _factor(self, run_state: RunState, counts: int) -> int:
         """Return the factor with which a round goes no further than the first one may."""
-        made = counts * counting.rate(counting.sealed)
+        made = counts * run_state.rate(run_state.sealed)
         meant = self.updates * self.rate
         return FACTOR_ONE if made <= meant else max(1, FACTOR_ONE * meant // made)
 
-    def _rate(self, counting: Counting, counts: int) -> int:
-        before = (sum(members.values()) for members in counted_rounds(counting))
+    def _rate(self, run_state: RunState, counts: int) -> int:
+        before = (sum(members.values()) for members in counted_rounds(run_state))
         usual = max(self.updates, int(median([counts, *islice(before, USUAL_OF - 1)])))
-        spent = 0.0 if self.whole else (counting.promised + usual) / counting.budget  # once it is opened
+        spent = 0.0 if self.whole else (run_state.promised + usual) / run_state.budget  # once it is opened
         return max(1, round(self.rate * self.updates / usual * max(LEAST_RATE, 1 - spent)))
 
-    def _unit(self, counting: Counting, norms: Mapping[int, float]) -> int:
+    def _unit(self, run_state: RunState, norms: Mapping[int, float]) -> int:
         """Return the unit of the labels that come; that of now where too few are there to say."""
-        known, usual = counting.rate_from(counting.open_epoch + 1), usual_norm(counting, norms)
+        known, usual = run_state.rate_from(run_state.open_epoch + 1), usual_norm(run_state, norms)
         if usual is None or (self.drawn and not usual):
             return known.unit
-        least = counting.rate_from(counting.sealed).unit / FALL
-        most = UNIT_ONE * 2**62 // (self.rate * known.limit * max(1, counting.budget))
+        least = run_state.rate_from(run_state.sealed).unit / FALL
+        most = UNIT_ONE * 2**62 // (self.rate * known.limit * max(1, run_state.budget))
         return max(1, min(round(max(least, 2 * usual / known.limit)), most, (1 << 32) - 1))
 
 
-def usual_norm(counting: Counting, norms: Mapping[int, float]) -> float | None:
+def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
     """Return the usual norm of an update, by those who tell it; None where most of them are not there."""
-    telling = next(counted_rounds(counting), None) or dict.fromkeys(norms, 1)
+    telling = next(counted_rounds(run_state), None) or dict.fromkeys(norms, 1)
     told = sorted((norm, telling[member]) for member, norm in norms.items() if member in telling)
     half = sum(telling.values()) / 2
     if not told or sum(weight for _, weight in told) < half:
@@ -157,32 +159,32 @@ def usual_norm(counting: Counting, norms: Mapping[int, float]) -> float | None:
     return next(norm for norm, weight in told if (below := below + weight) >= half)
 
 
-def counted_rounds(counting: Counting) -> Iterator[Counter[int]]:
+def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
     """Yield how many updates count of each member in sealed rounds of which any do, the last one first."""
-    for epoch in reversed(range(counting.sealed)):
+    for epoch in reversed(range(run_state.sealed)):
         found = Counter[int]()
-        for number in counting.moved(epoch):
-            found[number // INCARNATIONS] += counting.counts(number, epoch)
+        for number in run_state.moved(epoch):
+            found[number // INCARNATIONS] += run_state.counts(number, epoch)
         if +found:
             yield +found
 
 
-def idle_rounds(counting: Counting) -> int:
+def idle_rounds(run_state: RunState) -> int:
     """Return how many of the last sealed rounds, in a row, have named updates none of which moves; 0 in a
     zeroth-order run, where a scalar of 0 says nothing of what is left to learn."""
-    if not counting.rate_from(0).limit:
+    if not run_state.rate_from(0).limit:
         return 0
     idle = 0
-    for epoch in reversed(range(counting.sealed)):
-        if counting.closed_updates(epoch) or not counting.moved(epoch):
+    for epoch in reversed(range(run_state.sealed)):
+        if run_state.closed_updates(epoch) or not run_state.moved(epoch):
             break
         idle += 1
     return idle
 
 
-def may_be_idle(counting: Counting, members: set[int], most: int) -> bool:
+def may_be_idle(run_state: RunState, members: set[int], most: int) -> bool:
     """Return whether a round may be closed that names updates of these members, none of which moves, where
     the run ends after so many."""
-    telling = next(counted_rounds(counting), Counter[int]())
+    telling = next(counted_rounds(run_state), Counter[int]())
     there = sum(weight for member, weight in telling.items() if member in members)
-    return 2 * there >= sum(telling.values()) and idle_rounds(counting) < most
+    return 2 * there >= sum(telling.values()) and idle_rounds(run_state) < most

@@ -18,10 +18,10 @@ from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import IDLE_ROUNDS, RECOUNTS_PER_SEAL, Judgement
 from sfnode.schema.node_state import Uncounted
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth
+from sfprotocol.run_state import NEVER, RunState
 
-Brings = Callable[[int, int, Counting, range], bool]
+Brings = Callable[[int, int, RunState, range], bool]
 """Tells whether the close of an epoch has named updates of a feed with one of these labels."""
 
 
@@ -89,7 +89,7 @@ class Verdicts:
     # -- what follows ------------------------------------------------------------------------------
 
     def on(
-        self, feed: int, epoch: int, counting: Counting, brings: Brings, judgement: Judgement
+        self, feed: int, epoch: int, run_state: RunState, brings: Brings, judgement: Judgement
     ) -> Uncounted | None:
         """Return why the seal of an epoch leaves a feed out; None if it counts."""
         known, member = Recount(feed, epoch), feed // INCARNATIONS
@@ -102,12 +102,12 @@ class Verdicts:
                 return Uncounted.OUTLIER
             if known in self._oversized:
                 return Uncounted.OVERSIZED
-        if brings(feed, epoch, counting, range(counting.members[member].revoked, NEVER)):
+        if brings(feed, epoch, run_state, range(run_state.members[member].revoked, NEVER)):
             return Uncounted.REVOKED
         guard = self.guard
         if guard is None or guard.discards(epoch):
             return None
-        if any(brings(feed, epoch, counting, labels) for labels in guard.labels()):
+        if any(brings(feed, epoch, run_state, labels) for labels in guard.labels()):
             guard.skip(feed, epoch)
         return Uncounted.TAKEN_BACK if guard.is_stale(feed, epoch) else None
 
@@ -122,31 +122,31 @@ class Verdicts:
         return Oversized(epoch, found) if found else None
 
     def recounted(
-        self, counting: Counting, judgement: Judgement, *, last: bool, rate: int
+        self, run_state: RunState, judgement: Judgement, *, last: bool, rate: int
     ) -> tuple[Recount, ...]:
         """Return what seals have skipped and the next one is to count: what the judge says, and work of
         members for whom there is enough evidence, of epochs with this `rate` at most; `last`: the run is
         about to end. It stays skipped where they may have been revoked when they made it, where it would
         evidently do harm, where the guard has taken back what it brings, and where its author makes work that
         is too large again and again."""
-        found = [recount for recount in sorted(judgement.recounted) if counting.is_skipped(recount)]
+        found = [recount for recount in sorted(judgement.recounted) if run_state.is_skipped(recount)]
         known = self.evidence.members.items() if self._judged else ()
         trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
         never = self.evidence.outliers | judgement.recounted | (set() if last else self._oversized)
         for number in sorted(trusted):
-            if self._too_large[number] > OFTEN * (NEWCOMER + counting.epochs_of(number)):
+            if self._too_large[number] > OFTEN * (NEWCOMER + run_state.epochs_of(number)):
                 continue  # that is no accident
-            revoked = counting.members[number].revoked if number < len(counting.members) else 0
+            revoked = run_state.members[number].revoked if number < len(run_state.members) else 0
             found += [
                 one
-                for one in counting.skipped(number)
-                if one.epoch < revoked and counting.rate(one.epoch) <= rate and one not in never
+                for one in run_state.skipped(number)
+                if one.epoch < revoked and run_state.rate(one.epoch) <= rate and one not in never
             ]
         guard = self.guard
         found = [recount for recount in found if not (guard and guard.is_stale(*recount))]
         return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
 
-    def sanction(self, counting: Counting) -> Decision | None:
+    def sanction(self, run_state: RunState) -> Decision | None:
         """Return what is to be signed: what was measured, and then what follows for whom it shows to do
         harm."""
         if self.worths:
@@ -154,10 +154,10 @@ class Verdicts:
         harmful = self.evidence.harmful - self._sanctioned if self._revokes else ()
         for member in sorted(harmful):
             self._sanctioned.add(member)
-            since, last = self.evidence.members[member].harm_since or 0, counting.sealed - 1
+            since, last = self.evidence.members[member].harm_since or 0, run_state.sealed - 1
             self._sanctions += [Revoke(member, since), *([Void(since, last, (member,))] * (since <= last))]
         while self._sanctions:
             sanction = self._sanctions.pop(0)
-            if owner_decisions.refusal(counting, sanction) is None:
+            if owner_decisions.refusal(run_state, sanction) is None:
                 return sanction
         return None

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import UNIT_ONE
 from sfprotocol.fields import squares_of
 from sfprotocol.frontier import FeedState
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Segment
 from sfprotocol.organised import Organised
+from sfprotocol.run_state import RunState
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import extend
 
@@ -58,9 +58,9 @@ class View:
         return self._organised.control.feed
 
     @property
-    def counting(self) -> Counting:
+    def run_state(self) -> RunState:
         """The state of the run by them."""
-        return self._organised.counting
+        return self._organised.run_state
 
     @property
     def stand_ins(self) -> tuple[bytes, ...]:
@@ -90,9 +90,9 @@ class View:
     def boundaries(self, feed: Feed, first: int) -> Iterator[Boundary]:
         """Yield the boundaries above step `first` of what is held: at the ends of segments and of labels in
         them, and where closes have stopped."""
-        counting, step, stop = self.counting, first, self.state(feed).next
-        chain, number = self.chain(feed, first), counting.number(feed)
-        named_stops = [] if number is None else [one.stop for one in counting.named_stops(number, first)]
+        run_state, step, stop = self.run_state, first, self.state(feed).next
+        chain, number = self.chain(feed, first), run_state.number(feed)
+        named_stops = [] if number is None else [one.stop for one in run_state.named_stops(number, first)]
         while step < stop:
             segment = self._log.read(feed, step, self._machine.run.form.segment_updates)
             assert segment is not None  # what the frontier says is on disk
@@ -102,7 +102,7 @@ class View:
                     taken, rest = part.scalars[: end - step], part.scalars[end - step :]
                     chain = extend(chain, [part._replace(scalars=taken)])
                     part, step = part._replace(scalars=rest), end
-                    rate = counting.rate_from(part.epoch)
+                    rate = run_state.rate_from(part.epoch)
                     most = rate.limit**2 or math.inf
                     squares = int(sum(min(squares_of(values), most) for values in taken))
                     zeros = sum(not rate.moves(values) for values in taken)

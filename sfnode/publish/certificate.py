@@ -25,11 +25,11 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.replay import kept_control, sound_control
 from sfprotocol.control_feed import ControlFeed
 from sfprotocol.control_sync import ControlSync
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.events import Counters
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import RunParameters
+from sfprotocol.run_state import RunState
 from sfprotocol.weighing import WORTH_ONE
 
 MAX_FILE = 64 * 1024
@@ -147,7 +147,7 @@ def contribution(
     """
     run, entries = manifest.parameters(), feed.entries[:stop]
     history = RunHistory(run).follow(entries)
-    counting = history.counting
+    run_state = history.run_state
     found = next((one for one in history.members() if one.origin == member.hex()), None)
     if found is None or not found.counted:
         raise UserError(
@@ -155,7 +155,7 @@ def contribution(
             f"nothing of {member.hex()[:16]} counts in this run by the seals so far",
             "`sfnode leaderboard` lists those of whom something does.",
         )
-    epochs = _epochs(counting, member)
+    epochs = _epochs(run_state, member)
     return Certificate(
         run_id=run.run_id.hex(),
         run_name=manifest.name,
@@ -166,19 +166,19 @@ def contribution(
         worth=found.worth,
         first_epoch=epochs[0],
         last_epoch=epochs[-1],
-        seal=counting.sealed - 1,
+        seal=run_state.sealed - 1,
         digest=history.seals[-1].seal.digest.hex(),
         decisions=stop,
         chain=feed.chains[stop].hex(),
     )
 
 
-def _epochs(counting: Counting, member: bytes) -> list[int]:
+def _epochs(run_state: RunState, member: bytes) -> list[int]:
     """Return the epochs of which something of a member counts."""
-    known = [one.origin for one in counting.members].index(member)
+    known = [one.origin for one in run_state.members].index(member)
     numbers = range(known * INCARNATIONS, (known + 1) * INCARNATIONS)
-    sealed = range(counting.sealed)
-    return [epoch for epoch in sealed if any(counting.counts(number, epoch) for number in numbers)]
+    sealed = range(run_state.sealed)
+    return [epoch for epoch in sealed if any(run_state.counts(number, epoch) for number in numbers)]
 
 
 def check(

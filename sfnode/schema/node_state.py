@@ -36,8 +36,8 @@ class Wait(StrEnum):
     """The reasons for which a trainer may make no updates now, most of them in an organised run only."""
 
     WORK = "work"
-    """It is not admitted, and computes the proof of work that its petition will show."""
-    PETITION = "petition"
+    """It is not admitted, and computes the proof of work that its join request will show."""
+    JOIN_REQUEST = "petition"
     """It is not admitted, and has asked to be."""
     ORGANISER = "organiser"
     """It is not admitted, and the organiser here does not sign yet."""

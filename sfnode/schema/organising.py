@@ -176,7 +176,7 @@ class Members(Answer):
     members: list[MemberStatus]
 
 
-class PetitionStatus(Answer):
+class JoinRequestStatus(Answer):
     """A newcomer that waits for the owner."""
 
     origin: str
@@ -197,10 +197,10 @@ class OfferStatus(Answer):
     """Whether it is this node itself."""
 
 
-class PetitionList(Answer):
+class JoinRequestList(Answer):
     """`GET /organising/petitions`."""
 
-    petitions: list[PetitionStatus]
+    petitions: list[JoinRequestStatus]
     offers: list[OfferStatus]
     """Those here who would stand in, or do; none where the organiser is elsewhere."""
 

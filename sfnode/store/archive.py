@@ -38,7 +38,7 @@ from sfnode.store import records
 from sfnode.store.data_folder import Layout
 from sfnode.store.disk_errors import disk_faults, sync_folder
 from sfnode.store.log import CardRecord, CutRecord, Record, UpdateLog
-from sfnode.store.replay import counting_of, kept_control
+from sfnode.store.replay import kept_control, run_state_of
 from sfnode.store.verification import verify_log
 from sfprotocol import seeds, wire_codec
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
@@ -212,7 +212,7 @@ def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
 
 def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
     """Return the digests of the bases that a run names, in hex."""
-    named = counting_of(run, update_log.control()).bases if run.organised else ()
+    named = run_state_of(run, update_log.control()).bases if run.organised else ()
     found = [run.bases.hex()] if run.bases else []
     return sorted({*found, *(one.digest.hex() for one in named)})
 

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
 from sfnode.store.log import UpdateLog
-from sfnode.store.replay import changes, counting_of
+from sfnode.store.replay import changes, run_state_of
 from sfprotocol import decisions
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Seal
 from sfprotocol.messages import Entry, Feed, RunParameters
+from sfprotocol.run_state import RunState
 from sfprotocol.weighing import NOTHING, Counted, Rates
 
 
@@ -54,11 +54,11 @@ def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
 
 def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int]) -> Checkout:
     """Return what counts by the last seal of which everything is held: `held(feed)` steps of a feed are."""
-    latest = counting = counting_of(run, entries)
-    while (epoch := _first_lacking(counting, held)) is not None:
+    latest = run_state = run_state_of(run, entries)
+    while (epoch := _first_lacking(run_state, held)) is not None:
         entries = entries[: seal_of(run, entries, epoch)]
-        counting = counting_of(run, entries)
-    return _checkout(counting, latest, held)
+        run_state = run_state_of(run, entries)
+    return _checkout(run_state, latest, held)
 
 
 def at_seal(
@@ -75,7 +75,7 @@ def at_seal(
             "an open run has no decisions: nothing says which of its states is that of a round",
             "`sfnode log` shows its rounds; `sfnode export --out FOLDER` writes the model of all updates.",
         )
-    latest = counting_of(run, entries)
+    latest = run_state_of(run, entries)
     if not 0 <= epoch < latest.sealed:
         has = f"the last one is {latest.sealed - 1}" if latest.sealed else "none does yet"
         raise UserError(
@@ -83,7 +83,7 @@ def at_seal(
             f"round {epoch} of this run does not count yet: {has}",
             "`sfnode log` lists the rounds.",
         )
-    found = _checkout(counting_of(run, entries[: seal_of(run, entries, epoch) + 1]), latest, held)
+    found = _checkout(run_state_of(run, entries[: seal_of(run, entries, epoch) + 1]), latest, held)
     stops = (
         (feed, max((one.stop for one in counted.runs), default=0)) for feed, counted in found.counted.items()
     )
@@ -97,42 +97,42 @@ def at_seal(
     return found
 
 
-def _checkout(counting: Counting, latest: Counting, held: Callable[[Feed], int]) -> Checkout:
-    """Return what counts by the last seal of `counting`; `latest` is the same by all decisions."""
-    rates, last = Rates.of(counting), counting.sealed - 1
-    stops = counting.positions(last) if counting.sealed else {}
+def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]) -> Checkout:
+    """Return what counts by the last seal of `run_state`; `latest` is the same by all decisions."""
+    rates, last = Rates.of(run_state), run_state.sealed - 1
+    stops = run_state.positions(last) if run_state.sealed else {}
     lacking = latest.positions(latest.sealed - 1) if latest.sealed else {}
     return Checkout(
-        epoch=last if counting.sealed else None,
-        updates=counting.counted,
-        counted={counting.feed(n): Counted(counting.runs(n, stop), rates) for n, stop in stops.items()},
+        epoch=last if run_state.sealed else None,
+        updates=run_state.counted,
+        counted={run_state.feed(n): Counted(run_state.runs(n, stop), rates) for n, stop in stops.items()},
         sealed=latest.sealed,
         lacking=sum(max(0, stop - held(latest.feed(number))) for number, stop in lacking.items()),
     )
 
 
-def _first_lacking(counting: Counting, held: Callable[[Feed], int]) -> int | None:
+def _first_lacking(run_state: RunState, held: Callable[[Feed], int]) -> int | None:
     """Return the first sealed epoch up to which something named is not held; None if there is none."""
-    if not counting.sealed:
+    if not run_state.sealed:
         return None
-    named = counting.positions(counting.sealed - 1).items()
-    ours = ((number, stop, held(counting.feed(number))) for number, stop in named)
-    lacking = (_epoch_after(counting, number, here) for number, stop, here in ours if here < stop)
+    named = run_state.positions(run_state.sealed - 1).items()
+    ours = ((number, stop, held(run_state.feed(number))) for number, stop in named)
+    lacking = (_epoch_after(run_state, number, here) for number, stop, here in ours if here < stop)
     return min(lacking, default=None)
 
 
-def _epoch_after(counting: Counting, number: int, held: int) -> int:
+def _epoch_after(run_state: RunState, number: int, held: int) -> int:
     """Return the first epoch whose close names more than the first `held` steps of a feed."""
-    return bisect_right(range(counting.sealed), held, key=lambda epoch: counting.named(number, epoch))
+    return bisect_right(range(run_state.sealed), held, key=lambda epoch: run_state.named(number, epoch))
 
 
 def seal_of(run: RunParameters, entries: Sequence[Entry], epoch: int) -> int:
     """Return the position of the decision that seals this epoch."""
-    counting = Counting.of(run)
+    run_state = RunState.of(run)
     for position, entry in enumerate(entries):
         recorded = decisions.read(entry.record)
-        counting.apply(recorded)
-        if counting.sealed > epoch and isinstance(recorded.decision, Seal):
+        run_state.apply(recorded)
+        if run_state.sealed > epoch and isinstance(recorded.decision, Seal):
             return position
     raise AssertionError("an epoch is sealed by a decision")
 

@@ -31,9 +31,9 @@ from sfnode.store.disk_errors import disk_faults, sync_folder, write_whole
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol.checkpoints import Base, feeds_digest, listing
-from sfprotocol.counting import Counting, NamedStop
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import NamedStop, RunState
 from sfprotocol.seeds import I64
 from sfprotocol.validation import tag
 from sfprotocol.weighing import Counted, named
@@ -81,16 +81,16 @@ class CheckpointPlan(NamedTuple):
     counted: Mapping[Feed, Counted]
 
 
-def plan(counting: Counting, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
+def plan(run_state: RunState, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
     """Return what is to be computed, by the decisions so far, of the epochs up to `epoch`, which is sealed;
     from `previous`, a state of a checkpoint that is usable and not of a later epoch, or from nothing."""
     stops = {}
-    for number, step in counting.positions(epoch).items():
-        mark = counting.named_stop(number, step)
+    for number, step in run_state.positions(epoch).items():
+        mark = run_state.named_stop(number, step)
         assert mark is not None
-        stops[number] = counting.feed(number), mark
+        stops[number] = run_state.feed(number), mark
     return CheckpointPlan(
-        epoch, stops, named(counting, previous.epoch) if previous else {}, named(counting, epoch)
+        epoch, stops, named(run_state, previous.epoch) if previous else {}, named(run_state, epoch)
     )
 
 
@@ -142,15 +142,15 @@ def encode(state: CheckpointState) -> bytes:
     return b"".join(parts)
 
 
-def most_bytes(manifest: Manifest, counting: Counting, epoch: int) -> int:
+def most_bytes(manifest: Manifest, run_state: RunState, epoch: int) -> int:
     """Return a bound of the size of the file of a checkpoint of `epoch`, which is sealed."""
     subspaces = manifest.parameters().subspace_of(epoch) + 1
-    feeds = len(counting.positions(epoch)) * _FEED.size
+    feeds = len(run_state.positions(epoch)) * _FEED.size
     return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + manifest.core_bytes)
 
 
-def decode(manifest: Manifest, counting: Counting, data: bytes) -> CheckpointState:
-    """Return the state in a file, whose feeds `counting` names; its digests tell whether it is true.
+def decode(manifest: Manifest, run_state: RunState, data: bytes) -> CheckpointState:
+    """Return the state in a file, whose feeds `run_state` names; its digests tell whether it is true.
 
     Raises UserError LOG_CORRUPT for what is not the file of a state. Allocates no more than the file's size.
     """
@@ -160,7 +160,7 @@ def decode(manifest: Manifest, counting: Counting, data: bytes) -> CheckpointSta
         at = _HEAD.size + feeds * _FEED.size
         _require(magic == _MAGIC and len(data) == at + cores * size)
         rows = [_FEED.unpack_from(data, _HEAD.size + row * _FEED.size) for row in range(feeds)]
-        bases = {number: Base(counting.feed(number), *base) for number, *base in rows}
+        bases = {number: Base(run_state.feed(number), *base) for number, *base in rows}
         starts = range(at, len(data), size)
         subspaces = [_SUBSPACE.unpack_from(data, start)[0] for start in starts]
         _require(all(one < other for one, other in [*pairwise(bases), *pairwise(subspaces)]))
@@ -187,10 +187,10 @@ def name(stated: Checkpoint) -> str:
     return f"{stated.epoch}-{listing(stated.feeds, stated.cores).hex()[:_NAMED]}"
 
 
-def usable(folder: Path, counting: Counting) -> list[Checkpoint]:
+def usable(folder: Path, run_state: RunState) -> list[Checkpoint]:
     """Return the checkpoints that are usable and whose states are in this folder, by ascending epochs."""
     here = {file.name for file in _files(folder)}
-    return [checkpoint for checkpoint in counting.checkpoints if name(checkpoint) in here]
+    return [checkpoint for checkpoint in run_state.checkpoints if name(checkpoint) in here]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -219,11 +219,11 @@ def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[i
         sync_folder(folder)
 
 
-def load(folder: Path, manifest: Manifest, counting: Counting, stated: Checkpoint) -> CheckpointState | None:
+def load(folder: Path, manifest: Manifest, run_state: RunState, stated: Checkpoint) -> CheckpointState | None:
     """Return the state of a checkpoint from its file; None if it is not there any more, as its node keeps
     newer ones. Raises UserError LOG_CORRUPT if it is not the one which was stated."""
     content = _content(folder, stated)
-    return None if content is None else decode_stated(manifest, counting, stated, content)
+    return None if content is None else decode_stated(manifest, run_state, stated, content)
 
 
 def _content(folder: Path, stated: Checkpoint) -> bytes | None:
@@ -234,9 +234,11 @@ def _content(folder: Path, stated: Checkpoint) -> bytes | None:
     return None
 
 
-def decode_stated(manifest: Manifest, counting: Counting, stated: Checkpoint, data: bytes) -> CheckpointState:
+def decode_stated(
+    manifest: Manifest, run_state: RunState, stated: Checkpoint, data: bytes
+) -> CheckpointState:
     """Return the state of a checkpoint. Raises UserError LOG_CORRUPT if it is not the one that was stated."""
-    state = decode(manifest, counting, data)
+    state = decode(manifest, run_state, data)
     if state.decision(manifest.parameters().run_id) != stated:
         raise _damaged(f"{name(stated)} is not what the organiser has stated")
     return state
@@ -263,22 +265,22 @@ class Start(NamedTuple):
     content: bytes = b""
     """Content of its file, which is read at once: a node keeps newer states soon, and removes this one."""
 
-    def state(self, manifest: Manifest, counting: Counting | None) -> CheckpointState | None:
+    def state(self, manifest: Manifest, run_state: RunState | None) -> CheckpointState | None:
         """Return the state; None from genesis. Raises UserError LOG_CORRUPT if it is not the one stated."""
-        if self.checkpoint is None or counting is None:
+        if self.checkpoint is None or run_state is None:
             return None
-        return decode_stated(manifest, counting, self.checkpoint, self.content)
+        return decode_stated(manifest, run_state, self.checkpoint, self.content)
 
 
-def start(folder: Path, counting: Counting | None, update_log: UpdateLog) -> Start:
+def start(folder: Path, run_state: RunState | None, update_log: UpdateLog) -> Start:
     """Return the newest checkpoint from which everything that counts now can be added up.
 
     Raises UserError CHECKPOINT_UNUSABLE if there is none, and the log has let go of what came before.
     """
     bases = update_log.bases()
-    if counting:
-        for checkpoint in reversed(usable(folder, counting)):
-            counted = named(counting, checkpoint.epoch)
+    if run_state:
+        for checkpoint in reversed(usable(folder, run_state)):
+            counted = named(run_state, checkpoint.epoch)
             if any(base.step > _steps(counted.get(feed)) for feed, base in bases.items()):
                 continue
             if (content := _content(folder, checkpoint)) is not None:
@@ -297,8 +299,8 @@ def _steps(counted: Counted | None) -> int:
     return counted.runs[-1].stop if counted and counted.runs else 0
 
 
-def prunable(folder: Path, counting: Counting) -> Checkpoint | None:
+def prunable(folder: Path, run_state: RunState) -> Checkpoint | None:
     """Return the checkpoint below which history may go: of those that are usable, and whose states are here,
     the older one of the newest two; None if there are no two."""
-    here = usable(folder, counting)
+    here = usable(folder, run_state)
     return here[-KEPT] if len(here) >= KEPT else None

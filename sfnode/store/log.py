@@ -253,7 +253,7 @@ class UpdateLog:
         """Return `tails` in no order, for frequent use: sorting many keeps all threads waiting."""
         states, cuts = self._known.both()
         named = self._named_of(cuts)
-        tails = (self._counting(state.tail, cuts.get(state.feed), named) for state in states)
+        tails = (self._run_state(state.tail, cuts.get(state.feed), named) for state in states)
         return [tail for tail in tails if tail.next]
 
     def _named_of(self, cuts: Iterable[Feed]) -> dict[Feed, int]:
@@ -264,7 +264,7 @@ class UpdateLog:
             self._named.follow(self._reader)
             return {feed: self._named.of(feed) for feed in cuts}
 
-    def _counting(self, tail: Tail, cut: CutRecord | None, named: Mapping[Feed, int]) -> Tail:
+    def _run_state(self, tail: Tail, cut: CutRecord | None, named: Mapping[Feed, int]) -> Tail:
         """Return the tail of the part that counts."""
         at = max(cut.at, named.get(cut.feed, 0)) if cut else tail.next
         if cut is None or at >= tail.next:

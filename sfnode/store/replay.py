@@ -21,12 +21,12 @@ from sfnode.store.log import UpdateLog
 from sfnode.store.tables import STATEMENT
 from sfprotocol import decisions, wire_codec
 from sfprotocol.control_sync import Kept
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Checkpoint
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.fields import Values
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Entry, EpochScalars, Feed, HigherWord, RunParameters, Segment, Statement
+from sfprotocol.run_state import RunState
 from sfprotocol.seeds import GOLDEN, I64, U64, mix64, update_seeds
 from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
@@ -83,7 +83,7 @@ def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
     """
     frontier = Frontier(run)
     if run.organised:
-        frontier.counting = counting_of(run, update_log.control())
+        frontier.run_state = run_state_of(run, update_log.control())
     checkpoint = remembered_checkpoint(update_log)
     if checkpoint is not None:
         frontier.rebase(checkpoint, update_log.bases().values())
@@ -142,12 +142,12 @@ def sound_control(update_log: UpdateLog) -> Iterator[None]:
             raise BrokenRowError(f"the control feed: {error}") from error
 
 
-def counting_of(run: RunParameters, entries: Iterable[Entry]) -> Counting:
+def run_state_of(run: RunParameters, entries: Iterable[Entry]) -> RunState:
     """Return what counts by these decisions, which the machine has verified."""
-    counting = Counting.of(run)
+    run_state = RunState.of(run)
     for entry in entries:
-        counting.apply(decisions.read(entry.record))
-    return counting
+        run_state.apply(decisions.read(entry.record))
+    return run_state
 
 
 class _Change(NamedTuple):

@@ -22,9 +22,9 @@ from sfnode.store.disk_errors import corrupt, private, unusable
 from sfnode.store.records import CardRecord, CutRecord
 from sfprotocol import decisions
 from sfprotocol.checkpoints import Base
-from sfprotocol.counting import Counting
 from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, Feed
+from sfprotocol.run_state import RunState
 
 APPLICATION_ID = int.from_bytes(b"sfup", "big")
 """Marks the file as ours in its SQLite header."""
@@ -298,19 +298,19 @@ class Named:
     """Numbers of steps that closes have named, by the decisions in the log, which takes no manifest."""
 
     def __init__(self) -> None:
-        self._counting = Counting(budget=0, rate=0)
+        self._run_state = RunState(budget=0, rate=0)
 
     def forget(self, control: Sequence[KeepControl]) -> None:
         """Begin anew if decisions that were followed are not in the log any more."""
-        if any(kept.first < self._counting.decisions for kept in control):
+        if any(kept.first < self._run_state.decisions for kept in control):
             self.__init__()  # type: ignore[misc]
 
     def follow(self, db: sqlite3.Connection) -> None:
         """Take in the decisions that are new in the log."""
-        for entry in control(db, self._counting.decisions):
-            self._counting.apply(decisions.read(entry.record))
+        for entry in control(db, self._run_state.decisions):
+            self._run_state.apply(decisions.read(entry.record))
 
     def of(self, feed: Feed) -> int:
         """Return how many steps of a feed were named."""
-        number = self._counting.number(feed)
-        return self._counting.named(number) if number is not None else 0
+        number = self._run_state.number(feed)
+        return self._run_state.named(number) if number is not None else 0

@@ -20,17 +20,17 @@ from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.known_feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.records import UNSIGNED
-from sfnode.store.replay import changes, counting_of, kept_control, sound_control, state_digest
+from sfnode.store.replay import changes, kept_control, run_state_of, sound_control, state_digest
 from sfprotocol import decisions, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_sync import ControlSync
-from sfprotocol.counting import Counting, named_digest
 from sfprotocol.decisions import Checkpoint, Decision, Seal
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import Counters
 from sfprotocol.fork_proofs import holds
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Entry, EpochScalars, Feed, Proof, RunParameters
+from sfprotocol.run_state import RunState, named_digest
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend, verifies
 from sfprotocol.validation import Verified, fault, labelled_after, verify
@@ -58,8 +58,8 @@ def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path)
     """Return the state of the newest usable checkpoint in `folder`; None if there is none. Raises UserError
     as `checkpoint.start`, and LOG_CORRUPT."""
     run = manifest.parameters()
-    counting = counting_of(run, update_log.control()) if run.organised else None
-    return checkpoint.start(folder, counting, update_log).state(manifest, counting)
+    run_state = run_state_of(run, update_log.control()) if run.organised else None
+    return checkpoint.start(folder, run_state, update_log).state(manifest, run_state)
 
 
 class _Verification:
@@ -97,8 +97,8 @@ class _Verification:
                 {feed: checkout.counted.get(feed, NOTHING) for feed in (*self._added, *checkout.counted)}
             )
         else:
-            held, counting = {state.feed: state.next for state in self._frontier}, self._frontier.counting
-            self._add(live(counting, held) if counting else {f: once(stop) for f, stop in held.items()})
+            held, run_state = {state.feed: state.next for state in self._frontier}, self._frontier.run_state
+            self._add(live(run_state, held) if run_state else {f: once(stop) for f, stop in held.items()})
         return VerifyResult(
             run_id=self._run.run_id.hex(),
             feeds=len(self._frontier),
@@ -124,32 +124,32 @@ class _Verification:
     def _check_seals(self, checkout: Checkout) -> SealsResult:
         """Compare what seals and checkpoints say with the log, as far as that has what they are about."""
         read = [decisions.read(entry.record) for entry in self._entries]
-        counting = Counting.of(self._run)
+        run_state = RunState.of(self._run)
         checked, last, begun = 0, None, self._begins is None
         first = self._place_of_checkpoint([recorded.decision for recorded in read])
         for place, recorded in enumerate(read):
-            sealed = counting.sealed
-            counting.apply(recorded)
+            sealed = run_state.sealed
+            run_state.apply(recorded)
             if place == first and self._begins:
                 self._core.put(self._begins.cores)
-                self._added, begun = named(counting, self._begins.epoch), True
+                self._added, begun = named(run_state, self._begins.epoch), True
             elif isinstance(recorded.decision, Checkpoint) and begun:
-                self._check_checkpoint(counting, recorded.decision)
-            if counting.sealed == sealed or not isinstance(recorded.decision, Seal):
+                self._check_checkpoint(run_state, recorded.decision)
+            if run_state.sealed == sealed or not isinstance(recorded.decision, Seal):
                 continue
-            digest = self._named_digest(counting, sealed)
+            digest = self._named_digest(run_state, sealed)
             if digest is None:
                 continue
             if digest != recorded.decision.digest:
                 raise _differs(f"the seal of epoch {sealed} is of other updates")
             checked, last = checked + 1, digest
-        positions = counting.positions().items()
+        positions = run_state.positions().items()
         return SealsResult(
             decisions=len(self._entries),
-            sealed=counting.sealed,
+            sealed=run_state.sealed,
             checked=checked,
             behind=sum(
-                max(0, stop - self._frontier.next(counting.feed(number))) for number, stop in positions
+                max(0, stop - self._frontier.next(run_state.feed(number))) for number, stop in positions
             ),
             named_digest=last.hex() if last else None,
             epoch=checkout.epoch,
@@ -162,40 +162,40 @@ class _Verification:
         if self._begins is None:
             return None
         stated = self._begins.decision(self._run.run_id)
-        counting = self._frontier.counting
-        if counting is None or stated not in counting.checkpoints:
+        run_state = self._frontier.run_state
+        if run_state is None or stated not in run_state.checkpoints:
             raise _differs(f"the checkpoint of epoch {stated.epoch} has other digests")
         return len(said) - 1 - said[::-1].index(stated)
 
-    def _heads_of(self, counting: Counting, epoch: int) -> list[tuple[int, int, bytes]] | None:
+    def _heads_of(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
         """Return (number, stop, chain head there) of what closes up to that of `epoch` have named of each
         feed; None if it is not all here."""
         found = []
-        for number, stop in counting.positions(epoch).items():
-            feed = counting.feed(number)
+        for number, stop in run_state.positions(epoch).items():
+            feed = run_state.feed(number)
             head = self._heads.get(feed, {}).get(stop)
             if head is None or self._frontier.next(feed) < stop:
                 return None
             found.append((number, stop, head))
         return found
 
-    def _named_digest(self, counting: Counting, epoch: int) -> bytes | None:
+    def _named_digest(self, run_state: RunState, epoch: int) -> bytes | None:
         """Return the digest of what closes up to that of `epoch` have named; None if it is not all here."""
-        heads = self._heads_of(counting, epoch)
+        heads = self._heads_of(run_state, epoch)
         return None if heads is None else named_digest(self._run.run_id, heads)
 
-    def _check_checkpoint(self, counting: Counting, stated: Checkpoint) -> None:
+    def _check_checkpoint(self, run_state: RunState, stated: Checkpoint) -> None:
         """Compare a checkpoint that was just stated with what counts by the decisions so far."""
-        heads = self._heads_of(counting, stated.epoch)
-        if stated not in counting.checkpoints or heads is None:
+        heads = self._heads_of(run_state, stated.epoch)
+        if stated not in run_state.checkpoints or heads is None:
             return
         bases = []
         for number, stop, head in heads:
-            feed = counting.feed(number)
+            feed = run_state.feed(number)
             known = self._bases.get(feed)
             label = known[3:] if known and known.step == stop else self._log.label(feed, stop)
             bases.append((number, Base(feed, stop, head, *label)))
-        counted = named(counting, stated.epoch)
+        counted = named(run_state, stated.epoch)
         gone = {feed: NOTHING for feed in self._added if feed not in counted}
         self._add({**gone, **counted})
         if (feeds_digest(self._run.run_id, bases), self._core.digest()) != (stated.feeds, stated.cores):
@@ -249,20 +249,20 @@ class _Verification:
         None if its origin has signed it, and the organiser has not named this history or not admitted it.
         """
         run, state, segment = self._run, self._frontier.state(record.feed), record.segment
-        counting = self._frontier.counting
+        run_state = self._frontier.run_state
         signed: Verify = verifies
         self._unsigned.pop(record.feed, None)
         if segment.signature == UNSIGNED:
             signed = _vouched_for_later
             self._unsigned[record.feed] = segment.first
         if segment.first == state.next:
-            admitted = verify(run, state, segment, signed, counting)
+            admitted = verify(run, state, segment, signed, run_state)
             if admitted is not None:
                 return admitted
             chain = extend(state.chain, segment.parts)
-            if counting and signed(run.run_id, state.feed, segment.stop, chain, segment.signature):
+            if run_state and signed(run.run_id, state.feed, segment.stop, chain, segment.signature):
                 return None
-        problem = fault(run, state, segment, counting) or "its signature does not verify here"
+        problem = fault(run, state, segment, run_state) or "its signature does not verify here"
         raise _damaged(record.feed, segment.first, problem)
 
     def _let_go(self, feed: Feed) -> None:
@@ -287,12 +287,12 @@ class _Verification:
         self._signatures += segment.signature != UNSIGNED
 
     def _stops(self, feed: Feed, cut: CutRecord | None) -> list[int]:
-        counting = self._frontier.counting
-        number = counting.number(feed) if counting else None
-        if counting is None or number is None:
+        run_state = self._frontier.run_state
+        number = run_state.number(feed) if run_state else None
+        if run_state is None or number is None:
             return []
-        named_stops = (named_stop[0] for named_stop in counting.named_stops(number))
-        return sorted({cut.at if cut else 0, counting.ended(number), *named_stops})
+        named_stops = (named_stop[0] for named_stop in run_state.named_stops(number))
+        return sorted({cut.at if cut else 0, run_state.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
         """Cut a feed where a proof says, but not below what was named (SPEC O7)."""

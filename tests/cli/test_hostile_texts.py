@@ -110,7 +110,7 @@ ANSWERS: dict[str, type[BaseModel]] = {
     "/limits": Limits,
     "/organising": organising.OrganiserStatus,
     "/organising/members": organising.Members,
-    "/organising/petitions": organising.PetitionList,
+    "/organising/petitions": organising.JoinRequestList,
     "/organising/decision": organising.DecisionResult,
     "/organising/succession": organising.SuccessionFile,
 }

@@ -20,7 +20,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
-from sfprotocol.messages import ELECTED_TERMS, OLDEST_VERSION, Petition
+from sfprotocol.messages import ELECTED_TERMS, OLDEST_VERSION, JoinRequest
 from tests.cli.helpers import Ended, Run
 from tests.control.organised_node import BEGAN, DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
@@ -70,7 +70,7 @@ def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: R
 
 def test_members_are_listed_with_those_who_wait(node: OrganisedNode, organise: Run) -> None:
     node.decide(Admit(A, QUOTA, 0))
-    node.organising.waiting.append(Petition(B, 0, 3, bytes(64), bytes(64)))
+    node.organising.waiting.append(JoinRequest(B, 0, 3, bytes(64), bytes(64)))
     said = organise("members").out.splitlines()
     assert said == [
         f"     0 {A.hex()[:16]}  0 count, quota {QUOTA}",
@@ -102,16 +102,16 @@ def test_a_dry_run_says_what_changes_and_the_same_without_it_changes_that(
     wish: list[str], says: str, node: OrganisedNode, organise: Run
 ) -> None:
     node.decide(Admit(A, QUOTA, 0), Invite(bytes(32), 1))
-    says = says.replace("6400", str(node.organised.counting.budget))
+    says = says.replace("6400", str(node.organised.run_state.budget))
     dry = organise(*wish, "--dry-run")
     assert (dry.status, dry.err) == (0, "")
     assert dry.out.startswith("not signed, this is a dry run; ")
     assert says in dry.out
-    assert node.organised.counting.decisions == 2
+    assert node.organised.run_state.decisions == 2
     signed = organise(*wish)
     assert signed.status == 0
     assert wish == ["invite"] or says in signed.out
-    assert node.organised.counting.decisions == 3
+    assert node.organised.run_state.decisions == 3
 
 
 def test_an_invitation_is_a_link_with_the_secret_of_the_key_that_was_published(
@@ -123,7 +123,7 @@ def test_an_invitation_is_a_link_with_the_secret_of_the_key_that_was_published(
     said = invitation.read(link)
     assert said.ticket is not None
     assert (said.run_id, said.ticket.invitation) == (node.manifest.run_id, 1)
-    (published,) = node.organised.counting.invitations
+    (published,) = node.organised.run_state.invitations
     key = invitation_key(node.manifest.run_id, said.ticket.secret).public_key().public_bytes_raw()
     assert (published.key, published.uses) == (key, 5)
     assert said.ticket.secret.hex() not in ended.err
@@ -132,12 +132,12 @@ def test_an_invitation_is_a_link_with_the_secret_of_the_key_that_was_published(
 def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
     node: OrganisedNode, organise: Run
 ) -> None:
-    node.organising.waiting.append(Petition(B, 0, 0, b"", bytes(64)))
+    node.organising.waiting.append(JoinRequest(B, 0, 0, b"", bytes(64)))
     assert organise("admit", B.hex()[:8]).status == 0
-    (member,) = node.organised.counting.members
-    assert (member.origin, node.organised.counting.quotas.own(0)) == (B, QUOTA)
+    (member,) = node.organised.run_state.members
+    assert (member.origin, node.organised.run_state.quotas.own(0)) == (B, QUOTA)
     assert organise("admit", B.hex(), "--quota", "77").status == 0
-    assert node.organised.counting.quotas.own(0) == 77
+    assert node.organised.run_state.quotas.own(0) == 77
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_nobody_ends_a_run_by_a_slip(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     assert organise("end").status == 130
-    assert not node.organised.counting.finished
+    assert not node.organised.run_state.finished
 
 
 # -- handing over ------------------------------------------------------------------------------------
@@ -319,11 +319,11 @@ def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, t
         Layout(folder).manifest.write_text(node.manifest.to_toml())
         dry = publish(second, "--dry-run")
         assert "subspaces with bases of their own: 1 -> 2" in dry.out
-        assert len(node.organised.counting.bases) == 1
+        assert len(node.organised.run_state.bases) == 1
         assert publish(second).status == 0
         assert publish(first, "--subspace", 7).status == 0
         digests = [bases.digest_of(file) for file in (first, second)]
-        said = [(one.subspace, one.digest.hex()) for one in node.organised.counting.bases]
+        said = [(one.subspace, one.digest.hex()) for one in node.organised.run_state.bases]
         assert said == [(0, digests[0]), (1, digests[1]), (7, digests[0])]
         assert bases.digest_of(bases.path_in(Layout(folder).bases, digests[1])) == digests[1]
         status = sfnode("organise", "status", "--data-dir", folder).out

@@ -92,7 +92,7 @@ def test_status_says_first_what_is_wrong_with_the_run_and_then_how_it_stands(
         "round 3" in lines
     )
     assert "member   number 3 of 5, 100 of 512 updates left in this round" in lines
-    assert "behind   7 updates that the organiser has named are not here yet" in lines
+    assert "missing  7 updates that count are not here yet" in lines
     assert found["organised"]["health"]["verdict"] == "worse"
 
 

@@ -58,9 +58,9 @@ def test_what_was_let_go_is_in_the_model_all_the_same(made: Logged, tmp_path: Pa
     whole, begun = Sum(), Sum()
     counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
     _replay(whole, log, machine, counted, folder)  # type: ignore[arg-type]
-    counting = machine.frontier.counting
-    assert counting
-    state = compute(MEANT, log, plan(counting, 2))
+    run_state = machine.frontier.run_state
+    assert run_state
+    state = compute(MEANT, log, plan(run_state, 2))
     assert state
     made.decide(state.decision(ORGANISED.run_id))
     made.swarm.run(2)
@@ -85,9 +85,9 @@ def test_updates_and_weights_one_by_one_add_up_to_the_same_model(made: Logged, t
     assert listed.core.digest() == whole.core.digest()
     assert [(one.feed, one.step) for one in lines] == sorted({(one.feed, one.step) for one in lines})
 
-    counting = machine.frontier.counting
-    assert counting
-    state = compute(MEANT, log, plan(counting, 2))
+    run_state = machine.frontier.run_state
+    assert run_state
+    state = compute(MEANT, log, plan(run_state, 2))
     assert state
     made.decide(state.decision(ORGANISED.run_id))
     made.swarm.run(2)

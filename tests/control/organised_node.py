@@ -23,7 +23,7 @@ from sfprotocol import decisions
 from sfprotocol.control_feed import decision_message, extend
 from sfprotocol.decisions import Announce, Decision
 from sfprotocol.events import Event, OwnDecision
-from sfprotocol.messages import PROTOCOL_VERSION, ControlFork, Entry, Petition
+from sfprotocol.messages import PROTOCOL_VERSION, ControlFork, Entry, JoinRequest
 from tests.protocol.feeds import origin_of, own_updates, signing_key
 from tests.protocol.swarm import Swarm
 
@@ -57,10 +57,10 @@ class Organising:
         self.guarded = self.cut_off = False
         self.handed_over: list[bytes] = []
         self.offered: dict[int, bytes] = {}
-        self.waiting: list[Petition] = []
+        self.waiting: list[JoinRequest] = []
         self._node = node
 
-    def petitions(self) -> list[Petition]:
+    def join_requests(self) -> list[JoinRequest]:
         return self.waiting
 
     def offers(self) -> dict[int, bytes]:
@@ -70,7 +70,7 @@ class Organising:
         self.handed_over.append(key)
 
     async def decide(self, decision: Decision) -> str | None:
-        reason = owner_decisions.refusal(self._node.organised.counting, decision)
+        reason = owner_decisions.refusal(self._node.organised.run_state, decision)
         if reason is None:
             self._node.decide(decision)
         return reason

@@ -59,7 +59,7 @@ async def test_any_node_tells_how_the_run_is_organised(node: OrganisedNode, clie
     assert said.term_since == BEGAN
     assert (said.open_epoch, said.sealed, said.counted, said.budget) == (0, 0, 0, 99)
     assert (said.members, said.invitations, said.quota, said.behind) == (1, 1, QUOTA, 0)
-    assert (said.organiser, said.petitions) == (None, None)
+    assert (said.organiser, said.join_requests) == (None, None)
     assert said.announcements == ["we move on Monday"]
     assert not said.complete
 
@@ -69,7 +69,7 @@ async def test_the_node_with_the_key_tells_the_state_of_its_organiser(
 ) -> None:
     node.organising.state = OrganiserState.RESTARTED
     said = await client.organising()
-    assert (said.organiser, said.petitions) == ("restarted", 0)
+    assert (said.organiser, said.join_requests) == ("restarted", 0)
 
 
 async def test_health_follows_from_the_published_evaluations(node: OrganisedNode, client: Client) -> None:
@@ -91,11 +91,16 @@ async def test_health_follows_from_the_published_evaluations(node: OrganisedNode
 
 async def test_an_open_run_has_nothing_of_this(node: OrganisedNode, client: Client) -> None:
     node.api.reports = None
-    for call in (client.organising(), client.members(), client.petitions(), client.decide(b"\x92\x12\x90")):
+    for call in (
+        client.organising(),
+        client.members(),
+        client.join_requests(),
+        client.decide(b"\x92\x12\x90"),
+    ):
         assert (await refused(call)).code == Code.RUN_IS_OPEN
 
 
-# -- members and petitions ---------------------------------------------------------------------------
+# -- members and join requests ---------------------------------------------------------------------------
 
 
 async def test_members_come_page_by_page_and_by_their_keys(node: OrganisedNode, client: Client) -> None:
@@ -109,13 +114,13 @@ async def test_members_come_page_by_page_and_by_their_keys(node: OrganisedNode, 
     assert (await client.members(find=B.hex()[:9])).members == [second]
 
 
-async def test_petitions_tell_what_speaks_for_a_newcomer(node: OrganisedNode, client: Client) -> None:
-    node.organising.waiting.append(messages.Petition(B, 77, 1, bytes(64), bytes(64)))
-    (petition,) = (await client.petitions()).petitions
-    assert (petition.origin, petition.invitation, petition.invited) == (B.hex(), 1, False)
-    assert petition.work == work(node.manifest.run_id, B, 77)
+async def test_join_requests_tell_what_speaks_for_a_newcomer(node: OrganisedNode, client: Client) -> None:
+    node.organising.waiting.append(messages.JoinRequest(B, 77, 1, bytes(64), bytes(64)))
+    (join_request,) = (await client.join_requests()).join_requests
+    assert (join_request.origin, join_request.invitation, join_request.invited) == (B.hex(), 1, False)
+    assert join_request.work == work(node.manifest.run_id, B, 77)
     node.api.organising = None
-    assert (await client.petitions()).petitions == []
+    assert (await client.join_requests()).join_requests == []
 
 
 # -- decisions ---------------------------------------------------------------------------------------
@@ -125,7 +130,7 @@ async def test_a_wish_that_holds_is_signed(node: OrganisedNode, client: Client) 
     result = await client.decide(decisions.encode(Admit(B, 9, 0)))
     assert result.signed
     assert changes(result) == [("members", 0, 1), ("quotas", 0, 9)]
-    assert [member.origin for member in node.organised.counting.members] == [B]
+    assert [member.origin for member in node.organised.run_state.members] == [B]
 
 
 async def test_who_publishes_an_invitation_learns_its_number(client: Client) -> None:
@@ -141,7 +146,7 @@ async def test_a_wish_that_changes_nothing_is_refused_with_the_reason(
 ) -> None:
     refusal = await refused(client.decide(decisions.encode(wish), dry_run=dry_run))
     assert refusal.code == Code.DECISION_REFUSED
-    assert node.organised.counting.decisions == 0
+    assert node.organised.run_state.decisions == 0
 
 
 async def test_what_is_no_decision_is_refused(client: Client) -> None:
@@ -179,7 +184,7 @@ async def test_a_proposal_with_enough_votes_takes_the_run_over(node: OrganisedNo
     assert node.organised.control.feed.term == 0
 
     await client.succeed(said.model_dump() | {"votes": [votes[0], votes[2]]})
-    assert (node.organised.control.feed.term, node.organised.counting.budget) == (messages.ELECTED_TERMS, 99)
+    assert (node.organised.control.feed.term, node.organised.run_state.budget) == (messages.ELECTED_TERMS, 99)
     assert [line for line in node.api.reports.news(1.0) if "another organiser goes on" in line]
     assert not node.api.reports.news(2.0)
     assert (await client.propose(B.hex())).term == 2 * messages.ELECTED_TERMS

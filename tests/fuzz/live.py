@@ -44,14 +44,14 @@ from sfnode.schema.evaluation import Evaluation
 from sfnode.store.identity import Identity
 from sfnode.store.replay import changes
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol import control_sync, fork_resolution, petitions
+from sfprotocol import control_sync, fork_resolution, join_requests
 from sfprotocol.control_feed import ControlFeed, succession_message
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Announce, Invite, encode
 from sfprotocol.events import OwnSuccession
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, Succession, Vote
 from sfprotocol.organised import Organised as OrganisedMachine
+from sfprotocol.run_state import RunState
 from tests.fuzz.choices import Choices
 from tests.fuzz.intruder import Intruder, archive_of
 from tests.fuzz.powers import EASY_WORK, NAMES, Keys, Stage
@@ -158,7 +158,7 @@ def hurried() -> Iterator[None]:
         (checkpoints, {"LOOK_INTERVAL": 0.05, "RETRY": 0.5, "PATIENCE": 1.0}),
         (control_sync, {"WANT_AGAIN": 0.3}),
         (fork_resolution, {"SHOW_AGAIN": 0.5, "INQUIRY_TIME": 3.0}),
-        (petitions, {"SEND_AGAIN": 0.5, "REPEAT_TIME": 0.3}),
+        (join_requests, {"SEND_AGAIN": 0.5, "REPEAT_TIME": 0.3}),
         (address_book, {"BACKOFF_MOST": 1.0, "BOOTSTRAP_MOST": 1.0, "FAULT_FIRST": 1.0, "FAULT_MOST": 2.0}),
     )
     with pytest.MonkeyPatch.context() as patched:
@@ -275,7 +275,7 @@ class Case:
         self.keys.deputies.update({place: key_of(name) for place, name in enumerate(DEPUTIES[:held])})
 
     def _is_member(self, name: str) -> bool:
-        return all(self._counting(node).member(origin_of(name)) for node in self.nodes)
+        return all(self._run_state(node).member(origin_of(name)) for node in self.nodes)
 
     async def _attack(self) -> None:
         for turn in range(TURNS):
@@ -316,7 +316,7 @@ class Case:
         decided = {self._decided(node) for node in self.nodes}
         if busy or len(decided) > 1 or self.plan.role in FORGETFUL:
             return not busy and len(decided) == 1
-        behind = self.organised and any(self._organised(node).behind for node in self.nodes)
+        behind = self.organised and any(self._organised(node).missing_updates for node in self.nodes)
         return not behind and len({node.digest for node in self.nodes}) == 1
 
     def _decided(self, node: Node) -> Any:
@@ -354,7 +354,7 @@ class Case:
             await self._until("everybody has heard", lambda: all(map(self._has_heard, self.nodes)))
             return
         before = {state.feed: state.next for state in self.nodes[0].machine.frontier}
-        counted = self._counting(self.nodes[0]).counted if self.organised else 0
+        counted = self._run_state(self.nodes[0]).counted if self.organised else 0
         for node in self.trainers:
             node.node.limiter.resume()
         await self._until(
@@ -362,7 +362,7 @@ class Case:
         )
         if self.organised:
             await self._until(
-                "work counts", lambda: all(self._counting(node).counted > counted for node in self.nodes)
+                "work counts", lambda: all(self._run_state(node).counted > counted for node in self.nodes)
             )
 
     def _has_heard(self, node: Node) -> bool:
@@ -400,8 +400,8 @@ class Case:
     def _control(self, node: Node) -> ControlFeed:
         return self._organised(node).control.feed
 
-    def _counting(self, node: Node) -> Counting:
-        return self._organised(node).counting
+    def _run_state(self, node: Node) -> RunState:
+        return self._organised(node).run_state
 
     async def _until(self, what: str, holds: Callable[[], object]) -> None:
         """Wait for it, as long as all nodes live."""
@@ -435,7 +435,7 @@ def _words(node: Node) -> str:
         control.stop,
         control.chain.hex()[:6],
         control.frozen,
-        control.behind,
+        control.misses_decisions,
     )
     links = [link.peer for link in machine.links.values()]
     said = [status.state.value, status.wait, machine.epoch, machine.room, machine.lacking, node.digest[:6]]

@@ -20,9 +20,9 @@ from sfnode.organising.admission import solve, voucher_message
 from sfprotocol import decisions, messages, wire_codec
 from sfprotocol.control_feed import ControlFeed, decision_message, extend, succession_message
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
+from sfprotocol.join_requests import join_request_message
 from sfprotocol.link import ALLOWED, LinkState
 from sfprotocol.machine import Machine
-from sfprotocol.petitions import petition_message
 from sfprotocol.signing import Sign
 from tests.fuzz import hostile
 from tests.fuzz.altering import altered
@@ -42,7 +42,7 @@ LONGEST_SAGAS = 24
 """Sagas of one case: enough that some are not cut yet, and few enough that they go on."""
 
 EASY_WORK = 4
-"""Bits of the proofs of work of its petitions, as many as the organisers of these tests ask for."""
+"""Bits of the proofs of work of its join requests, as many as the organisers of these tests ask for."""
 
 MAX_RECORDED = 256
 
@@ -136,16 +136,16 @@ def _numbers(stage: Stage) -> list[int]:
     found = [machine.epoch, machine.epoch + 1, machine.frontier.known]
     found += [state.next for state in machine.frontier][:8]
     if machine.organised:
-        counting, feed = machine.organised.counting, machine.organised.control.feed
+        run_state, feed = machine.organised.run_state, machine.organised.control.feed
         found += [
             feed.stop,
             feed.stop + 1,
             feed.term,
             feed.term + 1,
-            counting.sealed,
-            counting.open_epoch + 1,
+            run_state.sealed,
+            run_state.open_epoch + 1,
         ]
-        found += [*counting.positions(), *counting.positions().values()]
+        found += [*run_state.positions(), *run_state.positions().values()]
     return found
 
 
@@ -313,27 +313,27 @@ def control_want(stage: Stage, choices: Choices) -> messages.ControlWant:
 # -- members, and those who want to be -------------------------------------------------------------------
 
 
-def petition(stage: Stage, choices: Choices) -> messages.Petition:
-    """Return the petition of an origin of its own or of a new one, with what speaks for it or without."""
+def join_request(stage: Stage, choices: Choices) -> messages.JoinRequest:
+    """Return the join request of an origin of its own or of a new one, with what speaks for it or without."""
     name = choices.pick((*NAMES, f"new{choices.below(64)}"))
-    return signed_petition(stage.run.run_id, name, stage.keys.invitations, worked=choices.flip())
+    return signed_join_request(stage.run.run_id, name, stage.keys.invitations, worked=choices.flip())
 
 
-def signed_petition(
+def signed_join_request(
     run_id: bytes, name: str, invitations: dict[int, Ed25519PrivateKey], *, worked: bool
-) -> messages.Petition:
+) -> messages.JoinRequest:
     origin = origin_of(name)
     nonce = (solve(run_id, origin, EASY_WORK, lambda: False) or 0) if worked else 0
     number = min(invitations, default=0)
     voucher = invitations[number].sign(voucher_message(run_id, origin)) if number else b""
-    unsigned = messages.Petition(origin, nonce, number, voucher, bytes(64))
-    return replace(unsigned, signature=key_of(name).sign(petition_message(run_id, unsigned)))
+    unsigned = messages.JoinRequest(origin, nonce, number, voucher, bytes(64))
+    return replace(unsigned, signature=key_of(name).sign(join_request_message(run_id, unsigned)))
 
 
 def introduction(stage: Stage, names: Sequence[str]) -> list[messages.Message]:
     """Return what an honest newcomer says who asks for these origins to be admitted."""
     run = stage.run.run_id
-    asked = [signed_petition(run, name, {}, worked=True) for name in names]
+    asked = [signed_join_request(run, name, {}, worked=True) for name in names]
     return [
         messages.Hello(messages.OLDEST_VERSION, run, 0, 0),
         messages.Summary(False, 0, bytes(32), ()),
@@ -367,7 +367,7 @@ DECIDING: Sequence[Writer] = (
     *(true_control, control_fork, succession, control_head, control_want),
 )
 
-JOINING: Sequence[Writer] = (petition, petition, floor, *2 * (commitment, finding))
+JOINING: Sequence[Writer] = (join_request, join_request, floor, *2 * (commitment, finding))
 
 
 def mixtures(run: messages.RunParameters) -> Sequence[Sequence[Writer]]:

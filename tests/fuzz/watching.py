@@ -145,4 +145,4 @@ def _check_queues(node: Node) -> None:
         assert len(frames) <= MAX_UNHANDLED + 1
     assert len(running.peering.book) <= MAX_BOOK + MAX_MET + 16
     if running.organising:
-        assert len(running.organising.petitions()) <= MAX_PENDING
+        assert len(running.organising.join_requests()) <= MAX_PENDING

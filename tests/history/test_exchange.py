@@ -15,7 +15,7 @@ from sfnode.store import archive, checkpoint
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import CardRecord
-from sfnode.store.replay import counting_of, remember_checkpoint
+from sfnode.store.replay import remember_checkpoint, run_state_of
 from sfnode.store.verification import verify_log
 from sfprotocol import wire_codec
 from sfprotocol.control_feed import succession_message
@@ -185,8 +185,8 @@ def test_a_folder_that_has_let_go_of_its_beginning_takes_what_comes_after(tmp_pa
         a.make(5)
         a.close()
         a.seal()
-        counting = counting_of(a.run, a.log.control())
-        state = compute(RUN, a.log, plan(counting, 0))
+        run_state = run_state_of(a.run, a.log.control())
+        state = compute(RUN, a.log, plan(run_state, 0))
         assert state
         a.decide(state.decision(RUN.run_id))
         take_in(carried(a, tmp_path / "first"), tmp_path / "there")

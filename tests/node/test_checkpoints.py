@@ -44,7 +44,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def usable(node: Node) -> list[Checkpoint]:
-    return node.machine.organised.counting.checkpoints
+    return node.machine.organised.run_state.checkpoints
 
 
 def floor(node: Node) -> int:
@@ -151,7 +151,7 @@ async def test_a_checkpoint_that_is_not_what_the_log_has_is_reported(
 ) -> None:
     a = await organised.first(**options(tmp_path))
     b = await organised.join("b")
-    await b.until(lambda: b.machine.organised.counting.sealed)
+    await b.until(lambda: b.machine.organised.run_state.sealed)
     a.node.driver.post(OwnDecision(encode(Checkpoint(0, bytes(32), bytes(32)))))
     await b.until(lambda: b.node.checkpoints.differs)
     problem = b.node.checkpoints.problem()

@@ -30,7 +30,7 @@ async def test_the_model_of_every_second_seal_is_in_the_nodes_folder(
     tmp_path: Path,
 ) -> None:
     a = await organised.first(**options(tmp_path), export_every=2)
-    await a.until(lambda: a.machine.complete and a.node.exports._due > a.machine.organised.counting.sealed)
+    await a.until(lambda: a.machine.complete and a.node.exports._due > a.machine.organised.run_state.sealed)
     epochs = [int(name.removeprefix("epoch-")) for name in names(a)]
     assert 1 <= len(epochs) <= exports.KEPT
     told = a.engine.told_of[-1]
@@ -63,7 +63,7 @@ async def test_a_full_disk_costs_a_line_in_the_log(
         a = await organised.first(**options(tmp_path), export_every=1)
         await a.until(lambda: a.engine)
         a.engine.no_room = True
-        await a.until(lambda: a.machine.organised.counting.sealed > 2)
+        await a.until(lambda: a.machine.organised.run_state.sealed > 2)
     assert "no export: no space left for " in caplog.text
     known = a.known
     await a.until(lambda: a.known > known or a.machine.complete)

@@ -56,7 +56,7 @@ def test_epochs_seals_and_rates_come_back(made: Logged) -> None:
         made.seal(factor=1024 << epoch, rates=(RateFrom(epoch + 2, 1 << (20 - epoch)),))
     made.decide(Void(1, 1, ()))
     made.swarm.run(2)
-    assert made["d"].machine.frontier.counting.sealed == 4  # type: ignore[union-attr]
+    assert made["d"].machine.frontier.run_state.sealed == 4  # type: ignore[union-attr]
     assert_kept(made)
 
 
@@ -76,10 +76,10 @@ def test_a_feed_that_was_ended_stays_so(made: Logged) -> None:
     made.close()
     made.seal()
     made.swarm.run(2)
-    feed, counting = made["b"].own, made["a"].machine.frontier.counting
+    feed, run_state = made["b"].own, made["a"].machine.frontier.run_state
     assert feed
-    assert counting
-    number = counting.number(feed)
+    assert run_state
+    number = run_state.number(feed)
     assert number is not None
     made.decide(Amend(number, 0))
     made.swarm.run(5)
@@ -131,7 +131,7 @@ def test_decisions_that_a_succession_drops_are_dropped_from_the_log(made: Logged
     made.swarm.run(2)
     hand_over(made, kept)
     assert {len(log.control()) for log in made.logs.values()} == {kept + 1}
-    assert {made[name].machine.frontier.counting.budget for name in "abcd"} == {19}  # type: ignore[union-attr]
+    assert {made[name].machine.frontier.run_state.budget for name in "abcd"} == {19}  # type: ignore[union-attr]
     assert_kept(made)
 
 

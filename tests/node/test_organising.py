@@ -31,9 +31,8 @@ from sfnode.settings import Settings
 from sfnode.store.identity import Identity
 from sfnode.store.replay import weighed
 from sfnode.store.run_keys import organiser_key, write_key
-from sfprotocol import petitions
+from sfprotocol import join_requests
 from sfprotocol.control_feed import succession_message
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Amend,
@@ -46,8 +45,9 @@ from sfprotocol.decisions import (
     encode,
     read,
 )
-from sfprotocol.events import OwnSuccession, Petitioned
-from sfprotocol.messages import Petition, Succession, Vote
+from sfprotocol.events import JoinRequested, OwnSuccession
+from sfprotocol.messages import JoinRequest, Succession, Vote
+from sfprotocol.run_state import RunState
 from sfprotocol.weighing import named as named_by
 from tests.node import helpers
 from tests.node.fixtures import work_takes_no_time
@@ -94,12 +94,12 @@ async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
 
 async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.MonkeyPatch) -> EvaluationEnded:
     """The same, while another epoch is closed."""
-    counting, ask_engine = node.machine.organised.counting, node.node.model.ask
-    opened = counting.open_epoch
+    run_state, ask_engine = node.machine.organised.run_state, node.node.model.ask
+    opened = run_state.open_epoch
 
     async def ask(*wanted: Any, **how: Any) -> Any:
         found = await ask_engine(*wanted, **how)
-        await node.until(lambda: counting.open_epoch > opened)
+        await node.until(lambda: run_state.open_epoch > opened)
         return found
 
     with patching.context() as patched:
@@ -107,13 +107,13 @@ async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.Monk
         return await evaluated(node, asked)
 
 
-def counting_of(node: Node) -> Counting:
+def run_state_of(node: Node) -> RunState:
     assert node.machine.organised
-    return node.machine.organised.counting
+    return node.machine.organised.run_state
 
 
 def counted(node: Node) -> int:
-    return counting_of(node).counted
+    return run_state_of(node).counted
 
 
 async def test_a_newcomer_is_admitted_and_what_is_sealed_counts_everywhere(
@@ -126,7 +126,7 @@ async def test_a_newcomer_is_admitted_and_what_is_sealed_counts_everywhere(
     await b.until(lambda: b.machine.complete)
     await a.until(lambda: a.digest == b.digest)
     assert counted(a) == counted(b) >= 400
-    assert a.machine.organised.counting.sealed > 1
+    assert a.machine.organised.run_state.sealed > 1
     digests = [await node.node.core_status() for node in (a, b)]
     assert digests[0].core_digest == digests[1].core_digest
 
@@ -140,10 +140,10 @@ async def test_who_is_not_admitted_catches_up_and_says_why_it_waits(
     monkeypatch.setattr(organising.admission, "work", lambda *_: 0)
     b = await organised.join("b")
     await b.until(lambda: b.node.status().state is NodeState.WAITING)
-    await b.until(lambda: b.known and b.machine.organised.counting.sealed)
+    await b.until(lambda: b.known and b.machine.organised.run_state.sealed)
     said = b.node.status()
     assert said.wait
-    assert said.wait.reason is Wait.PETITION
+    assert said.wait.reason is Wait.JOIN_REQUEST
     assert said.organised
     assert (said.organised.member, said.organised.room, said.organised.members) == (None, None, 1)
     assert said.organised.health.verdict is RunHealth.UNKNOWN
@@ -164,7 +164,7 @@ async def succession(swarm_of: SwarmOf, tmp_path: Path, successor: Identity | No
         swarm.node(name, make_engine=SmallEngine)
     a = await swarm.first(**options(tmp_path))
     b = await swarm.join("b")
-    await b.until(lambda: all(counting_of(b).member(node.machine.own.origin) for node in (a, b)))
+    await b.until(lambda: all(run_state_of(b).member(node.machine.own.origin) for node in (a, b)))
     named = Succession(1, 0, a.machine.organised.control.feed.chains[0], (successor or key).public, ())
     vote = Vote(0, deputy.sign(succession_message(run.run_id, named)))
     a.node.driver.post(OwnSuccession(replace(named, votes=(vote,))))
@@ -176,13 +176,13 @@ async def test_members_whose_admission_a_succession_has_dropped_are_admitted_aga
 ) -> None:
     monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.01)
     monkeypatch.setattr(organiser, "FIRST_TIME", 0.1)
-    monkeypatch.setattr(petitions, "SEND_AGAIN", 0.1)
-    monkeypatch.setattr(petitions, "REPEAT_TIME", 0.0)
+    monkeypatch.setattr(join_requests, "SEND_AGAIN", 0.1)
+    monkeypatch.setattr(join_requests, "REPEAT_TIME", 0.0)
     a, b = await succession(swarm_of, tmp_path, None)
     await b.until(lambda: b.machine.organised.control.feed.term == 1)
     members = {node.machine.own.origin for node in (a, b)}
     for node in (a, b):
-        await node.until(lambda node=node: {one.origin for one in counting_of(node).members} == members)
+        await node.until(lambda node=node: {one.origin for one in run_state_of(node).members} == members)
 
 
 async def test_an_organiser_whose_admission_its_succession_has_dropped_asks_its_successor(
@@ -190,7 +190,7 @@ async def test_an_organiser_whose_admission_its_succession_has_dropped_asks_its_
 ) -> None:
     monkeypatch.setattr(organising, "LOOK_INTERVAL", 0.01)
     a, b = await succession(swarm_of, tmp_path, Identity.generate())
-    await b.until(lambda: (Petition, a.machine.own.origin) in b.machine.organised._petitions._seen)
+    await b.until(lambda: (JoinRequest, a.machine.own.origin) in b.machine.organised._join_requests._seen)
 
 
 async def test_the_owner_decides_and_is_told_what_would_change_nothing(
@@ -251,10 +251,10 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     )
     a = await organised.first(**options(tmp_path), search=True)
     await a.until(lambda: a.node.model.loaded)
-    engine, counting = a.engine, a.machine.organised.counting
+    engine, run_state = a.engine, a.machine.organised.run_state
     engine.best = 0.5
-    first = counting.rate(0)
-    await a.until(lambda: counting.sealed > 2 and engine.towards)
+    first = run_state.rate(0)
+    await a.until(lambda: run_state.sealed > 2 and engine.towards)
     assert engine.towards[0][1] == 0.25
     seals = [
         decision
@@ -265,7 +265,7 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
     assert FACTOR_ONE // 4 in factors
     searched = factors.index(FACTOR_ONE // 4)
     assert seals[searched].rates[0].rate == first // 4
-    assert engine.towards[0][0] in [sum(counting.positions(e).values()) for e in range(-1, counting.sealed)]
+    assert engine.towards[0][0] in [sum(run_state.positions(e).values()) for e in range(-1, run_state.sealed)]
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)
@@ -276,18 +276,18 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
     concern it; training goes on from what was there."""
     a = await organised.first(**options(tmp_path), search=False, guard=False)
     b = await organised.join("b")
-    counting = a.machine.organised.counting
-    await a.until(lambda: counting.sealed > 1 and len(counting.positions(counting.sealed - 1)) == 2)
-    epoch = counting.sealed - 1
+    run_state = a.machine.organised.run_state
+    await a.until(lambda: run_state.sealed > 1 and len(run_state.positions(run_state.sealed - 1)) == 2)
+    epoch = run_state.sealed - 1
     ended = await evaluated_meanwhile(a, Evaluate(epoch, scored=False, origins=24), monkeypatch)
-    before, after = counting.positions(epoch - 1), counting.positions(epoch)
+    before, after = run_state.positions(epoch - 1), run_state.positions(epoch)
     assert a.engine.shared_at == sum(before.values())
-    wanted = {counting.feed(feed): after[feed] - before.get(feed, 0) for feed in after}
+    wanted = {run_state.feed(feed): after[feed] - before.get(feed, 0) for feed in after}
     assert {feed: one.updates for feed, one in ended.shares.items()} == {f: n for f, n in wanted.items() if n}
     assert ended.forwards == 3 * 24
     with organised.log("a") as log:
         for feed, one in ended.shares.items():
-            named = [u for u in weighed(log, named_by(counting, epoch)) if u.feed == feed][-one.updates :]
+            named = [u for u in weighed(log, named_by(run_state, epoch)) if u.feed == feed][-one.updates :]
             assert one.sum == sum(update.scalar for update in named)
             assert one.worth == sum(update.scalar * update.weight for update in named)
     await a.until(lambda: a.machine.complete)
@@ -299,9 +299,9 @@ async def test_a_search_is_not_in_vain_if_another_epoch_is_closed_meanwhile(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = await organised.first(**options(tmp_path), search=False, guard=False)
-    counting = a.machine.organised.counting
-    await a.until(lambda: counting.sealed > 1)
-    ended = await evaluated_meanwhile(a, Evaluate(counting.sealed - 1, rows=8, scored=False), monkeypatch)
+    run_state = a.machine.organised.run_state
+    await a.until(lambda: run_state.sealed > 1)
+    ended = await evaluated_meanwhile(a, Evaluate(run_state.sealed - 1, rows=8, scored=False), monkeypatch)
     assert ended.found is not None
     assert ended.found.rows == 8
 
@@ -311,8 +311,8 @@ async def test_a_seal_is_made_though_nobody_can_tell_what_feeds_have_brought(
     organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     a = await organised.first(**options(tmp_path), search=False)
-    counting = a.machine.organised.counting
-    await a.until(lambda: counting.sealed > 0)
+    run_state = a.machine.organised.run_state
+    await a.until(lambda: run_state.sealed > 0)
 
     def fail(*asked: Any) -> Any:
         raise UserError(Code.OUT_OF_MEMORY, "there is no room", "Take less.")
@@ -336,10 +336,10 @@ async def test_bases_are_made_anew_at_a_seal_and_everybody_gets_them(
     b = await swarm.join("b")
     await a.until(lambda: a.machine.complete)
     await b.until(lambda: b.machine.complete and b.digest == a.digest)
-    counting = a.machine.organised.counting
-    published = counting.bases
+    run_state = a.machine.organised.run_state
+    published = run_state.bases
     assert len({one.digest for one in published}) == len(published) > 1
-    assert a.engine.made_at in [sum(counting.positions(e).values()) for e in range(counting.sealed)]
+    assert a.engine.made_at in [sum(run_state.positions(e).values()) for e in range(run_state.sealed)]
     named = {bases.path_in(b.layout.bases, one.digest.hex()) for one in published}
     await b.until(lambda: set(b.layout.bases.iterdir()) == named)
 
@@ -357,8 +357,8 @@ async def test_the_model_is_evaluated_as_of_the_close(
 
     monkeypatch.setattr(SmallEngine, "evaluate", evaluate)
     a = await organised.first(**options(tmp_path), search=False)
-    counting = a.machine.organised.counting
-    await a.until(lambda: counting.sealed > 1 and named)
+    run_state = a.machine.organised.run_state
+    await a.until(lambda: run_state.sealed > 1 and named)
     published = [
         decision
         for entry in a.machine.organised.control.feed.entries
@@ -366,7 +366,7 @@ async def test_the_model_is_evaluated_as_of_the_close(
     ]
     assert published
     for said in published:
-        assert said.value == 1_000_000 * sum(counting.positions(said.epoch).values())
+        assert said.value == 1_000_000 * sum(run_state.positions(said.epoch).values())
     assert a.known > named[0]
 
 
@@ -445,12 +445,12 @@ async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_w
     organiser.handle = lambda event, now: told.append(event) or handle(event, now)
     async with a.node.driver.between_rounds:
         told.clear()
-        a.node.driver.on_petition[0](Petitioned(Petition(bytes(32), 0, 0, b"", bytes(64)), "peer"))
+        a.node.driver.on_join_request[0](JoinRequested(JoinRequest(bytes(32), 0, 0, b"", bytes(64)), "peer"))
         asked = asyncio.create_task(a.node.organising.decide(Budget(500)))
         await asyncio.sleep(0)
         assert told == []
     assert await asked is None
-    assert [type(event) for event in told[:3]] == [Round, Petitioned, OwnerDecision]
+    assert [type(event) for event in told[:3]] == [Round, JoinRequested, OwnerDecision]
 
 
 async def test_a_wish_of_which_nobody_knows_what_becomes_is_no_false_promise(
@@ -468,14 +468,14 @@ async def test_the_organiser_says_what_it_gives_up(
     organised: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     a = await organised.first(**options(tmp_path))
-    counting = a.machine.organised.counting
-    await a.until(lambda: counting.sealed > 1)
-    number = min(counting.positions())
-    feed, named, kept = counting.feed(number), counting.named(number), counting.named(number, 0)
+    run_state = a.machine.organised.run_state
+    await a.until(lambda: run_state.sealed > 1)
+    number = min(run_state.positions())
+    feed, named, kept = run_state.feed(number), run_state.named(number), run_state.named(number, 0)
     a.node.organising._do(Sign(a.machine.organised.control.feed.stop, Amend(number, 1)))
     assert f"{named - kept} updates that were named are not to be had" in caplog.text
     assert feed.origin.hex()[:16] in caplog.text
-    await a.until(lambda: counting.ended(number) == kept)
+    await a.until(lambda: run_state.ended(number) == kept)
 
 
 async def test_an_encrypted_key_is_opened_by_the_first_line_of_a_file(

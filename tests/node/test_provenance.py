@@ -5,10 +5,10 @@ from __future__ import annotations
 from sfnode.node import provenance
 from sfnode.organising.evaluation.health import published
 from sfnode.store.checkout import at_seal
-from sfprotocol.counting import NEVER, Run
 from sfprotocol.decisions import FACTOR_ONE, Close, Decision, Seal, encode
 from sfprotocol.fields import Names
 from sfprotocol.messages import Entry, Feed
+from sfprotocol.run_state import NEVER, Run
 from sfprotocol.weighing import Counted, once
 from tests.organising.bench import scores
 from tests.store.organised import ORGANISED

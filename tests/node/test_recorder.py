@@ -73,13 +73,13 @@ async def test_a_node_of_an_organised_run_records_every_seal_with_its_factor_and
     a = await organised.first(**options(tmp_path), log_to=[f"jsonl:{path}"])
     await a.until(lambda: a.machine.complete)
     await a.stop()
-    counting = a.machine.organised.counting
+    run_state = a.machine.organised.run_state
     seals = of("epoch", path)
-    assert [line["values"]["epoch"] for line in seals] == list(range(counting.sealed))
-    assert seals[-1]["values"]["counted"] == counting.counted >= 400
+    assert [line["values"]["epoch"] for line in seals] == list(range(run_state.sealed))
+    assert seals[-1]["values"]["counted"] == run_state.counted >= 400
     for line in seals:
         said = line["values"]
-        assert said["rate"] == counting.rate(said["epoch"]) / 2**32
+        assert said["rate"] == run_state.rate(said["epoch"]) / 2**32
         assert said["factor"] == 1.0 == FACTOR_ONE / (1 << 12)
 
 
@@ -123,13 +123,13 @@ async def test_where_there_are_classes_the_calibrated_base_model_is_published_to
 async def test_a_node_started_again_records_no_seal_twice(organised: Swarm, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     a = await organised.first(**options(tmp_path), log_to=[f"jsonl:{path}"])
-    await a.until(lambda: a.machine.organised.counting.sealed > 1)
+    await a.until(lambda: a.machine.organised.run_state.sealed > 1)
     await a.stop()
     await a.start(**options(tmp_path), alone=True, log_to=[f"jsonl:{path}"])
     await a.until(lambda: a.machine.complete)
     await a.stop()
     epochs = [line["values"]["epoch"] for line in of("epoch", path)]
-    assert epochs == list(range(a.machine.organised.counting.sealed))
+    assert epochs == list(range(a.machine.organised.run_state.sealed))
     assert sum("run" in line for line in lines(path)) == 2
 
 

@@ -27,7 +27,7 @@ async def test_each_seal_s_model_answers_the_same_rows_as_the_base_model(
 ) -> None:
     a = await organised.first(**options(tmp_path), samples=2)
     await a.until(lambda: a.machine.complete)
-    last = a.machine.organised.counting.sealed - 1
+    last = a.machine.organised.run_state.sealed - 1
     await eventually(lambda: (seen := a.node.sampling.view().moments) and seen[-1].epoch == last)
     found = await a.client.samples()
     assert [(row.text, row.right, row.base) for row in found.rows] == [
@@ -40,9 +40,9 @@ async def test_each_seal_s_model_answers_the_same_rows_as_the_base_model(
     assert len(timeline.entries) == 3 <= timeline.total
     seals = [one for one in (await a.client.timeline()).entries if one.kind == "seal"]
     assert [one.epoch for one in seals] == list(range(last, -1, -1))
-    assert sum(one.counted or 0 for one in seals) == a.machine.organised.counting.counted
+    assert sum(one.counted or 0 for one in seals) == a.machine.organised.run_state.counted
     own = await a.client.standing()
-    assert (own.rank, own.of, own.counted) == (1, 1, a.machine.organised.counting.counted)
+    assert (own.rank, own.of, own.counted) == (1, 1, a.machine.organised.run_state.counted)
 
 
 async def test_nothing_is_asked_of_a_model_that_is_the_base_model_yet(
@@ -55,7 +55,7 @@ async def test_nothing_is_asked_of_a_model_that_is_the_base_model_yet(
 
     class Asked(SmallEngine):
         def answer(self, rows: int, *, base: bool) -> list[Answered]:
-            asked.append(a.machine.organised.counting.sealed)
+            asked.append(a.machine.organised.run_state.sealed)
             return super().answer(rows, base=base)
 
     a = organised.node("a", make_engine=lambda run: Asked(run).go())
@@ -94,12 +94,12 @@ async def test_samples_outlive_a_restart_and_the_base_model_is_not_asked_again(
     assert (a.folder / "samples.json").stat().st_mode & 0o777 == 0o600, "they may be private"
     asked: list[bool] = []
 
-    class Counting(SmallEngine):
+    class RunState(SmallEngine):
         def answer(self, rows: int, *, base: bool) -> list[Answered]:
             asked.append(base)
             return super().answer(rows, base=base)
 
-    again = swarm.node("a", make_engine=lambda run: Counting(run).go())
+    again = swarm.node("a", make_engine=lambda run: RunState(run).go())
     await again.start(samples=2)
     await eventually(lambda: again.node.sampling.view().moments[len(before.moments) :])
     after = await again.client.samples()

@@ -28,12 +28,12 @@ from sfnode.organising.view import Boundary, View
 from sfnode.schema.evaluation import Evaluation
 from sfprotocol import validation
 from sfprotocol.control_feed import ControlFeed, extend
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import INCARNATIONS as INCARNATIONS
 from sfprotocol.decisions import Admit, Amend, Bases, Close, Decision, Recorded, encode
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import ELECTED_TERMS, Authority, Entry, Feed
 from sfprotocol.quotas import UNPROVEN_PART
+from sfprotocol.run_state import NEVER, RunState
 
 D = TypeVar("D", bound=Decision)
 
@@ -48,10 +48,10 @@ CONSTANT = at_rate(RATE)
 def skipping(members: set[int]) -> Judge:
     """Return the judge that skips the work of these members, and recounts all other work."""
 
-    def judge(counting: Counting) -> Judgement:
-        skipped = (n for n in counting.moved(counting.sealed) if n // INCARNATIONS in members)
-        others = set(range(len(counting.members))) - members
-        recounted = (one for member in others for one in counting.skipped(member))
+    def judge(run_state: RunState) -> Judgement:
+        skipped = (n for n in run_state.moved(run_state.sealed) if n // INCARNATIONS in members)
+        others = set(range(len(run_state.members))) - members
+        recounted = (one for member in others for one in run_state.skipped(member))
         return Judgement(skipped=frozenset(skipped), recounted=frozenset(recounted))
 
     return judge
@@ -80,17 +80,17 @@ def scores(value: float, *, metric: str = "accuracy", width: float = 0.02) -> Ev
 AGAIN = ("decisions", "_credits", "_judged")
 
 
-def state_of(counting: Counting) -> str:
+def state_of(run_state: RunState) -> str:
     """Return everything that decisions have made, but for their number and what is worked out again."""
-    told = {name: value for name, value in vars(counting).items() if name not in AGAIN}
-    return repr(told | {"quotas": vars(counting.quotas)})
+    told = {name: value for name, value in vars(run_state).items() if name not in AGAIN}
+    return repr(told | {"quotas": vars(run_state.quotas)})
 
 
 class Node(View):
     """A node of which its organiser reads what a test has put there: nobody has signed anything."""
 
-    def __init__(self, counting: Counting) -> None:
-        self.folded = counting
+    def __init__(self, run_state: RunState) -> None:
+        self.folded = run_state
         self.feed = ControlFeed(Authority(RUN_ID, KEY, (), 0, ELECTED_TERMS))
         self.held: dict[Feed, list[Boundary]] = {}
         self.forked: dict[Feed, int] = {}
@@ -103,7 +103,7 @@ class Node(View):
         return self.feed
 
     @property
-    def counting(self) -> Counting:
+    def run_state(self) -> RunState:
         return self.folded
 
     def decide(self, decision: Decision) -> None:
@@ -170,14 +170,14 @@ class Bench:
 
     def __post_init__(self) -> None:
         updates = self.policy.target_updates
-        counting = Counting(
+        run_state = RunState(
             budget=self.budget,
             rate=self.rate,
             norm_limit=self.norm_limit,
             bases=self.bases,
             epoch_updates=updates,
         )
-        self.node = Node(counting)
+        self.node = Node(run_state)
         self.positions: dict[int, Decision] = {}
         self.drawn = 0
         self.start()
@@ -191,7 +191,7 @@ class Bench:
         self.node.leads = lambda now: self.leads  # type: ignore[method-assign]
 
     @property
-    def counting(self) -> Counting:
+    def run_state(self) -> RunState:
         return self.node.folded
 
     @property
@@ -236,17 +236,17 @@ class Bench:
         for sign in waiting:
             known = self.positions.setdefault(sign.position, sign.decision)
             assert known == sign.decision, "two decisions for one position of the control feed"
-            if sign.position != self.counting.decisions:
+            if sign.position != self.run_state.decisions:
                 continue
             self.check(sign.decision)
-            before = state_of(self.counting)
+            before = state_of(self.run_state)
             self.node.decide(sign.decision)
             if type(sign.decision).__name__ not in ("Evaluated", "Announce", "Worth", "Oversized"):
-                assert state_of(self.counting) != before, f"void where it stands: {sign.decision}"
+                assert state_of(self.run_state) != before, f"void where it stands: {sign.decision}"
             self.signed.append(sign.decision)
             self.do()
             if isinstance(sign.decision, Amend):
-                self.end(self.counting.feed(sign.decision.feed), self.counting.named(sign.decision.feed))
+                self.end(self.run_state.feed(sign.decision.feed), self.run_state.named(sign.decision.feed))
 
     def end(self, feed: Feed, at: int) -> None:
         """Let go of a feed, and fetch again what is left of it."""
@@ -267,16 +267,16 @@ class Bench:
             return
         taken: dict[int, list[int]] = {}
         for number, steps, tag, _ in decision.moves:
-            feed = self.counting.feed(number)
-            stop = self.counting.named(number) + steps
+            feed = self.run_state.feed(number)
+            stop = self.run_state.named(number) + steps
             chains = {one.stop: one.chain for one in self.boundaries[feed]}
             assert tag == validation.tag(decision.salt, chains[stop])
             assert self.alone or stop <= self.node.shows[feed]
             taken.setdefault(number // INCARNATIONS, []).append(steps)
         for member, several in taken.items():
-            quota = self.counting.quotas.quota(member, self.counting.open_epoch)
-            if self.counting.quotas.is_stranger(member):
-                quota = max(1, quota, self.counting.room // UNPROVEN_PART)
+            quota = self.run_state.quotas.quota(member, self.run_state.open_epoch)
+            if self.run_state.quotas.is_stranger(member):
+                quota = max(1, quota, self.run_state.room // UNPROVEN_PART)
             assert sum(several) - max(several) < quota, "the last one as a whole, as it was signed"
 
     def advance(self, seconds: float) -> None:
@@ -299,7 +299,7 @@ class Bench:
 
     def link(self, peer: str = "peer", decided: int | None = None) -> None:
         """Let a peer tell that it has so many decisions, by default as many as we."""
-        self.node.linked[peer] = self.counting.decisions if decided is None else decided
+        self.node.linked[peer] = self.run_state.decisions if decided is None else decided
         self.do()
 
     def decide(self, decision: Decision) -> None:
@@ -319,7 +319,7 @@ class Bench:
         much at a peer if `shown`."""
         boundaries = self.boundaries.setdefault(feed, [])
         first = boundaries[-1].stop if boundaries else 0
-        label = self.counting.open_epoch if label is None else label
+        label = self.run_state.open_epoch if label is None else label
         squares = (count - zeros) * size**2
         boundaries.append(Boundary(first + count, label, chain_of(feed, first + count), squares, zeros))
         if shown:
@@ -329,8 +329,8 @@ class Bench:
     def vector(self, feed: Feed, squares: int, *, moves: bool = True) -> None:
         """Let a feed grow by one update of a first-order run, here and at a peer."""
         boundaries = self.boundaries.setdefault(feed, [])
-        stop, label = boundaries[-1].stop + 1 if boundaries else 1, self.counting.open_epoch
-        unit = self.counting.rate_from(label).unit
+        stop, label = boundaries[-1].stop + 1 if boundaries else 1, self.run_state.open_epoch
+        unit = self.run_state.rate_from(label).unit
         boundaries.append(Boundary(stop, label, chain_of(feed, stop), squares, int(not moves), unit))
         self.node.shows[feed] = stop
         self.do(Round((feed,)))
@@ -344,8 +344,8 @@ class Bench:
         self.do(EvaluationEnded(self.asked[-1], scores(value), scores(base) if base else None))
 
     def named(self, feed: Feed) -> int:
-        number = self.counting.number(feed)
-        return 0 if number is None else self.counting.named(number)
+        number = self.run_state.number(feed)
+        return 0 if number is None else self.run_state.named(number)
 
     def of(self, kind: type[D]) -> list[D]:
         """Return the decisions of one kind."""

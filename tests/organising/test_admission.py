@@ -11,7 +11,7 @@ from sfnode.organising.admission import (
     MAX_PENDING,
     MAX_PENDING_PER_LINK,
     PENDING_TIME,
-    PendingPetitions,
+    PendingJoinRequests,
     invitation_key,
     solve,
     voucher_message,
@@ -19,9 +19,9 @@ from sfnode.organising.admission import (
 )
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfprotocol import signing
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Admit, Invite, Recorded, RevokeInvitation
-from sfprotocol.messages import Petition
+from sfprotocol.messages import JoinRequest
+from sfprotocol.run_state import RunState
 from tests.organising.bench import RUN_ID, UNEVALUATED, feed_of
 
 SECRET = bytes(range(16))
@@ -35,35 +35,35 @@ def never() -> bool:
     return False
 
 
-def plain(name: str) -> Petition:
-    return Petition(feed_of(name).origin, 0, 0, b"", bytes(64))
+def plain(name: str) -> JoinRequest:
+    return JoinRequest(feed_of(name).origin, 0, 0, b"", bytes(64))
 
 
-def working(name: str, bits: int = 8) -> Petition:
+def working(name: str, bits: int = 8) -> JoinRequest:
     origin = feed_of(name).origin
     nonce = solve(RUN_ID, origin, bits, never)
     assert nonce
-    return Petition(origin, nonce, 0, b"", bytes(64))
+    return JoinRequest(origin, nonce, 0, b"", bytes(64))
 
 
-def invited(name: str, key: Ed25519PrivateKey, number: int = 1) -> Petition:
+def invited(name: str, key: Ed25519PrivateKey, number: int = 1) -> JoinRequest:
     origin = feed_of(name).origin
-    return Petition(origin, 0, number, key.sign(voucher_message(RUN_ID, origin)), bytes(64))
+    return JoinRequest(origin, 0, number, key.sign(voucher_message(RUN_ID, origin)), bytes(64))
 
 
-def counting_with(uses: int) -> tuple[Counting, Ed25519PrivateKey]:
+def run_state_with(uses: int) -> tuple[RunState, Ed25519PrivateKey]:
     """Return a run with one invitation, and its key."""
     key = invitation_key(RUN_ID, SECRET)
-    counting = Counting(budget=1000, rate=1)
-    counting.apply(Recorded(Invite(key.public_key().public_bytes_raw(), uses)))
-    return counting, key
+    run_state = RunState(budget=1000, rate=1)
+    run_state.apply(Recorded(Invite(key.public_key().public_bytes_raw(), uses)))
+    return run_state, key
 
 
-def granted(petitions: PendingPetitions, counting: Counting, now: float = 0.0) -> list[Admit]:
+def granted(join_requests: PendingJoinRequests, run_state: RunState, now: float = 0.0) -> list[Admit]:
     """Admit whom nobody has to be asked for."""
     admits = []
-    while admit := petitions.next(counting, now):
-        counting.apply(Recorded(admit))
+    while admit := join_requests.next(run_state, now):
+        run_state.apply(Recorded(admit))
         admits.append(admit)
     return admits
 
@@ -79,99 +79,99 @@ def granted(petitions: PendingPetitions, counting: Counting, now: float = 0.0) -
 def test_the_policy_says_who_is_admitted_and_who_waits(
     policy: OrganiserPolicy, admitted: set[str], waiting: set[str]
 ) -> None:
-    counting, key = counting_with(5)
-    petitions = PendingPetitions(RUN_ID, policy)
-    for petition in (plain("plain"), working("working"), invited("invited", key)):
-        petitions.hear(petition, "peer", counting, 0.0)
+    run_state, key = run_state_with(5)
+    join_requests = PendingJoinRequests(RUN_ID, policy)
+    for join_request in (plain("plain"), working("working"), invited("invited", key)):
+        join_requests.hear(join_request, "peer", run_state, 0.0)
     names = {feed_of(name).origin: name for name in ("plain", "working", "invited")}
-    assert {names[admit.origin] for admit in granted(petitions, counting)} == admitted
-    assert {names[petition.origin] for petition in petitions.waiting(counting, 0.0)} == waiting
+    assert {names[admit.origin] for admit in granted(join_requests, run_state)} == admitted
+    assert {names[join_request.origin] for join_request in join_requests.waiting(run_state, 0.0)} == waiting
 
 
 def test_an_admission_gives_the_quota_and_names_the_invitation() -> None:
-    counting, key = counting_with(1)
-    petitions = PendingPetitions(RUN_ID, LINKS)
-    petitions.hear(invited("anne", key), "peer", counting, 0.0)
-    assert granted(petitions, counting) == [Admit(feed_of("anne").origin, 77, 1)]
+    run_state, key = run_state_with(1)
+    join_requests = PendingJoinRequests(RUN_ID, LINKS)
+    join_requests.hear(invited("anne", key), "peer", run_state, 0.0)
+    assert granted(join_requests, run_state) == [Admit(feed_of("anne").origin, 77, 1)]
 
 
 def test_an_invitation_admits_as_many_as_it_has_uses() -> None:
-    counting, key = counting_with(2)
-    petitions = PendingPetitions(RUN_ID, LINKS)
+    run_state, key = run_state_with(2)
+    join_requests = PendingJoinRequests(RUN_ID, LINKS)
     for name in ("anne", "bob", "carol"):
-        petitions.hear(invited(name, key), "peer", counting, 0.0)
-    assert len(granted(petitions, counting)) == 2
-    assert not petitions.waiting(counting, 0.0)
+        join_requests.hear(invited(name, key), "peer", run_state, 0.0)
+    assert len(granted(join_requests, run_state)) == 2
+    assert not join_requests.waiting(run_state, 0.0)
 
 
 def test_a_revoked_invitation_admits_nobody() -> None:
-    counting, key = counting_with(2)
-    petitions = PendingPetitions(RUN_ID, LINKS)
-    petitions.hear(invited("anne", key), "peer", counting, 0.0)
-    counting.apply(Recorded(RevokeInvitation(0, 0)))
-    petitions.hear(invited("bob", key), "peer", counting, 0.0)
-    assert not granted(petitions, counting)
+    run_state, key = run_state_with(2)
+    join_requests = PendingJoinRequests(RUN_ID, LINKS)
+    join_requests.hear(invited("anne", key), "peer", run_state, 0.0)
+    run_state.apply(Recorded(RevokeInvitation(0, 0)))
+    join_requests.hear(invited("bob", key), "peer", run_state, 0.0)
+    assert not granted(join_requests, run_state)
 
 
 def test_a_voucher_is_for_one_origin_one_run_and_one_invitation() -> None:
-    counting, key = counting_with(5)
-    petitions = PendingPetitions(RUN_ID, LINKS)
+    run_state, key = run_state_with(5)
+    join_requests = PendingJoinRequests(RUN_ID, LINKS)
     stolen = replace(invited("anne", key), origin=feed_of("mallory").origin)
     elsewhere = invited("mallory", invitation_key(bytes(32), SECRET))
-    for petition in (stolen, elsewhere, invited("mallory", key, 2), invited("mallory", key, 0)):
-        petitions.hear(petition, "peer", counting, 0.0)
-    assert not granted(petitions, counting)
+    for join_request in (stolen, elsewhere, invited("mallory", key, 2), invited("mallory", key, 0)):
+        join_requests.hear(join_request, "peer", run_state, 0.0)
+    assert not granted(join_requests, run_state)
 
 
 def test_admissions_come_at_the_rate_of_the_policy_in_their_order() -> None:
-    counting, _ = counting_with(0)
-    petitions = PendingPetitions(RUN_ID, ANYONE)
+    run_state, _ = run_state_with(0)
+    join_requests = PendingJoinRequests(RUN_ID, ANYONE)
     names = [f"newcomer {number}" for number in range(6)]
     for name in names:
-        petitions.hear(working(name), "peer", counting, 0.0)
+        join_requests.hear(working(name), "peer", run_state, 0.0)
     origins = [feed_of(name).origin for name in names]
-    assert [admit.origin for admit in granted(petitions, counting)] == origins[:3]
-    assert not granted(petitions, counting, 9.0)
-    assert [admit.origin for admit in granted(petitions, counting, 20.0)] == origins[3:5]
+    assert [admit.origin for admit in granted(join_requests, run_state)] == origins[:3]
+    assert not granted(join_requests, run_state, 9.0)
+    assert [admit.origin for admit in granted(join_requests, run_state, 20.0)] == origins[3:5]
 
 
 def test_one_link_does_not_push_out_what_others_have_brought() -> None:
-    counting, _ = counting_with(0)
-    petitions = PendingPetitions(RUN_ID, APPROVE)
-    petitions.hear(plain("honest"), "peer", counting, 0.0)
+    run_state, _ = run_state_with(0)
+    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
+    join_requests.hear(plain("honest"), "peer", run_state, 0.0)
     for number in range(2 * MAX_PENDING):
-        petitions.hear(plain(f"invented {number}"), "flooder", counting, 1.0)
-    waiting = [petition.origin for petition in petitions.waiting(counting, 2.0)]
+        join_requests.hear(plain(f"invented {number}"), "flooder", run_state, 1.0)
+    waiting = [join_request.origin for join_request in join_requests.waiting(run_state, 2.0)]
     assert len(waiting) == 1 + MAX_PENDING_PER_LINK
     assert feed_of("honest").origin in waiting
 
 
 def test_what_waits_is_bounded_in_all_and_the_oldest_goes_first() -> None:
-    counting, _ = counting_with(0)
-    petitions = PendingPetitions(RUN_ID, APPROVE)
+    run_state, _ = run_state_with(0)
+    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
     for number in range(MAX_PENDING + 5):
-        petitions.hear(plain(f"newcomer {number}"), f"peer {number}", counting, 0.0)
-    waiting = [petition.origin for petition in petitions.waiting(counting, 0.0)]
+        join_requests.hear(plain(f"newcomer {number}"), f"peer {number}", run_state, 0.0)
+    waiting = [join_request.origin for join_request in join_requests.waiting(run_state, 0.0)]
     assert waiting[0] == feed_of("newcomer 5").origin
     assert len(waiting) == MAX_PENDING
 
 
-def test_a_petition_that_is_not_repeated_expires() -> None:
-    counting, _ = counting_with(0)
-    petitions = PendingPetitions(RUN_ID, APPROVE)
+def test_a_join_request_that_is_not_repeated_expires() -> None:
+    run_state, _ = run_state_with(0)
+    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
     for name in ("anne", "bob"):
-        petitions.hear(plain(name), "peer", counting, 0.0)
-    petitions.hear(plain("anne"), "other", counting, PENDING_TIME - 1)
-    assert [p.origin for p in petitions.waiting(counting, PENDING_TIME + 1)] == [feed_of("anne").origin]
+        join_requests.hear(plain(name), "peer", run_state, 0.0)
+    join_requests.hear(plain("anne"), "other", run_state, PENDING_TIME - 1)
+    assert [p.origin for p in join_requests.waiting(run_state, PENDING_TIME + 1)] == [feed_of("anne").origin]
 
 
 def test_who_is_a_member_does_not_wait() -> None:
-    counting, _ = counting_with(0)
-    petitions = PendingPetitions(RUN_ID, APPROVE)
-    petitions.hear(plain("anne"), "peer", counting, 0.0)
-    counting.apply(Recorded(Admit(feed_of("anne").origin, 10, 0)))
-    petitions.hear(plain("anne"), "peer", counting, 1.0)
-    assert not petitions.waiting(counting, 1.0)
+    run_state, _ = run_state_with(0)
+    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
+    join_requests.hear(plain("anne"), "peer", run_state, 0.0)
+    run_state.apply(Recorded(Admit(feed_of("anne").origin, 10, 0)))
+    join_requests.hear(plain("anne"), "peer", run_state, 1.0)
+    assert not join_requests.waiting(run_state, 1.0)
 
 
 def test_work_is_for_one_origin_and_one_run() -> None:

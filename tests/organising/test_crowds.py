@@ -74,16 +74,16 @@ def test_a_thousand_strangers_hold_an_eighth_of_the_room_with_a_label() -> None:
     town, others = begun(acts=all_at_once, count=1000)
     for _ in range(2):
         labels, before = len(town.closes), {p.name: p.made for p in others}
-        room = town.counting.room
+        room = town.run_state.room
         while len(town.closes) == labels:
             town.advance(1)
         held = sum(p.made - before[p.name] for p in others)
-        assert held <= (room + town.counting.room) // 8, "with the label that ended, and with the next one"
+        assert held <= (room + town.run_state.room) // 8, "with the label that ended, and with the next one"
 
 
 def test_of_a_thousand_strangers_all_have_their_turn() -> None:
     town, others = begun(acts=all_at_once, count=100)
-    share = town.counting.room // 16
+    share = town.run_state.room // 16
     epochs = len(town.closes)
     while len(town.closes) < epochs + 2 + 100 // share:
         town.advance(1)
@@ -135,9 +135,9 @@ def test_who_turns_to_zeros_loses_its_credit_without_a_judge(told: bool) -> None
     town, (other,) = begun(acts=turncoat(500, zeros), count=1, told=told)
     while not other.hostile:
         town.advance(1)
-    assert town.counting.credit(other.number)
+    assert town.run_state.credit(other.number)
     pace, counts = made(town, 120)
-    assert not town.counting.credit(other.number)
+    assert not town.run_state.credit(other.number)
     assert pace >= 0.95 * PACE * 120
     assert counts >= 0.9 * PACE * 120
 
@@ -148,7 +148,7 @@ def test_of_what_a_stranger_brings_nothing_is_measured_at_until_it_has_counted()
     for _ in range(20):
         town.advance(5)
         held = town.shelves[other.number, 0].stop
-        assert not any(run.factor for run in town.counting.live(feed, held))
+        assert not any(run.factor for run in town.run_state.live(feed, held))
     assert town.named([other]) > 0
 
 
@@ -173,7 +173,7 @@ def test_the_budget_is_reached_although_thirty_do_what_they_may_from_the_first_m
     town.advance(60)
     assert all(town.counts([person]) for person in honest(town)), "each of the honest has its turn"
     town.advance(2 * 3000 / PACE)
-    assert town.counting.complete
+    assert town.run_state.complete
     assert town.counts(honest(town)) >= 3000
 
 
@@ -221,7 +221,7 @@ def test_where_those_who_are_vouched_for_make_nothing_strangers_begin_after_a_wh
 
 def begins_large(town: Town, person: Person) -> None:
     """Make the largest scalars with the first label."""
-    if town.counting.open_epoch == 0:
+    if town.run_state.open_epoch == 0:
         all_at_once(town, person)
 
 

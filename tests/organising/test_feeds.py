@@ -36,10 +36,10 @@ def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
     lose_the_last_100(bench)
     bench.advance(20_000)
     assert sum(one.named - one.stop for one in bench.organiser.known.feeds.missing().values()) == 100
-    assert bench.counting.sealed == 1
+    assert bench.run_state.sealed == 1
     bench.update(ANNE, 100, 1)
     bench.advance(2)
-    assert bench.counting.sealed == 2
+    assert bench.run_state.sealed == 2
 
 
 def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> None:
@@ -49,7 +49,7 @@ def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> No
     assert not bench.of(Amend)
     bench.advance(300)
     assert bench.of(Amend) == [Amend(0, 1)]
-    assert bench.counting.sealed == 2
+    assert bench.run_state.sealed == 2
 
 
 def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_ever() -> None:
@@ -97,7 +97,7 @@ def test_what_is_not_here_is_never_named_whatever_peers_say_that_they_have() -> 
     bench.node.shows |= {ANNE: 1000, BOB: 1000}
     bench.advance(100)
     assert [close.moves[0].steps for close in bench.of(Close)] == [40]
-    assert bench.counting.positions() == {0: 40}
+    assert bench.run_state.positions() == {0: 40}
 
 
 def test_what_was_shown_of_another_history_is_not_shown_of_this_one() -> None:
@@ -120,8 +120,8 @@ def test_an_epoch_of_which_nothing_is_left_is_sealed_all_the_same() -> None:
     bench.start()
     bench.link()
     bench.advance(100)
-    assert bench.counting.sealed == 1
-    assert bench.counting.counted == 0
+    assert bench.run_state.sealed == 1
+    assert bench.run_state.counted == 0
 
 
 def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
@@ -150,9 +150,9 @@ def test_scalars_of_so_many_times_the_usual_size_are_heavy_unless_they_are_few(
     if updates:
         bench.update(ANNE, updates, size=round(times * OVERSIZED * 100))
     bench.advance(bench.policy.longest_epoch + 10)
-    feeds, number = HeldFeeds(), bench.counting.number(ANNE)
+    feeds, number = HeldFeeds(), bench.run_state.number(ANNE)
     feeds.follow(bench.node, bench.boundaries, 0.0)
-    assert feeds.oversized(0, bench.counting) == ({number} if oversized else set())
+    assert feeds.oversized(0, bench.run_state) == ({number} if oversized else set())
 
 
 def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
@@ -165,7 +165,7 @@ def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
     bench.advance(bench.policy.longest_epoch + 10)
     feeds = HeldFeeds()
     feeds.follow(bench.node, bench.boundaries, 0.0)
-    assert feeds.oversized(0, bench.counting) == {bench.counting.number(feed) for feed in splits}
+    assert feeds.oversized(0, bench.run_state) == {bench.run_state.number(feed) for feed in splits}
 
 
 @pytest.mark.parametrize("stranger", [False, True])
@@ -175,7 +175,7 @@ def test_of_two_members_it_is_only_said_of_a_stranger_that_its_size_is_not_usual
     bench.update(feed_of("bob"), 60, size=1000)
     bench.update(ANNE, 60, size=1)
     bench.advance(bench.policy.longest_epoch + 10)
-    feeds, number = HeldFeeds(), bench.counting.number(feed_of("bob"))
+    feeds, number = HeldFeeds(), bench.run_state.number(feed_of("bob"))
     feeds.follow(bench.node, bench.boundaries, 0.0)
-    assert len(bench.counting.moved(0)) == 2
-    assert feeds.oversized(0, bench.counting) == ({number} if stranger else set())
+    assert len(bench.run_state.moved(0)) == 2
+    assert feeds.oversized(0, bench.run_state) == ({number} if stranger else set())

@@ -18,7 +18,6 @@ from sfnode.organising.steps import Judgement, at_rate
 from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Admit,
@@ -32,6 +31,7 @@ from sfprotocol.decisions import (
     Seal,
     Void,
 )
+from sfprotocol.run_state import RunState
 from tests.organising.bench import EVALUATED, Bench, feed_of, skipping
 from tests.organising.bench import RATE as BENCH_RATE
 
@@ -53,7 +53,7 @@ class Run:
         metric: str = "accuracy",
     ) -> None:
         self.random = np.random.default_rng(seed)
-        self.counting = Counting(budget=budget, rate=RATE)
+        self.run_state = RunState(budget=budget, rate=RATE)
         self.guard = Guard()
         self.searched = searched
         self.noise = noise
@@ -72,7 +72,7 @@ class Run:
         return mean + self.rows + self.random.normal(0, self.noise, ROWS)
 
     def decide(self, decision: Decision) -> None:
-        self.counting.apply(Recorded(decision))
+        self.run_state.apply(Recorded(decision))
         self.guard.take(decision)
         self.decided.append(decision)
 
@@ -89,26 +89,26 @@ class Run:
 
     def seal(self) -> Seal:
         """Close the open epoch if none waits for its seal, and seal the oldest."""
-        counting = self.counting
-        if counting.open_epoch == counting.sealed:
-            self.decide(Close(counting.open_epoch, bytes(8), (Move(0, UPDATES, bytes(8)),)))
-        judgement = Judgement() if self.searched else at_rate(RATE)(counting)
-        judgement = self.guard.judged(counting, judgement, searched=self.searched)
-        seal = Seal(counting.sealed, (), (), bytes(32), judgement.factor, judgement.rates)
+        run_state = self.run_state
+        if run_state.open_epoch == run_state.sealed:
+            self.decide(Close(run_state.open_epoch, bytes(8), (Move(0, UPDATES, bytes(8)),)))
+        judgement = Judgement() if self.searched else at_rate(RATE)(run_state)
+        judgement = self.guard.judged(run_state, judgement, searched=self.searched)
+        seal = Seal(run_state.sealed, (), (), bytes(32), judgement.factor, judgement.rates)
         self.decide(seal)
         return seal
 
     def epoch(self, loss: float | F64, right: float | None = None) -> list[Decision]:
         """Seal epochs until one is worth an evaluation, and let it come to this loss, and share of right
         answers; return what is decided."""
-        assert not self.counting.finished
-        assert self.counting.open_epoch < 500, "it does not come to an end"
-        while self.guard.discards(self.counting.sealed):
+        assert not self.run_state.finished
+        assert self.run_state.open_epoch < 500, "it does not come to an end"
+        while self.guard.discards(self.run_state.sealed):
             self.seal()
         epoch = self.seal().epoch
         self.publish(epoch, self.losses(loss) if isinstance(loss, float) else loss, right=right)
         found = []
-        while decision := self.guard.due(self.counting):
+        while decision := self.guard.due(self.run_state):
             self.decide(decision)
             found.append(decision)
         self.said += found
@@ -121,7 +121,7 @@ class Run:
     @property
     def rate(self) -> float:
         """The rate of the open epoch as a share of the first one."""
-        return self.counting.rate(self.counting.open_epoch) / RATE
+        return self.run_state.rate(self.run_state.open_epoch) / RATE
 
 
 def test_what_learns_is_left_alone() -> None:
@@ -157,16 +157,16 @@ def test_a_model_that_has_diverged_is_taken_back_at_once() -> None:
 def test_what_was_under_way_counts_nothing_and_the_rate_is_lower_from_then_on() -> None:
     run = Run()
     run.learn(0.6, 0.4, 0.3, 0.2)
-    counted = run.counting.counted
-    assert run.guard.cuts(run.counting) is False
+    counted = run.run_state.counted
+    assert run.guard.cuts(run.run_state) is False
     run.epoch(0.7)
-    assert run.guard.cuts(run.counting), "the open epoch is closed with what it has"
+    assert run.guard.cuts(run.run_state), "the open epoch is closed with what it has"
     assert run.seal() == Seal(5, (), (), bytes(32), 0, (RateFrom(7, RATE // LOWER),))
-    assert run.guard.cuts(run.counting), "so is the one that was begun before the rate was told"
+    assert run.guard.cuts(run.run_state), "so is the one that was begun before the rate was told"
     assert run.seal().factor == 0
-    assert not run.guard.cuts(run.counting)
+    assert not run.guard.cuts(run.run_state)
     assert run.seal().factor == FACTOR_ONE
-    assert run.counting.counted == counted + UPDATES
+    assert run.run_state.counted == counted + UPDATES
     assert run.rate == 1 / LOWER
 
 
@@ -176,7 +176,7 @@ def test_a_seal_that_waits_tells_the_lower_rate_one_epoch_earlier() -> None:
     run.seal()
     run.decide(Close(5, bytes(8), (Move(0, UPDATES, bytes(8)),)))
     run.publish(4, run.losses(0.7))
-    while decision := run.guard.due(run.counting):
+    while decision := run.guard.due(run.run_state):
         run.decide(decision)
     assert run.seal().rates == (RateFrom(7, RATE // LOWER),)
 
@@ -185,7 +185,7 @@ def test_labels_of_what_was_taken_back_are_known() -> None:
     run = Run()
     run.learn(0.6, 0.4, 0.3, 0.2)
     run.epoch(0.7)
-    while run.guard.discards(run.counting.sealed):
+    while run.guard.discards(run.run_state.sealed):
         run.seal()
     assert run.guard.labels() == [range(4, 7)]
 
@@ -205,11 +205,11 @@ def test_the_lower_rate_holds(searched: bool) -> None:
 def test_a_run_that_no_longer_improves_ends_where_it_is() -> None:
     run = Run(budget=20_000)
     run.learn(0.6, 0.4, 0.3)
-    while not run.counting.finished:
+    while not run.run_state.finished:
         run.epoch(0.3 + 0.01 * (len(run.decided) % 2))
     assert [type(said) for said in run.said] == [Announce, Finish]
     assert isinstance(said := run.said[0], Announce)
-    assert f"ends the run at the model of round {run.counting.sealed - 1}, as it no longer" in said.text
+    assert f"ends the run at the model of round {run.run_state.sealed - 1}, as it no longer" in said.text
     assert run.rate == 1
 
 
@@ -227,7 +227,7 @@ def test_a_run_that_ends_where_it_is_worse_than_at_its_best_goes_back_to_that() 
     for _ in range(END * PATIENCE - 2):
         assert not run.epoch(0.31)
     void, _, end = run.epoch(0.42)
-    assert (void, end) == (Void(4, run.counting.sealed - 1, ()), Finish())
+    assert (void, end) == (Void(4, run.run_state.sealed - 1, ()), Finish())
 
 
 # -- one figure decides ----------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_what_is_better_by_the_figure_that_is_shown_is_kept_whatever_its_loss() 
     run = Run(budget=20_000)
     run.learn(0.6, 0.5)
     assert not run.epoch(0.40, 0.774)
-    while not run.counting.finished:
+    while not run.run_state.finished:
         run.epoch(0.55, 0.80)
     assert not [said for said in run.said if isinstance(said, Void)]
     best = policy.best_seal(run.decided)
@@ -284,10 +284,10 @@ def test_without_any_gain_it_goes_back_to_the_base_model_until_the_rate_suits() 
 
 def test_returns_are_bounded_and_the_last_one_ends_the_run() -> None:
     run = Run(noise=0.3)
-    while not run.counting.finished:
+    while not run.run_state.finished:
         assert run.epoch(0.9) is not None
     assert len([said for said in run.said if isinstance(said, Void)]) == MOST_RETURNS + 1
-    assert run.counting.counted == 0
+    assert run.run_state.counted == 0
 
 
 def test_a_run_that_hardly_moves_is_left_to_its_owner() -> None:
@@ -328,7 +328,7 @@ def test_what_waits_for_its_seal_when_the_run_ends_does_not_count() -> None:
     run = Run(budget=5 * UPDATES)
     run.learn(0.6, 0.4, 0.3, 0.2)
     run.epoch(0.28)
-    assert run.guard.discards(run.counting.sealed)
+    assert run.guard.discards(run.run_state.sealed)
 
 
 def test_results_of_what_was_taken_back_do_not_speak_any_more() -> None:
@@ -336,7 +336,7 @@ def test_results_of_what_was_taken_back_do_not_speak_any_more() -> None:
     run.learn(0.6, 0.4, 0.3, 0.2)
     run.epoch(0.7)
     run.publish(5, run.losses(0.7))
-    assert run.guard.due(run.counting) is None
+    assert run.guard.due(run.run_state) is None
 
 
 def test_an_owner_who_takes_back_the_last_epochs_makes_a_return_and_other_voids_are_none() -> None:
@@ -361,7 +361,7 @@ def test_after_a_restart_it_knows_what_was_decided() -> None:
     run.guard = again
     run.learn(0.25)
     assert run.rate == 1 / LOWER
-    assert run.epoch(0.7)[0] == Void(run.counting.sealed - 1, run.counting.sealed - 1, ())
+    assert run.epoch(0.7)[0] == Void(run.run_state.sealed - 1, run.run_state.sealed - 1, ())
 
 
 def voids(run: Run, means: Sequence[float]) -> int:
@@ -417,8 +417,8 @@ def test_an_organiser_takes_back_what_did_harm_and_says_so() -> None:
     assert void == Void(2, 2, ())
     assert [seal.factor for seal in seals] == [FACTOR_ONE] * 3 + [0] * (len(seals) - 3)
     assert len(seals) == 5
-    assert bench.counting.counted == 200
-    assert bench.counting.rate(bench.counting.open_epoch) == BENCH_RATE // LOWER
+    assert bench.run_state.counted == 200
+    assert bench.run_state.rate(bench.run_state.open_epoch) == BENCH_RATE // LOWER
     assert "goes on at the model of round 1" in bench.of(Announce)[0].text
     assert bench.asked == [0, 1, 2], "what is worth nothing is not evaluated"
 
@@ -430,11 +430,11 @@ def test_work_from_before_that_comes_late_does_not_bring_it_back() -> None:
     late = bench.of(Close)[-1].epoch
     assert late >= 5
     assert bench.of(Seal)[-1].skipped == (64,)
-    assert bench.counting.counted == 300
+    assert bench.run_state.counted == 300
     bench.update(BOB, 20)
     epoch(bench, 0.3)
     assert bench.of(Seal)[-1].recounted == ()
-    assert bench.counting.counted == 420
+    assert bench.run_state.counted == 420
 
 
 def test_the_last_epoch_is_evaluated_whatever_that_costs() -> None:
@@ -448,7 +448,7 @@ def test_the_last_epoch_is_evaluated_whatever_that_costs() -> None:
     assert bench.asked == [0, 3]
     bench.do(EvaluationEnded(3, measured(0.9)))
     bench.advance(10)
-    assert bench.counting.finished
+    assert bench.run_state.finished
     assert bench.of(Void) == [Void(1, 3, ())]
 
 

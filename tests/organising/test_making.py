@@ -33,7 +33,7 @@ def test_bases_are_made_at_the_last_seal_once_those_of_now_have_served_for_long_
     assert run.making == [1]
     train(run, 400)
     assert run.making == [1], "one at a time"
-    assert run.counting.open_epoch == 2, "members wait for them"
+    assert run.run_state.open_epoch == 2, "members wait for them"
 
 
 def test_what_was_closed_and_not_sealed_has_not_served_yet() -> None:
@@ -41,7 +41,7 @@ def test_what_was_closed_and_not_sealed_has_not_served_yet() -> None:
     run = bench(target_updates=2048, search_rows=64, seal_wait=100)
     for epoch in range(2):
         train(run, 150)
-        assert run.counting.open_epoch == epoch + 1 > run.counting.sealed
+        assert run.run_state.open_epoch == epoch + 1 > run.run_state.sealed
         assert not run.making
         run.do(EvaluationEnded(epoch, None))
         run.advance(2)
@@ -56,7 +56,7 @@ def test_they_serve_from_the_next_epoch_on_and_the_open_one_is_closed_with_what_
     run.advance(4)
     assert run.of(Bases) == [Bases(3, SECOND)]
     assert [sum(move.steps for move in close.moves) for close in run.of(Close)] == [100, 100, 20]
-    assert run.counting.open_epoch == 3
+    assert run.run_state.open_epoch == 3
     assert len(run.of(Seal)) == 3
     train(run, 150)
     assert run.making == [1], "what served before does not count"
@@ -67,7 +67,7 @@ def test_they_serve_from_the_next_epoch_on_and_the_open_one_is_closed_with_what_
 def test_an_epoch_is_no_longer_than_its_bases_serve() -> None:
     run = bench(target_updates=1000)
     train(run, 400)
-    assert run.counting.closed_updates(0) == 200
+    assert run.run_state.closed_updates(0) == 200
 
 
 def test_bases_that_could_not_be_made_are_tried_again_later() -> None:
@@ -94,8 +94,8 @@ def test_bases_that_the_owner_publishes_for_a_later_subspace_cut_no_epoch_short(
         run.advance(10)
         train(run, 150)
         assert run.of(Bases) == [Bases(5, SECOND)]
-        assert run.counting.open_epoch == 1
-        assert run.counting.closed_updates(0) == 100
+        assert run.run_state.open_epoch == 1
+        assert run.run_state.closed_updates(0) == 100
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------

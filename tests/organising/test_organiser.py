@@ -21,7 +21,6 @@ from sfnode.organising.organiser import (
 from sfnode.organising.policy import LEAST_EPOCH, Admission
 from sfnode.organising.rules import ACTIVE_TIME, MAX_UNSEALED, UNPROVEN_EPOCH
 from sfnode.organising.steps import Judgement, at_rate
-from sfprotocol.counting import MAX_EPOCHS, Counting, Run, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     Admit,
@@ -39,6 +38,7 @@ from sfprotocol.decisions import (
     Unknown,
 )
 from sfprotocol.messages import ControlFork
+from sfprotocol.run_state import MAX_EPOCHS, Run, RunState, named_digest
 from tests.organising.bench import (
     BUDGET,
     EVALUATED,
@@ -65,7 +65,7 @@ def test_an_epoch_is_closed_once_enough_updates_may_be_named() -> None:
     assert not bench.of(Close)
     bench.update(BOB, 40)
     bench.advance(2)
-    assert bench.counting.open_epoch == 1
+    assert bench.run_state.open_epoch == 1
     assert (bench.named(ANNE), bench.named(BOB)) == (60, 40)
 
 
@@ -75,7 +75,7 @@ def test_an_epoch_that_fills_fast_is_closed_long_before_the_next_regular_look() 
     bench.advance(LOOK_INTERVAL)
     bench.update(BOB, 40)
     bench.advance(2 * LEAST_INTERVAL)
-    assert bench.counting.open_epoch == 1
+    assert bench.run_state.open_epoch == 1
 
 
 def test_what_is_held_and_not_shown_makes_it_look_no_more_often_than_its_share_of_a_core() -> None:
@@ -155,8 +155,8 @@ def test_a_member_that_goes_on_with_a_new_feed_waits_for_no_more_than_a_close() 
     bench.update(other, 1)
     bench.advance(3)
     assert (bench.named(ANNE), bench.named(other)) == (30, 1)
-    assert bench.counting.goes_on_with(1)
-    assert bench.counting.room_left(0, {}) == 50
+    assert bench.run_state.goes_on_with(1)
+    assert bench.run_state.room_left(0, {}) == 50
 
 
 def test_an_epoch_ends_once_all_who_are_at_work_have_made_what_they_may() -> None:
@@ -183,10 +183,10 @@ def test_who_has_no_credit_and_is_alone_at_work_closes_an_epoch_now_and_then() -
     bench.decide(Admit(feed_of("eve").origin, 0, 0))
     before, last = len(bench.of(Close)), -1
     for _ in range(100):
-        label = bench.counting.open_epoch
+        label = bench.run_state.open_epoch
         if label != last:
             last = label
-            bench.update(feed_of("eve"), bench.counting.quotas.quota(1, label))
+            bench.update(feed_of("eve"), bench.run_state.quotas.quota(1, label))
         bench.advance(1)
     assert 2 <= len(bench.of(Close)) - before <= 100 / UNPROVEN_EPOCH
 
@@ -210,10 +210,10 @@ def test_what_moves_nothing_closes_no_epoch_and_uses_up_no_budget() -> None:
     bench.update(ANNE, 50)
     bench.advance(3)
     assert [sum(move.moving for move in close.moves) for close in bench.of(Close)] == [100]
-    assert (bench.counting.counted, bench.counting.complete) == (100, False)
+    assert (bench.run_state.counted, bench.run_state.complete) == (100, False)
     bench.update(BOB, 50)
     bench.advance(65)
-    assert (bench.counting.counted, bench.counting.complete) == (150, True)
+    assert (bench.run_state.counted, bench.run_state.complete) == (150, True)
 
 
 def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room_into_it() -> None:
@@ -225,8 +225,8 @@ def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room
         bench.decide(Admit(feed_of(name).origin, 0, 0))
     bench.update(ANNE, 100)
     bench.advance(3)
-    room, label = bench.counting.room, bench.counting.open_epoch
-    quotas = [bench.counting.quotas.quota(1 + number, label) for number in range(40)]
+    room, label = bench.run_state.room, bench.run_state.open_epoch
+    quotas = [bench.run_state.quotas.quota(1 + number, label) for number in range(40)]
     assert sum(quotas) == room // 16
     for name, quota in zip(names, quotas, strict=True):
         if quota:
@@ -248,13 +248,13 @@ def test_what_strangers_have_kept_back_for_long_does_not_come_all_at_once() -> N
     for _ in range(9):
         bench.update(ANNE, 100)
         bench.advance(3)
-    counting = bench.counting
-    for label in range(2, counting.open_epoch + 1):
-        bench.update(feed_of("eve"), counting.quotas.quota(1, label), label)
+    run_state = bench.run_state
+    for label in range(2, run_state.open_epoch + 1):
+        bench.update(feed_of("eve"), run_state.quotas.quota(1, label), label)
     bench.update(ANNE, 100)
     bench.advance(3)
     named = [move.steps for move in bench.of(Close)[-1].moves if move.feed]
-    assert 0 < sum(named) <= counting.room // 8
+    assert 0 < sum(named) <= run_state.room // 8
 
 
 def test_what_is_late_does_not_bring_more_than_the_quota_into_an_epoch() -> None:
@@ -312,10 +312,10 @@ def test_epochs_are_not_closed_without_end_while_they_cannot_be_sealed() -> None
     for _ in range(3 * MAX_UNSEALED):
         bench.update(ANNE, 100)
         bench.advance(2)
-    assert bench.counting.open_epoch == MAX_UNSEALED
+    assert bench.run_state.open_epoch == MAX_UNSEALED
     bench.evaluated(0.5)
     bench.advance(10)
-    assert bench.counting.open_epoch == MAX_UNSEALED + 4, "what has come meanwhile, a quota at a time"
+    assert bench.run_state.open_epoch == MAX_UNSEALED + 4, "what has come meanwhile, a quota at a time"
 
 
 # -- seals ---------------------------------------------------------------------------------------------
@@ -366,19 +366,19 @@ def test_no_more_is_named_than_the_budget_lacks_but_for_the_rest_of_a_segment() 
     for feed in (ANNE, BOB) * 3:
         bench.update(feed, 30)
     bench.advance(10)
-    assert sum(bench.counting.positions().values()) == 120
-    assert bench.counting.complete
-    assert bench.counting.counted == bench.counting.promised == 120
+    assert sum(bench.run_state.positions().values()) == 120
+    assert bench.run_state.complete
+    assert bench.run_state.counted == bench.run_state.promised == 120
 
 
 def test_nothing_is_closed_while_closes_without_a_seal_have_named_the_rest_of_the_budget() -> None:
     bench = Bench(policy=replace(EVALUATED, seal_wait=1000.0), budget=200).begin("anne")
     bench.update(ANNE, 200)
     bench.advance(2)
-    assert (bench.counting.open_epoch, bench.counting.sealed, bench.counting.promised) == (1, 0, 200)
+    assert (bench.run_state.open_epoch, bench.run_state.sealed, bench.run_state.promised) == (1, 0, 200)
     bench.update(ANNE, 200)
     bench.advance(100)
-    assert bench.counting.open_epoch == 1
+    assert bench.run_state.open_epoch == 1
 
 
 def test_who_has_a_key_and_no_decisions_asks_for_a_moment_whether_there_are_any() -> None:
@@ -392,7 +392,7 @@ def test_who_has_a_key_and_no_decisions_asks_for_a_moment_whether_there_are_any(
 
 
 def test_rates_of_coming_epochs_are_the_judges() -> None:
-    bench = Bench(judge=lambda counting: at_rate(RATE - counting.counted)(counting), budget=1000).begin(
+    bench = Bench(judge=lambda run_state: at_rate(RATE - run_state.counted)(run_state), budget=1000).begin(
         "anne"
     )
     for _ in range(3):
@@ -408,9 +408,9 @@ def test_rates_of_coming_epochs_are_the_judges() -> None:
 def test_there_is_no_rate_of_an_epoch_beyond_the_last(
     monkeypatch: pytest.MonkeyPatch, epochs: int, rates: tuple[RateFrom, ...]
 ) -> None:
-    counting = Counting(budget=BUDGET, rate=RATE)
-    monkeypatch.setattr(Counting, "open_epoch", epochs)
-    assert at_rate(1)(counting).rates == rates
+    run_state = RunState(budget=BUDGET, rate=RATE)
+    monkeypatch.setattr(RunState, "open_epoch", epochs)
+    assert at_rate(1)(run_state).rates == rates
 
 
 # -- what a judge says ---------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_o
         Judgement(2048, frozenset({64, 128}), frozenset({Recount(0, 0)}), (RateFrom(5, 7), RateFrom(9, 3))),
         Judgement(6963, frozenset(), frozenset({Recount(64, 1), Recount(0, 1), Recount(64, 7)})),
     ]
-    bench = Bench(judge=lambda counting: said[counting.sealed]).begin("anne", "bob")
+    bench = Bench(judge=lambda run_state: said[run_state.sealed]).begin("anne", "bob")
     for _ in said:
         bench.update(ANNE, 100)
         bench.update(BOB, 60)
@@ -432,8 +432,8 @@ def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_o
     assert (second.factor, second.skipped, second.recounted) == (2048, (64,), ())
     assert second.rates == (RateFrom(5, 7), RateFrom(9, 3))
     assert (third.factor, third.skipped, third.recounted) == (6963, (), (Recount(64, 1),))
-    assert bench.counting.runs(0, 300) == (Run(100, 0), Run(200, 2048), Run(300, 6963))
-    assert bench.counting.runs(64, 180) == (Run(60, 0), Run(180, 6963))
+    assert bench.run_state.runs(0, 300) == (Run(100, 0), Run(200, 2048), Run(300, 6963))
+    assert bench.run_state.runs(64, 180) == (Run(60, 0), Run(180, 6963))
 
 
 def test_skipped_work_is_recounted_once_its_member_is_trusted() -> None:
@@ -444,14 +444,14 @@ def test_skipped_work_is_recounted_once_its_member_is_trusted() -> None:
         bench.update(BOB, 60)
         bench.advance(3)
     assert [seal.skipped for seal in bench.of(Seal)] == [(64,), (64,)]
-    assert (bench.counting.counts_of(0), bench.counting.counts_of(1)) == (200, 0)
+    assert (bench.run_state.counts_of(0), bench.run_state.counts_of(1)) == (200, 0)
     distrusted.clear()
     bench.advance(100)
-    assert bench.counting.counts_of(1) == 0, "it takes another seal"
+    assert bench.run_state.counts_of(1) == 0, "it takes another seal"
     bench.update(ANNE, 100)
     bench.advance(3)
     assert bench.of(Seal)[-1].recounted == (Recount(64, 0), Recount(64, 1))
-    assert bench.counting.counts_of(1) == 120
+    assert bench.run_state.counts_of(1) == 120
     bench.update(BOB, 100)
     bench.advance(3)
     assert bench.of(Seal)[-1].recounted == bench.of(Seal)[-1].skipped == ()
@@ -552,14 +552,14 @@ def test_without_its_key_it_stops_for_good_and_says_so(reason: str) -> None:
 
 def test_a_decision_that_it_does_not_know_stops_it() -> None:
     bench = Bench().begin("anne")
-    bench.counting.apply(Recorded(Unknown(20)))
+    bench.run_state.apply(Recorded(Unknown(20)))
     bench.do()
     assert len(bench.stopped) == 1
 
 
 def test_decisions_that_are_gone_make_it_look_for_the_head_again() -> None:
     bench = Bench().begin("anne", "bob")
-    bench.node.folded = Counting(budget=BUDGET, rate=RATE)
+    bench.node.folded = RunState(budget=BUDGET, rate=RATE)
     bench.node.feed._truncate(0)
     bench.positions.clear()  # another term
     bench.node.linked.clear()

@@ -10,7 +10,6 @@ import pytest
 from sfnode.organising.guard import LOWER, Guard
 from sfnode.organising.policy import HEAD_EPOCH, HEAD_PATIENCE
 from sfnode.organising.steps import FALL, IDLE_ROUNDS, LEAST_RATE, Steps, idle_rounds
-from sfprotocol.counting import multiplier
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
@@ -25,6 +24,7 @@ from sfprotocol.decisions import (
     Void,
 )
 from sfprotocol.quotas import UNPROVEN_PART
+from sfprotocol.run_state import multiplier
 from tests.organising.bench import UNEVALUATED, Bench, feed_of, skipping
 from tests.organising.test_guard import RATE as BASE_RATE
 from tests.organising.test_guard import Run
@@ -55,10 +55,10 @@ def make(run: Bench, squares: dict[str, int], count: int = UPDATES // 2) -> Seal
 
 def rounds(run: Bench) -> Iterator[RateFrom]:
     """Yield the rates of labels, until the run is over."""
-    yield run.counting.rate_from(0)
-    while not run.counting.complete:
+    yield run.run_state.rate_from(0)
+    while not run.run_state.complete:
         make(run, {"anne": USUAL, "bob": USUAL})
-        yield run.counting.rate_from(run.counting.open_epoch)
+        yield run.run_state.rate_from(run.run_state.open_epoch)
 
 
 # -- rates -------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_a_heads_rate_is_shared_by_as_many_updates_as_its_rounds_have() -> None:
     assert seal.factor == FACTOR_ONE, "by now their rate is made for so many"
     for _ in range(4):
         make(run, {"anne": USUAL, "bob": USUAL})
-    assert run.counting.rate(run.counting.open_epoch + 1) == RATE, "it rises as others leave"
+    assert run.run_state.rate(run.run_state.open_epoch + 1) == RATE, "it rises as others leave"
 
 
 def test_one_large_round_makes_those_that_follow_no_smaller_steps() -> None:
@@ -95,7 +95,7 @@ def test_one_large_round_makes_those_that_follow_no_smaller_steps() -> None:
     counts = (UPDATES // 2, UPDATES // 2, 4 * UPDATES, UPDATES // 2)
     for count in counts:
         make(run, {"anne": USUAL, "bob": USUAL}, count=count)
-    assert run.counting.rate(run.counting.open_epoch + 1) == RATE
+    assert run.run_state.rate(run.run_state.open_epoch + 1) == RATE
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -103,7 +103,7 @@ def test_a_round_goes_no_further_than_the_first_one_may(whole: bool) -> None:
     run = bench("anne", "bob", whole=whole, budget=1000)
     made = [make(run, {"anne": USUAL, "bob": USUAL}, count=2 * UPDATES) for _ in range(4)]
     steps = [
-        seal.factor / FACTOR_ONE * run.counting.rate(epoch) * 4 * UPDATES / (RATE * UPDATES)
+        seal.factor / FACTOR_ONE * run.run_state.rate(epoch) * 4 * UPDATES / (RATE * UPDATES)
         for epoch, seal in enumerate(made)
     ]
     assert made[0].factor == FACTOR_ONE // 4
@@ -120,7 +120,7 @@ def test_work_that_seals_skip_makes_the_steps_of_the_others_no_smaller() -> None
     seals = [make(run, dict.fromkeys(("anne", "bob", "eve"), USUAL)) for _ in range(4)]
     assert all(seal.skipped for seal in seals)
     assert {seal.factor for seal in seals} == {FACTOR_ONE}
-    assert run.counting.rate(run.counting.open_epoch + 1) == RATE
+    assert run.run_state.rate(run.run_state.open_epoch + 1) == RATE
 
 
 # -- units -------------------------------------------------------------------------------------------------
@@ -128,21 +128,21 @@ def test_work_that_seals_skip_makes_the_steps_of_the_others_no_smaller() -> None
 
 def unit_after(run: Bench, squares: dict[str, int]) -> float:
     make(run, squares)
-    return run.counting.rate_from(run.counting.open_epoch + 1).unit / UNIT_ONE
+    return run.run_state.rate_from(run.run_state.open_epoch + 1).unit / UNIT_ONE
 
 
 def test_half_of_the_limit_is_the_usual_norm() -> None:
     assert unit_after(bench("anne", "bob"), {"anne": USUAL, "bob": USUAL}) == 1.0
     assert unit_after(bench("anne", "bob"), {"anne": USUAL // 4, "bob": USUAL // 4}) == 0.5
     assert unit_after(bench("anne", "bob"), {"anne": LIMIT**2, "bob": LIMIT**2}) == 2.0
-    assert bench("anne").counting.rate_from(0).limit == LIMIT
+    assert bench("anne").run_state.rate_from(0).limit == LIMIT
 
 
 def test_norms_are_compared_in_the_units_of_their_labels() -> None:
     run = bench("anne", "bob", budget=1000)
     for square in (USUAL // 4, USUAL // 4, USUAL):  # the first two have labels from before
         make(run, {"anne": square, "bob": square})
-    assert run.counting.rate_from(run.counting.open_epoch + 1).unit == UNIT_ONE // 2
+    assert run.run_state.rate_from(run.run_state.open_epoch + 1).unit == UNIT_ONE // 2
 
 
 def test_the_median_is_by_what_has_counted_so_that_few_do_not_move_a_unit() -> None:
@@ -157,10 +157,10 @@ def test_the_median_is_by_what_has_counted_so_that_few_do_not_move_a_unit() -> N
 def test_where_all_work_is_too_short_to_move_anything_the_unit_comes_down_to_it() -> None:
     run = bench("anne", "bob", budget=1000)
     make(run, {"anne": USUAL, "bob": USUAL})
-    counted = run.counting.counted
+    counted = run.run_state.counted
     short = LIMIT**2 // 100
     assert unit_after(run, {"anne": short, "bob": short}) == pytest.approx(0.2, abs=0.001)
-    assert run.counting.counted == counted, "that takes no budget"
+    assert run.run_state.counted == counted, "that takes no budget"
     nothing = {"anne": 0, "bob": 0}
     assert unit_after(bench("anne", "bob"), nothing) == 1 / FALL, "by no more than that"
 
@@ -184,21 +184,21 @@ def test_rounds_in_which_nothing_moves_come_to_an_end() -> None:
                 run.vector(feed, 0, moves=False)
         run.advance(15.0)
     assert len(run.of(Seal)) == 1 + IDLE_ROUNDS
-    assert run.counting.rates()[-1].unit == UNIT_ONE // FALL**2
+    assert run.run_state.rates()[-1].unit == UNIT_ONE // FALL**2
     guard = Guard()
     for decision in run.signed:
         guard.take(decision)
-    assert isinstance(guard.due(run.counting), Announce)
-    assert guard.due(run.counting) == Finish(), "nothing is left to learn"
+    assert isinstance(guard.due(run.run_state), Announce)
+    assert guard.due(run.run_state) == Finish(), "nothing is left to learn"
 
 
 def test_no_unit_is_so_large_that_sums_of_the_whole_budget_overflow() -> None:
     run = bench("anne", "bob", budget=1 << 20)
     for _ in range(40):
         make(run, {"anne": LIMIT**2, "bob": LIMIT**2})
-    last = run.counting.rates()[-1]
+    last = run.run_state.rates()[-1]
     assert last.unit >= UNIT_ONE << 6, "it has grown as far as it may"
-    assert multiplier(RATE, FACTOR_ONE, last.unit) * LIMIT * run.counting.budget < 1 << 63
+    assert multiplier(RATE, FACTOR_ONE, last.unit) * LIMIT * run.run_state.budget < 1 << 63
 
 
 # -- the end of a head -------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_head_whose_first_rounds_make_it_worse_goes_on_at_a_lower_rate() -> No
     assert decided[0] == Void(0, 2, ()), "back to the base model"
     assert Finish() not in decided
     assert run.seal().factor == 0
-    assert run.counting.rate(run.counting.open_epoch + 1) == BASE_RATE // LOWER
+    assert run.run_state.rate(run.run_state.open_epoch + 1) == BASE_RATE // LOWER
 
 
 # -- who begins a head alone -------------------------------------------------------------------------------
@@ -287,18 +287,18 @@ def test_a_thousand_strangers_take_no_more_than_their_share_of_small_rounds() ->
     for name in strangers:
         run.node.decide(Admit(feed_of(name).origin, 0, 0))
     for _ in range(10):
-        label = run.counting.open_epoch
+        label = run.run_state.open_epoch
         for name in strangers:
-            member = run.counting.member_number(feed_of(name).origin)
+            member = run.run_state.member_number(feed_of(name).origin)
             assert member is not None
-            if run.counting.quotas.quota(member, label) and not run.counting.credit(member):
+            if run.run_state.quotas.quota(member, label) and not run.run_state.credit(member):
                 run.vector(feed_of(name), LIMIT**2)
         make(run, {"anne": USUAL, "bob": USUAL})
     closes = run.of(Close)[1:]
     for close in closes:
         strange = sum(move.steps for move in close.moves if move.feed // INCARNATIONS >= 2)
-        assert strange <= max(1, run.counting.room // UNPROVEN_PART)
-    assert run.counting.rates()[-1].unit == UNIT_ONE, "and say nothing of the unit"
+        assert strange <= max(1, run.run_state.room // UNPROVEN_PART)
+    assert run.run_state.rates()[-1].unit == UNIT_ONE, "and say nothing of the unit"
 
 
 def test_a_round_of_answers_all_as_good_says_nothing_of_how_long_other_gradients_are() -> None:
@@ -306,9 +306,9 @@ def test_a_round_of_answers_all_as_good_says_nothing_of_how_long_other_gradients
     make(run, {"anne": USUAL, "bob": USUAL})
     for _ in range(2 * IDLE_ROUNDS):
         make(run, {"anne": 0, "bob": 0})
-    assert {one.unit for one in run.counting.rates()} == {UNIT_ONE}
+    assert {one.unit for one in run.run_state.rates()} == {UNIT_ONE}
     for _ in range(UPDATES):
         for name in ("anne", "bob"):
             run.vector(feed_of(name), USUAL, moves=True)
     run.advance(100.0)
-    assert idle_rounds(run.counting) == 0
+    assert idle_rounds(run.run_state) == 0

@@ -11,7 +11,6 @@ import pytest
 from sfnode.organising.events import Round
 from sfnode.organising.policy import Admission
 from sfnode.organising.steps import at_rate
-from sfprotocol.counting import NEVER
 from sfprotocol.decisions import (
     Admit,
     Amend,
@@ -26,8 +25,9 @@ from sfprotocol.decisions import (
     RevokeInvitation,
     Void,
 )
-from sfprotocol.events import Petitioned
-from sfprotocol.messages import Petition
+from sfprotocol.events import JoinRequested
+from sfprotocol.messages import JoinRequest
+from sfprotocol.run_state import NEVER
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of
 
 FIRST_BASES, OTHER_BASES = bytes(32), bytes([1]) * 32
@@ -48,7 +48,7 @@ class Story:
         )
         self.bench = Bench(
             policy=policy,
-            judge=lambda counting: at_rate(max(0, RATE - counting.counted))(counting),
+            judge=lambda run_state: at_rate(max(0, RATE - run_state.counted))(run_state),
             bases=self.random.choice([b"", FIRST_BASES]),
             held_back=True,
         )
@@ -72,7 +72,7 @@ class Story:
                     bench.do(Round((feed,)))
             case 6:
                 origin = feed_of(random.choice(self.names)).origin
-                bench.do(Petitioned(Petition(origin, 1, 0, b"", bytes(64)), "peer"))
+                bench.do(JoinRequested(JoinRequest(origin, 1, 0, b"", bytes(64)), "peer"))
             case 7:
                 bench.decide(self.decide())
             case 8 if bench.asked and random.random() < 0.5:
@@ -98,16 +98,16 @@ class Story:
         """Let a member make updates as it may, most of them with the label of the open epoch."""
         bench, random = self.bench, self.random
         feed = feed_of(random.choice(self.names), random.choice([0, 0, 0, 1, 63]))
-        member = bench.counting.member(feed.origin)
+        member = bench.run_state.member(feed.origin)
         boundaries = bench.boundaries.get(feed, [])
         last = boundaries[-1].label if boundaries else 0
         late = random.random() < 0.2
-        label = random.randint(last, bench.counting.open_epoch) if late else bench.counting.open_epoch
+        label = random.randint(last, bench.run_state.open_epoch) if late else bench.run_state.open_epoch
         if member is None or label >= member.revoked or feed in self.forked:
             return
-        if bench.counting.ended(bench.counting.number(feed) or 0) < NEVER:
+        if bench.run_state.ended(bench.run_state.number(feed) or 0) < NEVER:
             return
-        number, quotas = bench.counting.member_number(feed.origin), bench.counting.quotas
+        number, quotas = bench.run_state.member_number(feed.origin), bench.run_state.quotas
         assert number is not None
         made = self.made.get((feed.origin, label), 0)
         count = min(random.randint(1, 20), quotas.quota(number, label) - made)
@@ -118,7 +118,7 @@ class Story:
             bench.update(feed, count, label, shown=random.random() < 0.5)
 
     def decide(self) -> Decision:
-        random, epoch = self.random, self.bench.counting.open_epoch
+        random, epoch = self.random, self.bench.run_state.open_epoch
         member = random.randrange(len(self.names))
         first = random.randrange(epoch + 1)
         often = [Announce("hello"), Admit(feed_of(self.names[member]).origin, random.choice([40, 50]), 0)]
@@ -153,14 +153,14 @@ def test_whatever_comes_every_decision_holds_and_what_peers_show_is_named(seed: 
     backlog = sum(boundaries[-1].stop - bench.named(feed) for feed, boundaries in bench.boundaries.items())
     rounds = 2 + backlog // 20
     bench.advance(rounds * (bench.policy.longest_epoch + bench.policy.seal_wait + 10))
-    assert bench.counting.sealed == bench.counting.open_epoch
-    if bench.counting.complete:
+    assert bench.run_state.sealed == bench.run_state.open_epoch
+    if bench.run_state.complete:
         return
     for feed, boundaries in bench.boundaries.items():
-        member, number = bench.counting.member(feed.origin), bench.counting.number(feed)
+        member, number = bench.run_state.member(feed.origin), bench.run_state.number(feed)
         assert member is not None
         assert number is not None
-        if bench.counting.ended(number) < NEVER:
+        if bench.run_state.ended(number) < NEVER:
             continue
         cut = story.forked.get(feed, NEVER)
         may = [one.stop for one in boundaries if one.stop <= cut and one.label < member.revoked]

@@ -78,7 +78,7 @@ class Organised:
             if len(bench.plans) > done:
                 self.answer(bench.plans[done], eve, times)
                 done += 1
-            elif bench.counting.open_epoch == sealed:
+            elif bench.run_state.open_epoch == sealed:
                 for name in self.present:
                     larger = size if name == NAMES[EVE // 64] else 1
                     bench.update(feed_of(name), 36, size=round(10 * larger))
@@ -90,10 +90,10 @@ class Organised:
         if plan.origins:
             self.measured.append(plan)
             found = {}
-            for number in self.bench.counting.moved(plan.epoch):
+            for number in self.bench.run_state.moved(plan.epoch):
                 score, weight = (eve, times) if number == EVE else (GOOD, 1.0)
                 sum_ = score * weight * 6
-                feed = self.bench.counting.feed(number)
+                feed = self.bench.run_state.feed(number)
                 found[feed] = StepShare(36, sum_, (weight * 6) ** 2, 1e-3 * sum_, 1e-4)
             cost = plan.origins * ORIGIN_FORWARDS
             self.bench.do(EvaluationEnded(plan.epoch, None, forwards=cost, shares=found))
@@ -135,7 +135,7 @@ def test_who_reads_the_decisions_finds_why_a_seal_has_left_work_out(
     read = Verdicts(MembersEvidence(), Guard(), guards=False)
     for decision in run.bench.signed:
         for feed in decision.skipped if isinstance(decision, Seal) else ():
-            told = run.bench.counting, lambda *_: False, Judgement()
+            told = run.bench.run_state, lambda *_: False, Judgement()
             found.append(read.on(feed, decision.epoch, *told))
         read.take(decision)
     assert found[-1] is reason
@@ -147,7 +147,7 @@ def test_work_that_the_evidence_does_not_speak_for_is_skipped_and_not_searched_a
     assert [run.epoch(BAD).skipped for _ in range(2)] == [(EVE,)] * 2
     assert [plan.skipped for plan in run.searched] == [frozenset({EVE})] * 2
     assert [plan.skipped for plan in run.measured] == [frozenset(), {EVE}], "it is measured all the same"
-    assert run.bench.counting.counts_of(4) == 0
+    assert run.bench.run_state.counts_of(4) == 0
 
 
 def test_new_work_counts_again_where_too_few_are_left_to_say_what_is_usual() -> None:
@@ -165,26 +165,26 @@ def test_what_a_stranger_had_signed_as_a_whole_does_not_keep_its_later_work_from
     """Without credit its part was smaller than that, so that nothing of it was named for ten minutes: it
     waited until the run ended."""
     run = Organised(stranger=True, revokes=False)
-    while run.bench.counting.credit(4) < 64:
+    while run.bench.run_state.credit(4) < 64:
         run.epoch(GOOD)
     while run.bench.origins.trusts(4):
         run.epoch(BAD)
     run.bench.update(feed_of("eve"), 300)
-    before = run.bench.counting.named(EVE)
+    before = run.bench.run_state.named(EVE)
     seals = [run.epoch(score) for _ in range(6)]
-    assert run.bench.counting.named(EVE) >= before + 300
+    assert run.bench.run_state.named(EVE) >= before + 300
     assert (EVE in seals[-1].skipped) == (score == BAD)
 
 
 def test_nor_is_such_a_whole_named_at_once_while_it_would_count() -> None:
     run = Organised(stranger=True, revokes=False)
-    while run.bench.counting.credit(4) < 64:
+    while run.bench.run_state.credit(4) < 64:
         run.epoch(GOOD)
     run.bench.update(feed_of("eve"), 300)
-    before = run.bench.counting.named(EVE)
+    before = run.bench.run_state.named(EVE)
     for _ in range(3):
         run.epoch(GOOD)
-    assert run.bench.counting.named(EVE) < before + 300
+    assert run.bench.run_state.named(EVE) < before + 300
 
 
 def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:
@@ -195,7 +195,7 @@ def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:
     assert len(seals) > 1
     assert seals[-1].skipped == ()
     assert seals[-1].recounted == tuple(Recount(EVE, seal.epoch) for seal in seals if seal.skipped)
-    assert run.bench.counting.counts_of(4) == run.bench.counting.counts_of(0)
+    assert run.bench.run_state.counts_of(4) == run.bench.run_state.counts_of(0)
 
 
 def wait(run: Organised) -> list[Recount]:
@@ -203,13 +203,13 @@ def wait(run: Organised) -> list[Recount]:
     run.epoch()
     assert run.epoch(-1.0).skipped == (EVE,)
     assert RECOUNTED_AT_LAST < run.bench.origins.members[4].useful < TRUSTED_FROM
-    return run.bench.counting.skipped(4)
+    return run.bench.run_state.skipped(4)
 
 
 def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
     run = Organised(revokes=False)
-    waited, epoch = wait(run), run.bench.counting.open_epoch
-    run.bench.decide(Budget(run.bench.counting.counted + 200))
+    waited, epoch = wait(run), run.bench.run_state.open_epoch
+    run.bench.decide(Budget(run.bench.run_state.counted + 200))
     run.factor = 0.5
     late, last = run.epoch(GOOD), run.epoch(GOOD)
     assert run.bench.of(Close)[epoch].moves == ()
@@ -218,7 +218,7 @@ def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
     assert [(plan.rows >= FIRST_ROWS, plan.recounted) for plan in searched] == [(True, frozenset(waited))]
     assert epoch not in [plan.epoch for plan in run.measured], "it has nothing of anybody's"
     assert last.recounted == ()
-    assert run.bench.counting.complete
+    assert run.bench.run_state.complete
 
 
 def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_counts_what_waits() -> None:
@@ -231,7 +231,7 @@ def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_count
     assert bench.of(Close)[-1].moves == ()
     assert bench.of(Seal)[-1].epoch == bench.of(Close)[-1].epoch
     assert bench.of(Seal)[-1].recounted == ()
-    assert bench.counting.skipped(4) == waited
+    assert bench.run_state.skipped(4) == waited
     assert bench.of(Close)[-1].epoch not in [plan.epoch for plan in bench.plans], "nothing to measure"
 
 
@@ -239,34 +239,34 @@ def test_new_bases_do_not_end_a_run_before_what_waits_has_counted() -> None:
     run = Organised(revokes=False, bases=bytes(32), renew_updates=2 * 36 * len(NAMES))
     assert wait(run)
     bench, done = run.bench, len(run.bench.plans)
-    bench.decide(Budget(bench.counting.counted + 140))
+    bench.decide(Budget(bench.run_state.counted + 140))
     for name in NAMES:
         bench.update(feed_of(name), 36)
     bench.do(MakingEnded(Bases, bytes([1]) * 32))
-    while not bench.counting.complete:
+    while not bench.run_state.complete:
         for plan in bench.plans[done:]:
             run.answer(plan, GOOD, 1.0)
             done += 1
         bench.advance(2)
-    assert not bench.counting.skipped(4)
+    assert not bench.run_state.skipped(4)
 
 
 def test_a_run_at_whose_end_nothing_waits_has_no_empty_epoch() -> None:
     run = Organised()
     run.epoch()
-    run.bench.decide(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.run_state.counted + 1))
     run.epoch()
-    assert run.bench.counting.complete
+    assert run.bench.run_state.complete
     assert all(close.moves for close in run.bench.of(Close))
 
 
 def test_what_evidently_was_in_vain_never_counts() -> None:
     run = Organised(revokes=False)
     run.epoch(3 * BAD)
-    run.bench.decide(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.run_state.counted + 1))
     run.epoch(3 * BAD)
-    assert run.bench.counting.complete
-    assert run.bench.counting.counts_of(4) == 0
+    assert run.bench.run_state.complete
+    assert run.bench.run_state.counts_of(4) == 0
 
 
 def test_nothing_is_recounted_where_it_would_count_for_nothing_or_at_a_rate_that_is_too_large_by_now() -> (
@@ -277,12 +277,12 @@ def test_nothing_is_recounted_where_it_would_count_for_nothing_or_at_a_rate_that
     run.factor = 0.0
     while run.bench.origins.members[4].useful < RECOUNTED_FROM:
         assert run.epoch(GOOD).recounted == ()
-    named = run.bench.counting.closed_updates
+    named = run.bench.run_state.closed_updates
     assert all(not seal.factor for seal in run.bench.of(Seal)[1:] if named(seal.epoch))
-    run.factor, counting = 4.0, run.bench.counting
+    run.factor, run_state = 4.0, run.bench.run_state
     while Recount(EVE, 0) not in (seal := run.epoch(GOOD)).recounted:
-        assert not seal.factor or counting.rate(seal.epoch) < counting.rate(0)
-    assert counting.rate(seal.epoch) >= counting.rate(0)
+        assert not seal.factor or run_state.rate(seal.epoch) < run_state.rate(0)
+    assert run_state.rate(seal.epoch) >= run_state.rate(0)
 
 
 def test_scalars_of_another_size_never_count() -> None:
@@ -292,8 +292,8 @@ def test_scalars_of_another_size_never_count() -> None:
     seals = [run.epoch() for _ in range(12)]
     assert seals[-1].skipped == ()
     assert Recount(EVE, 1) not in [recount for seal in seals for recount in seal.recounted]
-    assert run.bench.counting.counts(EVE, 1) == 0
-    assert run.bench.counting.counts(EVE, 2) > 0, "what came later does"
+    assert run.bench.run_state.counts(EVE, 1) == 0
+    assert run.bench.run_state.counts(EVE, 2) > 0, "what came later does"
 
 
 def test_work_that_is_too_large_counts_just_before_the_run_ends() -> None:
@@ -303,7 +303,7 @@ def test_work_that_is_too_large_counts_just_before_the_run_ends() -> None:
     assert run.measured[-1].skipped == {EVE}, "it makes no part of the step that is measured"
     seals = [run.epoch() for _ in range(6)]
     assert not any(seal.skipped or seal.recounted for seal in seals), "whatever the evidence for her"
-    run.bench.decide(Budget(run.bench.counting.counted + 200))
+    run.bench.decide(Budget(run.bench.run_state.counted + 200))
     assert run.epoch().recounted == (Recount(EVE, 1),)
 
 
@@ -312,11 +312,11 @@ def test_work_of_whoever_is_too_large_again_and_again_never_counts() -> None:
     run = Organised()
     for size in (1.0, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.0):
         run.epoch(size=size)
-    run.bench.decide(Budget(run.bench.counting.counted + 1))
+    run.bench.decide(Budget(run.bench.run_state.counted + 1))
     run.epoch()
-    assert run.bench.counting.complete
+    assert run.bench.run_state.complete
     assert not any(seal.recounted for seal in run.bench.of(Seal))
-    assert run.bench.counting.skipped(EVE // 64) == [Recount(EVE, epoch) for epoch in (1, 2, 3)]
+    assert run.bench.run_state.skipped(EVE // 64) == [Recount(EVE, epoch) for epoch in (1, 2, 3)]
 
 
 def test_where_nobody_is_judged_the_size_of_scalars_is_no_reason_to_wait() -> None:
@@ -336,7 +336,7 @@ def test_who_evidently_does_harm_is_revoked_since_then_and_it_is_taken_back() ->
     void = run.bench.of(Void)[0]
     assert (void.first, void.members) == (8, (4,))
     assert void.last == run.bench.of(Worth)[-1].epoch - 1
-    assert run.bench.counting.counts_of(4) == sum(run.bench.counting.counts(EVE, e) for e in range(8))
+    assert run.bench.run_state.counts_of(4) == sum(run.bench.run_state.counts(EVE, e) for e in range(8))
     run.epoch(BAD)
     assert len(run.bench.of(Revoke)) == len(run.bench.of(Void)) == 1
 

@@ -1,6 +1,6 @@
 """A run on a virtual clock: its organiser, honest members at a steady pace, strangers who do what they may.
 
-What is shipped decides everything: the organiser signs, `counting` folds, `validation` says which updates of
+What is shipped decides everything: the organiser signs, `run_state` folds, `validation` says which updates of
 whom are held, and `room_left` how many an honest member makes. Links and disks are left out: all hear of
 everything at once. `sflab.simulator` has them, for some dozens of nodes; here a thousand are no trouble.
 """
@@ -18,9 +18,9 @@ from sfnode.organising.steps import Judgement
 from sfnode.organising.view import Boundary
 from sfprotocol import validation
 from sfprotocol.checkpoints import Base
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, Admit, Close, Decision, encode
 from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.run_state import RunState
 from tests.organising.bench import KEY, UNEVALUATED, Node
 
 TICK = 0.25
@@ -83,9 +83,9 @@ class Town:
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self.counting = Counting(budget=self.budget, rate=1 << 20, epoch_updates=EPOCH)
+        self.run_state = RunState(budget=self.budget, rate=1 << 20, epoch_updates=EPOCH)
         self._drawn = 0
-        self.node = Node(self.counting)
+        self.node = Node(self.run_state)
         self.node.linked["peer"] = 0
         self.organiser = Organiser(
             self.node, POLICY, self._judge, key=KEY, draw=self._draw, alone=True, now=self.now
@@ -96,9 +96,9 @@ class Town:
         self._drawn += 1
         return self._drawn.to_bytes(count, "big")
 
-    def _judge(self, counting: Counting) -> Judgement:
+    def _judge(self, run_state: RunState) -> Judgement:
         hostile = {person.number for person in self.people if person.hostile} if self.told else set()
-        moved = counting.moved(counting.sealed)
+        moved = run_state.moved(run_state.sealed)
         return Judgement(FACTOR_ONE, frozenset(n for n in moved if n // INCARNATIONS in hostile))
 
     def _do(self, *moved: Feed) -> None:
@@ -119,7 +119,7 @@ class Town:
 
     def admit(self, person: Person, quota: int = 0) -> Person:
         """Admit somebody; a stranger without a quota."""
-        person.number = len(self.counting.members)
+        person.number = len(self.run_state.members)
         self.people.append(person)
         self.decide(Admit(person.origin, quota, 0))
         return person
@@ -132,7 +132,7 @@ class Town:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         until = self.now + seconds
-        while self.now < until and not self.counting.complete:
+        while self.now < until and not self.run_state.complete:
             self.now += TICK
             for person in self.random.sample(self.people, len(self.people)):
                 (person.acts or work)(self, person)
@@ -143,31 +143,31 @@ class Town:
 
     def quota(self, person: Person) -> int:
         """Return what somebody may make with the open label."""
-        return self.counting.quotas.quota(person.number, self.counting.open_epoch)
+        return self.run_state.quotas.quota(person.number, self.run_state.open_epoch)
 
     def labelled(self, person: Person) -> int:
         """Return what it has made with it, in all its feeds."""
         shelves = (self.shelves.get((person.number, feed)) for feed in range(INCARNATIONS))
-        return sum(shelf.labelled for shelf in shelves if shelf and shelf.label == self.counting.open_epoch)
+        return sum(shelf.labelled for shelf in shelves if shelf and shelf.label == self.run_state.open_epoch)
 
     def room(self, person: Person) -> int:
         """Return how many more an honest member makes with it."""
         made: dict[int, int] = {}
         for (member, _), shelf in self.shelves.items():
-            if shelf.label == self.counting.open_epoch and shelf.labelled:
+            if shelf.label == self.run_state.open_epoch and shelf.labelled:
                 made[member] = made.get(member, 0) + shelf.labelled
-        return self.counting.room_left(person.number, made)
+        return self.run_state.room_left(person.number, made)
 
     def make(
         self, person: Person, count: int, *, feed: int | None = None, zeros: int = 0, size: int = USUAL
     ) -> int:
         """Have updates of somebody arrive at all others; return how many are held."""
         incarnation = person.feed if feed is None else feed
-        number, label = person.number * INCARNATIONS + incarnation, self.counting.open_epoch
+        number, label = person.number * INCARNATIONS + incarnation, self.run_state.open_epoch
         shelf = self.shelves.setdefault((person.number, incarnation), Shelf())
         base = Base(Feed(person.origin, incarnation), shelf.stop, b"", shelf.label, shelf.labelled)
         parts = (EpochScalars(label, (0,) * zeros + (size,) * (count - zeros)),)
-        refused = validation.refused(self.counting, number, base, parts, 0)
+        refused = validation.refused(self.run_state, number, base, parts, 0)
         held = refused.step - shelf.stop if refused else count
         if held <= 0:
             return 0
@@ -187,7 +187,7 @@ class Town:
 
     def counts(self, people: list[Person]) -> int:
         """Return how many updates of some people count."""
-        return sum(self.counting.counts_of(person.number) for person in people)
+        return sum(self.run_state.counts_of(person.number) for person in people)
 
     def named(self, people: list[Person]) -> int:
         """Return how many were named, zeros and all."""
@@ -212,7 +212,7 @@ def zeros(town: Town, person: Person) -> None:
     for feed in range(INCARNATIONS):
         if (person.number, feed) not in town.shelves:
             town.make(person, 1, feed=feed, zeros=1)
-    person.feed = town.counting.quotas.incarnation(person.number, town.counting.open_epoch)
+    person.feed = town.run_state.quotas.incarnation(person.number, town.run_state.open_epoch)
 
 
 def all_at_once(town: Town, person: Person) -> None:

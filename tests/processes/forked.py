@@ -41,8 +41,8 @@ SHORTER = {
     ("sfprotocol.elections", "BEAT"): 1.0,
     ("sfprotocol.elections", "LEASE"): 6.0,
     ("sfprotocol.elections", "SPREAD"): 1.0,
-    ("sfprotocol.petitions", "SEND_AGAIN"): 3.0,
-    ("sfprotocol.petitions", "REPEAT_TIME"): 2.0,
+    ("sfprotocol.join_requests", "SEND_AGAIN"): 3.0,
+    ("sfprotocol.join_requests", "REPEAT_TIME"): 2.0,
 }
 """Seconds of waits for what distant peers may still say; here all are on one machine. The real ones are
 tested with clocks (`test_readiness.py` and `test_contacts.py` of `tests/node`, `tests/organising`)."""

@@ -189,7 +189,7 @@ class Node:
 
     def offers(self) -> list[OfferStatus]:
         """Return who would stand in, as the organiser has heard."""
-        return asyncio.run(Client(Layout(self.folder).control_socket).petitions()).offers
+        return asyncio.run(Client(Layout(self.folder).control_socket).join_requests()).offers
 
     def until_organised(self, what: str, condition: Callable[[OrganiserStatus], object]) -> OrganiserStatus:
         """Wait until the run is organised so, as this node knows it; return how."""

@@ -1,4 +1,4 @@
-"""Authors of updates as far as joining goes: positions and counts, and no links, logs or signatures.
+"""Authors of updates as far as coalescing goes: positions and counts, and no links, logs or signatures.
 
 Any number of them, at any pace, in virtual time; light enough for a thousand, with which the simulator
 takes hours.
@@ -15,7 +15,7 @@ from sfprotocol import wire_codec
 from sfprotocol.events import OwnUpdates
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import EpochScalars, Feed, RunParameters, Segment
-from sfprotocol.own_feed import Joining
+from sfprotocol.own_feed import Coalescing
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 LATENCY = 0.2
@@ -36,24 +36,24 @@ class Author:
     def __init__(self, run: RunParameters, number: int = 0) -> None:
         self.frontier = Frontier(run)
         self.feed = feed(number)
-        self.joining = Joining(self.frontier, self.feed)
+        self.coalescing = Coalescing(self.frontier, self.feed)
         self.taken: list[OwnUpdates] = []
         self.taken_at: list[float] = []
         self.made_at: list[float] = []
 
     def make(self, now: float, count: int = 1) -> OwnUpdates | None:
         """Finish so many updates; return what is due."""
-        self.joining.add((EpochScalars(self.frontier.run.epoch_of(self.frontier.known), (7,) * count),))
+        self.coalescing.add((EpochScalars(self.frontier.run.epoch_of(self.frontier.known), (7,) * count),))
         self.made_at += [now] * count
         return self.look(now)
 
     def look(self, now: float) -> OwnUpdates | None:
         """Return what is due."""
-        return self.flush(now) if self.joining.deadline() <= now else None
+        return self.flush(now) if self.coalescing.deadline() <= now else None
 
     def flush(self, now: float) -> OwnUpdates | None:
         """Return what waits."""
-        updates = self.joining.take(now)
+        updates = self.coalescing.take(now)
         if updates:
             self.taken.append(updates)
             self.taken_at.append(now)
@@ -127,8 +127,8 @@ class Swarm:
                 course.updates += updates.count
                 course.sent += bytes_of(updates)
                 course.progress = max(course.progress, total - made[who][updates.first])
-            elif self.authors[who].joining.count and not updates:
-                heapq.heappush(agenda, (max(now, self.authors[who].joining.deadline()), who, -1))
+            elif self.authors[who].coalescing.count and not updates:
+                heapq.heappush(agenda, (max(now, self.authors[who].coalescing.deadline()), who, -1))
 
         while agenda[0][0] <= warm + measured:
             now, who, heard = heapq.heappop(agenda)
@@ -136,7 +136,7 @@ class Swarm:
                 for other, author in enumerate(self.authors):
                     if other != who:
                         author.hear(heard)
-                        if author.joining.count and (updates := author.look(now)):
+                        if author.coalescing.count and (updates := author.look(now)):
                             sign(other, updates)
             elif heard < 0:
                 if updates := self.authors[who].look(now):

@@ -166,8 +166,8 @@ class Log:
             feed: [(p.epoch, scalar) for segment, _ in rows for p in segment.parts for scalar in p.scalars]
             for feed, rows in self.rows.items()
         }
-        counting = {feed: updates[: self.cut_of(feed)] for feed, updates in told.items()}
-        return {feed: updates for feed, updates in counting.items() if updates}
+        run_state = {feed: updates[: self.cut_of(feed)] for feed, updates in told.items()}
+        return {feed: updates for feed, updates in run_state.items() if updates}
 
     def copy(self) -> Log:
         return Log({feed: list(rows) for feed, rows in self.rows.items()}, dict(self.cuts))

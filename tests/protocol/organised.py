@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from sfprotocol import decisions, validation
-from sfprotocol.counting import NEVER, Counting, named_digest
 from sfprotocol.frontier import Frontier
 from sfprotocol.messages import Feed, RunParameters
 from sfprotocol.quotas import LEAST_USUAL
+from sfprotocol.run_state import NEVER, RunState, named_digest
 
 SALT, DIGEST = b"s" * 8, b"d" * 32
 
@@ -41,21 +41,21 @@ def close(
 
 def closing(frontier: Frontier, salt: bytes = b"saltsalt") -> decisions.Close:
     """Return the close of the open epoch that names everything which is held."""
-    counting, moves = frontier.counting, []
-    assert counting is not None
+    run_state, moves = frontier.run_state, []
+    assert run_state is not None
     for state in frontier:
-        number = counting.number(state.feed)
-        if number is not None and state.next > (named := counting.named(number)):
+        number = run_state.number(state.feed)
+        if number is not None and state.next > (named := run_state.named(number)):
             moves.append(decisions.Move(number, state.next - named, validation.tag(salt, state.chain)))
-    return decisions.Close(counting.open_epoch, salt, tuple(sorted(moves)))
+    return decisions.Close(run_state.open_epoch, salt, tuple(sorted(moves)))
 
 
 def digest_named(
-    run: RunParameters, counting: Counting, epoch: int, past: Callable[[Feed, int], bytes]
+    run: RunParameters, run_state: RunState, epoch: int, past: Callable[[Feed, int], bytes]
 ) -> bytes:
     """Return the named digest of an epoch's seal; `past` tells the chain head of a feed before a step."""
-    positions = counting.positions(epoch).items()
-    heads = [(number, stop, past(counting.feed(number), stop)) for number, stop in positions]
+    positions = run_state.positions(epoch).items()
+    heads = [(number, stop, past(run_state.feed(number), stop)) for number, stop in positions]
     return named_digest(run.run_id, heads)
 
 
@@ -354,8 +354,10 @@ def fold(
     rate: int = 1 << 32,
     bases: bytes = b"",
     epoch_updates: int = LEAST_USUAL,
-) -> Counting:
-    counting = Counting(budget=budget, rate=rate, bases=bases, subspace_epochs=2, epoch_updates=epoch_updates)
+) -> RunState:
+    run_state = RunState(
+        budget=budget, rate=rate, bases=bases, subspace_epochs=2, epoch_updates=epoch_updates
+    )
     for decision in said:
-        counting.apply(decisions.Recorded(decision))
-    return counting
+        run_state.apply(decisions.Recorded(decision))
+    return run_state

@@ -16,13 +16,13 @@ from random import Random
 
 from sfprotocol import messages
 from sfprotocol.control_sync import Kept
-from sfprotocol.counting import Run
-from sfprotocol.events import Admit, Event, LinkDown, LinkUp, Petitioned, Received, Writable
+from sfprotocol.events import Admit, Event, JoinRequested, LinkDown, LinkUp, Received, Writable
 from sfprotocol.fields import NAMELESS, Names, Values
 from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
+from sfprotocol.run_state import Run
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
 from sfprotocol.wire_codec import LENGTH_BYTES
@@ -87,7 +87,7 @@ class Node:
         self.authority: list[messages.HigherWord] = []
         self.statement: messages.Statement | None = None
         """Our own as a stand-in, as it is kept."""
-        self.petitions: list[messages.Petition | messages.Offer] = []
+        self.join_requests: list[messages.JoinRequest | messages.Offer] = []
         """Shown to whoever organises here."""
         self.wires: dict[int, Wire] = {}
         self.sent: Counter[str] = Counter()
@@ -180,8 +180,8 @@ class Node:
                 self.faults.append(fault or "")
                 if link in self.wires:
                     self.swarm.hang_up(self.wires[link])
-            case Petitioned(petition=petition):
-                self.petitions.append(petition)
+            case JoinRequested(join_request=join_request):
+                self.join_requests.append(join_request)
             case Advanced(feed=feed):
                 self.counted[feed] = self.machine.runs(feed)
 

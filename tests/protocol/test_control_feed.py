@@ -217,7 +217,7 @@ def test_the_fork_of_a_term_that_is_void_is_forgotten() -> None:
 def test_a_succession_keeps_a_prefix_and_gives_the_feed_to_another_key() -> None:
     feed = feed_with(*ABC)
     assert feed.succeed(succession(1, first(b"a", b"b")))
-    assert (records(feed), feed.term, feed.behind) == ((b"a", b"b"), 1, False)
+    assert (records(feed), feed.term, feed.misses_decisions) == ((b"a", b"b"), 1, False)
     assert feed.add(2, ABC[2:]) == 0, "the old key signs no more"
     entry = feed.sign(b"d", signing_key("bob").sign)
     assert feed.add(2, [entry]) == 1
@@ -243,10 +243,10 @@ def test_what_a_succession_keeps_is_disputed_by_no_fork() -> None:
 def test_a_node_with_another_history_than_a_succession_keeps_comes_to_have_that(early: bool) -> None:
     feed = feed_with(*ABC[: 2 if early else 3])
     feed.succeed(succession(1, first(b"a", b"x", b"y")))
-    assert feed.behind
+    assert feed.misses_decisions
     assert feed.add(2, AXY[2:]) == 0, "which is not known to follow"
     feed.add(0, AXY)
-    assert (records(feed), feed.behind) == ((b"a", b"x", b"y"), False)
+    assert (records(feed), feed.misses_decisions) == ((b"a", b"x", b"y"), False)
     feed.add(0, ABC)
     assert records(feed) == (b"a", b"x", b"y")
 
@@ -265,7 +265,7 @@ def test_a_history_is_not_taken_as_far_as_it_would_be_what_is_not_kept() -> None
     feed.succeed(succession(1, first(b"a", b"x", b"y")))
     assert feed.add(0, ABC[:2]) == 2
     assert feed.add(2, ABC[2:]) == 0
-    assert (records(feed), feed.behind) == ((b"a", b"b"), True)
+    assert (records(feed), feed.misses_decisions) == ((b"a", b"b"), True)
 
 
 def test_nobody_signs_on_a_feed_of_which_something_is_lacking() -> None:
@@ -320,7 +320,7 @@ def test_kept_decisions_of_a_term_that_is_void_since_are_still_kept() -> None:
         feed.succeed(one)
     feed.succeed(succession(2, kept, "eve"))
     assert feed.add(0, signed(kept, "ann", "bob")) == 2
-    assert not feed.behind
+    assert not feed.misses_decisions
 
 
 @pytest.mark.parametrize(
@@ -438,10 +438,10 @@ def assert_sound(feed: ControlFeed) -> None:
     history = tuple((entry.term, entry.record) for entry in feed.entries)
     assert feed.chain == chain_of(history)
     kept = feed.succession
-    if kept and not feed.behind:
+    if kept and not feed.misses_decisions:
         assert feed.chains[kept.kept] == kept.chain
         assert {entry.term for entry in feed.entries[kept.kept :]} <= {kept.term}
-    if feed.frozen and not feed.behind:
+    if feed.frozen and not feed.misses_decisions:
         assert feed.stop < feed.forks[feed.term].stop or (kept and feed.stop == kept.kept)
 
 

@@ -150,7 +150,7 @@ def expected(scalars: dict[str, list[int]]) -> bytes:
     data=st.data(),
     order=st.randoms(use_true_random=False),
 )
-def test_order_repetition_and_cuts_leave_no_trace(
+def test_order_rejoin_request_and_cuts_leave_no_trace(
     scalars: dict[str, list[int]], data: st.DataObject, order: Random
 ) -> None:
     segments = []

@@ -15,10 +15,10 @@ import pytest
 from sfnode.engine.core import Core, UpdateBatch
 from sfnode.manifest import Manifest
 from sfprotocol import decisions, signing, wire_codec
-from sfprotocol.counting import Counting, multiplier
 from sfprotocol.decisions import RateFrom
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import EpochScalars, Form
+from sfprotocol.run_state import RunState, multiplier
 from tests.protocol.test_vectors import as_json, read_message
 
 VECTORS = json.loads(
@@ -147,7 +147,7 @@ def test_units_and_limits_that_are_refused(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["counting"], ids=lambda v: f"limit {v['norm_limit']}")
 def test_a_seal_of_the_other_kind_of_run_changes_nothing(vector: dict[str, Any]) -> None:
-    run = Counting(budget=vector["budget"], rate=vector["rate"], norm_limit=vector["norm_limit"])
+    run = RunState(budget=vector["budget"], rate=vector["rate"], norm_limit=vector["norm_limit"])
     for step in vector["steps"]:
         run.apply(decisions.read(BYTES(step["record"])))
         assert run.sealed == step["sealed"]
@@ -171,11 +171,11 @@ def test_weights_with_a_unit() -> None:
 
 def test_the_decisions_say_what_the_updates_weigh() -> None:
     run = Manifest.from_canonical(BYTES(VECTORS["canonical"]), "the vector").parameters()
-    counting = Counting.of(run)
+    run_state = RunState.of(run)
     for record in RUN["decisions"]:
-        counting.apply(decisions.read(BYTES(record)))
-    assert counting.counted == RUN["counted"]
-    assert [one.digest.hex() for one in counting.bases] == [one["digest"] for one in RUN["bases"]]
+        run_state.apply(decisions.read(BYTES(record)))
+    assert run_state.counted == RUN["counted"]
+    assert [one.digest.hex() for one in run_state.bases] == [one["digest"] for one in RUN["bases"]]
     for update in RUN["updates"]:
-        runs = counting.live(64 * update["member"], 9)
+        runs = run_state.live(64 * update["member"], 9)
         assert next(one.factor for one in runs if update["step"] < one.stop) == update["factor"]

@@ -10,9 +10,9 @@ from sfprotocol import wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.decisions import Admit, Amend, Checkpoint, Void
 from sfprotocol.errors import LocalProtocolError
-from sfprotocol.events import CheckpointKept, OwnPetition, Received, Writable
-from sfprotocol.messages import Branch, EpochScalars, Floor, Message, Petition, Position, Proof, Want
-from sfprotocol.petitions import petition_message
+from sfprotocol.events import CheckpointKept, OwnJoinRequest, Received, Writable
+from sfprotocol.join_requests import join_request_message
+from sfprotocol.messages import Branch, EpochScalars, Floor, JoinRequest, Message, Position, Proof, Want
 from sfprotocol.signing import extend, head_message
 from tests.protocol.feeds import RUN, origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
@@ -23,10 +23,10 @@ EPOCHS = 4
 
 def bases(node: Node, epoch: int) -> list[tuple[int, Base]]:
     """Return where feeds stand after what closes up to that of `epoch` have named, from a full log."""
-    counting = node.machine.organised.counting
+    run_state = node.machine.organised.run_state
     found = []
-    for of, stop in counting.positions(epoch).items():
-        feed = counting.feed(of)
+    for of, stop in run_state.positions(epoch).items():
+        feed = run_state.feed(of)
         chain, _ = node.log.past(node.run, feed, stop)
         found.append((of, Base(feed, stop, chain, *node.log.label(feed, stop))))
     return found
@@ -84,7 +84,7 @@ def test_who_keeps_nothing_before_a_checkpoint_has_the_same_digest_and_goes_on()
     close(made["a"])
     seal(made["a"], number(made, "b"))
     made.run(3)
-    assert made["b"].machine.organised.counting.counted == 3 * 9 * EPOCHS + 10
+    assert made["b"].machine.organised.run_state.counted == 3 * 9 * EPOCHS + 10
     assert same(made)
 
 
@@ -107,7 +107,7 @@ def test_a_newcomer_asks_nobody_for_what_it_does_not_keep() -> None:
     late = newcomer(made, "b")
     made.run(30)
     assert late.machine.frontier.known == 0
-    assert late.machine.organised.behind == late.machine.organised.out_of_reach == 3 * 9 * EPOCHS
+    assert late.machine.organised.missing_updates == late.machine.organised.out_of_reach == 3 * 9 * EPOCHS
     assert late.sent["Want"] == 1, "to tell all again (O19); of no feed it has what comes before the floor"
     assert not late.faults
     assert not made["b"].faults
@@ -119,7 +119,7 @@ def test_a_newcomer_gets_all_from_the_one_who_keeps_all_and_the_rest_from_anybod
     late = newcomer(made, "b", "c")
     made.connect(late, made["a"])
     made.run(5)
-    assert late.machine.organised.behind == late.machine.organised.out_of_reach == 0
+    assert late.machine.organised.missing_updates == late.machine.organised.out_of_reach == 0
     made.cut(late, made["a"])
     made["c"].compute(5)
     made.run(3)
@@ -143,7 +143,7 @@ def test_what_a_peer_keeps_no_more_is_asked_of_others_at_once() -> None:
     assert late.sent["Want"] == 2
     made.resume(next(wire for wire in wires if wire.far != asked))
     made.run(1)
-    assert late.machine.organised.behind == 0
+    assert late.machine.organised.missing_updates == 0
 
 
 def test_a_floor_of_epochs_that_are_not_known_yet_waits_for_decisions() -> None:
@@ -155,7 +155,7 @@ def test_a_floor_of_epochs_that_are_not_known_yet_waits_for_decisions() -> None:
     made.connect(late, made["b"])
     made.run(3)
     assert late.sent["Want"] == 0
-    assert late.machine.organised.counting.open_epoch == EPOCHS
+    assert late.machine.organised.run_state.open_epoch == EPOCHS
 
 
 @pytest.mark.parametrize("floors", [(0,), (3, 3), (5, 3)])
@@ -250,19 +250,19 @@ def test_who_waits_for_a_checkpoint_learns_decisions_and_holds_nothing() -> None
     made.connect(made["d"], made["b"])
     decide(made["a"], Admit(origin_of("d"), 100, 0))
     made.run(2)
-    unsigned = Petition(origin_of("late"), 7, 0, b"", b"")
-    signature = signing_key("late").sign(petition_message(RUN.run_id, unsigned))
-    late.handle(OwnPetition(replace(unsigned, signature=signature)))
+    unsigned = JoinRequest(origin_of("late"), 7, 0, b"", b"")
+    signature = signing_key("late").sign(join_request_message(RUN.run_id, unsigned))
+    late.handle(OwnJoinRequest(replace(unsigned, signature=signature)))
     for _ in range(30):
         made["b"].compute(1), made["d"].compute(1)
         made.run(2)
     decide(made["a"], Admit(origin_of("late"), 100, 0))
     made.run(2)
-    assert late.machine.organised.counting.checkpoints
-    assert late.machine.organised.counting.member(origin_of("late"))
+    assert late.machine.organised.run_state.checkpoints
+    assert late.machine.organised.run_state.member(origin_of("late"))
     assert late.machine.frontier.known == 0
     assert not late.compute()
-    assert made["a"].petitions
+    assert made["a"].join_requests
     assert not late.faults
     assert not any(link.inbox.asked for link in late.machine.links.values())
 

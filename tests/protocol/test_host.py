@@ -144,11 +144,11 @@ def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counted: Counter[str] = Counter()
     encode = wire_codec.encode
 
-    def counting(message: messages.Message, *form: int) -> bytes:
+    def run_state(message: messages.Message, *form: int) -> bytes:
         counted[type(message).__name__] += 1
         return encode(message, *form)
 
-    monkeypatch.setattr(wire_codec, "encode", counting)
+    monkeypatch.setattr(wire_codec, "encode", run_state)
     return counted
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from sfprotocol import decisions, messages, validation, wire_codec
 from sfprotocol.control_feed import ControlFeed, succession_message
-from sfprotocol.counting import Run
 from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revoke, Seal, Validators, Void
-from sfprotocol.events import OwnDecision, OwnPetition, OwnSuccession, Received
-from sfprotocol.petitions import SEND_AGAIN, petition_message
+from sfprotocol.events import OwnDecision, OwnJoinRequest, OwnSuccession, Received
+from sfprotocol.join_requests import SEND_AGAIN, join_request_message
 from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
+from sfprotocol.run_state import Run
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, own_updates, signed, signing_key
 from tests.protocol.organised import closing
@@ -50,14 +50,14 @@ def close(node: Node) -> None:
 
 def seal(node: Node, *skipped: int, factor: int = decisions.FACTOR_ONE) -> None:
     assert node.machine.organised is not None
-    counting = node.machine.organised.counting
-    decide(node, Seal(counting.sealed, skipped, (), bytes(32), factor, ()))
+    run_state = node.machine.organised.run_state
+    decide(node, Seal(run_state.sealed, skipped, (), bytes(32), factor, ()))
 
 
 def number(made: Swarm, name: str) -> int:
     own = made[name].own
     assert own is not None
-    found = made[name].machine.organised.counting.number(own)
+    found = made[name].machine.organised.run_state.number(own)
     assert found is not None
     return found
 
@@ -185,7 +185,7 @@ def test_after_short_epochs_members_make_no_more_than_twice_as_much_for_the_next
     made.run(2)
     close(made["a"])
     for _ in range(USUAL_OF - 1):
-        decide(made["a"], Close(made["a"].machine.organised.counting.open_epoch, b"saltsalt", ()))
+        decide(made["a"], Close(made["a"].machine.organised.run_state.open_epoch, b"saltsalt", ()))
     made.run(2)
     assert made["b"].machine.organised.room(made["b"].own) == 2 * 200
     decide(made["a"], Close(USUAL_OF, b"saltsalt", ()))
@@ -203,9 +203,9 @@ def test_seals_say_what_counts_and_everybody_agrees() -> None:
     made.run(2)
     seal(made["a"], number(made, "b"), factor=2048)
     made.run(2)
-    counting = made["c"].machine.organised.counting
-    assert counting.sealed == 1
-    assert counting.counted == 14
+    run_state = made["c"].machine.organised.run_state
+    assert run_state.sealed == 1
+    assert run_state.counted == 14
     assert same(made)
 
 
@@ -236,7 +236,7 @@ def test_a_newcomer_learns_decisions_before_it_asks_for_updates() -> None:
     made.connect(late, made["b"])
     made.run(3)
     assert late.machine.frontier.known == 81
-    assert late.machine.organised.behind == 0
+    assert late.machine.organised.missing_updates == 0
     assert same(made)
 
 
@@ -314,7 +314,7 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
     made["d"].machine.organised.control._sign = signing_key("new").sign
     decide(made["d"], Budget(19))
     made.run(10)
-    assert {node.machine.organised.counting.budget for node in made.nodes.values()} == {19}
+    assert {node.machine.organised.run_state.budget for node in made.nodes.values()} == {19}
     assert same(made)
 
 
@@ -345,7 +345,7 @@ def test_an_organiser_that_has_lost_its_say_meanwhile_signs_nothing_and_goes_on(
     made.run(5)
     assert made["a"].machine.organised.control.feed.frozen
     decide(made["a"], Budget(19))
-    assert made["a"].machine.organised.counting.budget != 19
+    assert made["a"].machine.organised.run_state.budget != 19
 
 
 def test_what_a_succession_admits_no_more_does_not_count_until_it_is_admitted_again() -> None:
@@ -448,7 +448,7 @@ def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
     made.run(1)
     (link,) = made["b"].wires
     made["b"].handle(Received(link, wire_codec.encode(control, RUN.scalar_bytes)))
-    assert made["b"].machine.organised.counting.budget == 17
+    assert made["b"].machine.organised.run_state.budget == 17
     assert made["b"].decided[before:] == [entry]
 
 
@@ -535,36 +535,40 @@ def test_a_node_whose_log_has_lost_what_was_named_of_its_feed_does_not_continue_
     assert same(made)
 
 
-def test_a_petition_reaches_the_organiser_over_others_and_is_not_sent_for_ever() -> None:
+def test_a_join_request_reaches_the_organiser_over_others_and_is_not_sent_for_ever() -> None:
     made = swarm("a b")
     made.add("new")
     made.connect(made["new"], made["b"])
     origin = origin_of("new")
-    petition = messages.Petition(origin, 7, 0, b"", b"")
-    signed = replace(petition, signature=signing_key("new").sign(petition_message(RUN.run_id, petition)))
-    made["new"].handle(OwnPetition(signed))
+    join_request = messages.JoinRequest(origin, 7, 0, b"", b"")
+    signed = replace(
+        join_request, signature=signing_key("new").sign(join_request_message(RUN.run_id, join_request))
+    )
+    made["new"].handle(OwnJoinRequest(signed))
     made.run(2)
-    assert made["a"].petitions == [signed]
+    assert made["a"].join_requests == [signed]
     decide(made["a"], Admit(origin, QUOTA, 0))
     made.run(2)
     made.forget_costs()
     made.run(100)
-    assert made["new"].sent["Petition"] == 0
+    assert made["new"].sent["JoinRequest"] == 0
     assert made["new"].compute()
 
 
-def test_a_petition_that_found_no_way_to_the_organiser_does_when_it_is_sent_again() -> None:
+def test_a_join_request_that_found_no_way_to_the_organiser_does_when_it_is_sent_again() -> None:
     made = swarm("a b")
     made.add("new")
     made.cut(made["a"], made["b"])
     made.connect(made["new"], made["b"])
-    petition = messages.Petition(origin_of("new"), 7, 0, b"", b"")
-    signed = replace(petition, signature=signing_key("new").sign(petition_message(RUN.run_id, petition)))
-    made["new"].handle(OwnPetition(signed))
+    join_request = messages.JoinRequest(origin_of("new"), 7, 0, b"", b"")
+    signed = replace(
+        join_request, signature=signing_key("new").sign(join_request_message(RUN.run_id, join_request))
+    )
+    made["new"].handle(OwnJoinRequest(signed))
     made.run(2)
     made.connect(made["a"], made["b"])
     made.run(SEND_AGAIN)
-    assert made["a"].petitions == [signed]
+    assert made["a"].join_requests == [signed]
 
 
 @pytest.mark.parametrize("decision", [Finish(), Budget(3)])
@@ -607,11 +611,11 @@ def test_void_and_amend_take_back_what_was_counted() -> None:
         seal(made["a"])
     decide(made["a"], Void(0, 1, (1,)))
     made.run(2)
-    assert made["c"].machine.organised.counting.counted == 10
+    assert made["c"].machine.organised.run_state.counted == 10
     ended = made["c"].own
     decide(made["a"], Amend(number(made, "c"), 1))
     made.run(30)
-    assert {node.machine.organised.counting.counted for node in made.nodes.values()} == {4}
+    assert {node.machine.organised.run_state.counted for node in made.nodes.values()} == {4}
     assert {node.machine.frontier.next(ended) for node in made.nodes.values()} == {4}
     assert same(made)
 
@@ -666,7 +670,7 @@ def test_after_a_succession_what_is_labelled_beyond_the_open_epoch_goes_and_a_ne
     made.run(1)
     begun, former = own_updates(made["b"].host, 3, lambda: 1), made["b"].own
     made["b"].handle(succeeded(made["b"], made["b"].machine.organised.control.feed.stop - 1))
-    assert made["b"].machine.organised.counting.open_epoch == 0
+    assert made["b"].machine.organised.run_state.open_epoch == 0
     made["b"].handle(begun)
     made.run(2)
     assert made["b"].own != former
@@ -682,12 +686,12 @@ def test_of_a_segment_that_goes_beyond_what_is_named_what_may_be_held_is_taken()
     made = swarm("a b")
     segment = signed("b", 0, 0, [messages.EpochScalars(0, (1, 2, 3)), messages.EpochScalars(1, (4,))])
     feed = made["b"].own
-    state, counting = made["a"].machine.frontier.state(feed), made["a"].machine.organised.counting
-    assert validation.early(counting, [state], segment)
+    state, run_state = made["a"].machine.frontier.state(feed), made["a"].machine.organised.run_state
+    assert validation.early(run_state, [state], segment)
     state.named = 3
-    assert not validation.early(counting, [state], segment)
-    assert validation.label_fault(counting, state, segment) is None
-    assert validation.countable(counting, state, segment) == 3
+    assert not validation.early(run_state, [state], segment)
+    assert validation.label_fault(run_state, state, segment) is None
+    assert validation.countable(run_state, state, segment) == 3
 
 
 def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> None:
@@ -705,13 +709,13 @@ def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> No
     made.connect(made["a"], made["b"])
     made.run(20)
     assert all(node.machine.organised.control.feed.frozen for node in made.nodes.values())
-    assert all(node.machine.organised.counting.open_epoch == 0 for node in made.nodes.values())
+    assert all(node.machine.organised.run_state.open_epoch == 0 for node in made.nodes.values())
     assert [made[name].machine.frontier.known for name in "abc"] == [0, 3, 3]
     let_down = [link.inbox.let_down for node in made.nodes.values() for link in node.machine.links.values()]
     assert not any(let_down), "who has what other decisions allow keeps its word"
     made["b"].handle(succession)
     made.run(5)
-    assert made["a"].machine.organised.control.feed.behind, "what was kept is nowhere any more"
+    assert made["a"].machine.organised.control.feed.misses_decisions, "what was kept is nowhere any more"
 
 
 def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_where_it_is() -> None:

@@ -15,7 +15,7 @@ from sfprotocol.events import OwnUpdates
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import ASK_TIMEOUT
 from sfprotocol.messages import EpochScalars, Feed, Position
-from sfprotocol.own_feed import ENOUGH, EPOCH_SHARE, MAX_WAIT, MIN_INTERVAL, SEEN_SHARES, Joining
+from sfprotocol.own_feed import ENOUGH, EPOCH_SHARE, MAX_WAIT, MIN_INTERVAL, SEEN_SHARES, Coalescing
 from tests.protocol import authors, scripted
 from tests.protocol.authors import LATENCY, Author, feed, parameters
 from tests.protocol.swarm import Swarm
@@ -267,7 +267,7 @@ def test_the_first_update_waits_for_nothing() -> None:
     author = Author(parameters(1000))
     author.make(5.0)
     assert author.counts == [1]
-    assert author.joining.deadline() == float("inf")
+    assert author.coalescing.deadline() == float("inf")
 
 
 def test_more_are_joined_step_by_step_until_the_signature_costs_little() -> None:
@@ -297,8 +297,8 @@ def test_what_waits_is_due_although_no_more_comes() -> None:
     author = Author(LONG)
     for second in (0.0, 1.0, 2.0, 3.0):
         author.make(second)
-    assert author.joining.count == 1
-    assert author.joining.deadline() == 2.0 + MAX_WAIT
+    assert author.coalescing.count == 1
+    assert author.coalescing.deadline() == 2.0 + MAX_WAIT
 
 
 def test_a_fast_author_signs_ten_times_a_second() -> None:
@@ -313,7 +313,7 @@ def test_the_progress_of_others_that_become_faster_ends_the_wait() -> None:
     author = Author(parameters(1000))
     for second in range(8):
         author.make(float(second))
-    assert author.joining.count == 1
+    assert author.coalescing.count == 1
     author.hear(198)
     assert author.look(8.0) is None
     author.hear(1)
@@ -352,28 +352,28 @@ def test_after_a_pause_the_first_update_goes_out_at_once() -> None:
     assert author.flush(20.0)
     author.hear(5000)
     author.make(500.0)
-    assert author.joining.count == 0
+    assert author.coalescing.count == 0
 
 
 def test_updates_of_several_epochs_are_joined_in_parts() -> None:
     author = Author(parameters(1000))
     author.make(0.0)
     for epoch in (0, 1, 1):
-        author.joining.add((EpochScalars(epoch, (epoch,)),))
-    updates = author.joining.take(1.0)
+        author.coalescing.add((EpochScalars(epoch, (epoch,)),))
+    updates = author.coalescing.take(1.0)
     assert updates == OwnUpdates(author.feed, 1, (EpochScalars(0, (0,)), EpochScalars(1, (1, 1))))
-    assert author.joining.take(1.0) is None
+    assert author.coalescing.take(1.0) is None
 
 
 def test_a_feed_is_continued_where_the_log_ends() -> None:
     frontier = Frontier(parameters(1000))
     frontier.advance(feed(1), 40, bytes(32), 0)
-    joining = Joining(frontier, feed(1))
-    joining.add((EpochScalars(0, (1, 2)),))
-    assert (joining.first, joining.stop) == (40, 42)
-    updates = joining.take(0.0)
+    coalescing = Coalescing(frontier, feed(1))
+    coalescing.add((EpochScalars(0, (1, 2)),))
+    assert (coalescing.first, coalescing.stop) == (40, 42)
+    updates = coalescing.take(0.0)
     assert updates is not None
-    assert (updates.first, updates.count, joining.first) == (40, 2, 42)
+    assert (updates.first, updates.count, coalescing.first) == (40, 2, 42)
 
 
 @settings(max_examples=200, deadline=None)
@@ -384,7 +384,7 @@ def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int
     author = Author(parameters(epoch_updates))
     now, known_at, signed_at = 0.0, 0, float("-inf")
     for _ in range(300):
-        due = author.joining.deadline()
+        due = author.coalescing.deadline()
         now = min(now + random.expovariate(1 / pace), max(due, now))
         before = len(author.taken)
         match random.randrange(3):
@@ -398,13 +398,13 @@ def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int
         if len(author.taken) > before:
             assert now >= signed_at + MIN_INTERVAL - 1e-9
             signed_at, known_at = now, author.frontier.known
-        elif author.joining.count and now > signed_at + MIN_INTERVAL:
+        elif author.coalescing.count and now > signed_at + MIN_INTERVAL:
             assert now <= signed_at + MAX_WAIT
-            assert author.joining.count < ENOUGH
-            seen = author.frontier.known - known_at + author.joining.count
+            assert author.coalescing.count < ENOUGH
+            seen = author.frontier.known - known_at + author.coalescing.count
             assert seen < max(1, SEEN_SHARES * (epoch_updates // EPOCH_SHARE))
     assert not author.waited or max(author.waited) <= MAX_WAIT + 1e-9
-    assert sum(author.counts) + author.joining.count == len(author.made_at)
+    assert sum(author.counts) + author.coalescing.count == len(author.made_at)
 
 
 # -- many authors ----------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def test_the_run_makes_no_more_than_a_tenth_of_an_epoch_while_an_update_waits(
     epoch_updates: int, paces: list[float], together: bool
 ) -> None:
     """Also when all begin at once, and nobody sees what the others hold back. What comes in the tenth of a
-    second between two segments, and during a step or the delay of the network, is beyond joining."""
+    second between two segments, and during a step or the delay of the network, is beyond coalescing."""
     course = authors.Swarm(parameters(epoch_updates), paces, together).play(
         warm=0, measured=64 * min(1.0, paces[0])
     )

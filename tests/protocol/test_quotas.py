@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sfprotocol.counting import PACE, PACE_TIME, Counting
 from sfprotocol.decisions import Decision, Recorded
 from sfprotocol.quotas import UNPROVEN_PART
+from sfprotocol.run_state import PACE, PACE_TIME, RunState
 from tests.protocol.organised import admit, close, fold, seal
 
 FIRST = 64
@@ -16,13 +16,13 @@ ROOM = 256
 """Room of an epoch after short ones."""
 
 
-def begun(*decisions: Decision, strangers: int = 1) -> Counting:
+def begun(*decisions: Decision, strangers: int = 1) -> RunState:
     """Return a run in which something of the organiser's counts, and what follows from these decisions."""
     members = (admit(0), *(admit(1 + n, 0) for n in range(strangers)))
     return fold(*members, close(0, {0: 100}), seal(0), close(1), *decisions, epoch_updates=1024)
 
 
-def quotas(run: Counting) -> list[int]:
+def quotas(run: RunState) -> list[int]:
     return [run.quotas.quota(member, run.open_epoch) for member in range(1, len(run.members))]
 
 

@@ -19,13 +19,13 @@ import pytest
 from sfprotocol import control_feed, signing, validation
 from sfprotocol.checkpoints import Base
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Decision, Recorded, Revoke, Void
 from sfprotocol.messages import ControlFork, Entry, EpochScalars, Succession
+from sfprotocol.run_state import RunState
 from tests.protocol.feeds import origin_of
 from tests.protocol.organised import Reference, admit, close, fold, seal
 from tests.protocol.test_control_feed import AUTHORITY, History, chain_of, first, signed, succession
-from tests.protocol.test_counting import shared_out
+from tests.protocol.test_run_state import shared_out
 
 S = TypeVar("S")
 Arrival = Callable[[S], S]
@@ -117,7 +117,7 @@ def identity(feed: ControlFeed) -> Hashable:
 
 def agreement(feed: ControlFeed) -> tuple[bytes, bool, frozenset[bytes], bool]:
     """Return that on which nodes agree: all of it but the forks of terms that others have succeeded."""
-    return feed.chain, feed.behind, frozenset(feed.successions), feed.frozen
+    return feed.chain, feed.misses_decisions, frozenset(feed.successions), feed.frozen
 
 
 def agreed(histories: list[tuple[History, tuple[str, ...]]], successions: list[Succession]) -> History | None:
@@ -180,7 +180,9 @@ def play(histories: tuple[str, ...], successions: tuple[str, ...]) -> None:
     orders = [*votes, *wholes], [*wholes[::-1], *votes]
     if expected is None:
         for state, order in product(states, orders):
-            assert in_turn(order * 3, state).behind, "it has not what the deputies have kept, and knows"
+            assert in_turn(order * 3, state).misses_decisions, (
+                "it has not what the deputies have kept, and knows"
+            )
     else:
         ends = {
             agreement(settled(state, partial(in_turn, order), identity))
@@ -233,7 +235,7 @@ def test_three_nodes_agree_on_whatever_links_work_in_whatever_order() -> None:
         for state in states:
             nodes = settled(state, round_, identities)
             assert len({agreement(node)[1:] for node in nodes}) == 1, known
-            assert nodes[0].behind or len({node.chain for node in nodes}) == 1, known
+            assert nodes[0].misses_decisions or len({node.chain for node in nodes}) == 1, known
 
 
 def knowing(history: str, successions: tuple[str, ...]) -> ControlFeed:
@@ -311,7 +313,7 @@ def orders() -> Iterator[tuple[Decision, ...]]:
 
 def test_every_order_of_decisions_shares_out_as_in_the_reference() -> None:
     for said in orders():
-        run, reference = Counting(budget=9, rate=5, epoch_updates=8), Reference(9, 5, 8)
+        run, reference = RunState(budget=9, rate=5, epoch_updates=8), Reference(9, 5, 8)
         for decision in said:
             run.apply(Recorded(decision))
             reference.apply(decision)
@@ -327,7 +329,7 @@ HISTORIES_OF_LABELS = [labels for n in (1, 2, 3) for labels in combinations_with
 def test_what_may_be_held_once_may_be_held_for_good() -> None:
     """Nothing that a node has taken in is forbidden by what is decided later, but by a revocation."""
     for said in orders():
-        run = Counting(budget=9, rate=5, epoch_updates=8)
+        run = RunState(budget=9, rate=5, epoch_updates=8)
         held: set[tuple[int, tuple[int, ...]]] = set()
         for decision in said:
             run.apply(Recorded(decision))
@@ -341,7 +343,7 @@ def test_what_may_be_held_once_may_be_held_for_good() -> None:
             held = may
 
 
-def refusal(run: Counting, feed: int, labels: tuple[int, ...]) -> Any:
+def refusal(run: RunState, feed: int, labels: tuple[int, ...]) -> Any:
     parts = [EpochScalars(label, (1,) * len(list(group))) for label, group in groupby(labels)]
     return validation.refused(run, feed, Base(run.feed(feed), 0, b"", 0, 0), parts, 0)
 

@@ -172,7 +172,7 @@ def test_a_newcomer_has_all_feeds_soon_after_the_last_page_of_decisions(
     made.run(5)
     late = made.add("late")
     made.connect(late, made["b"])
-    while late.machine.organised.counting.decisions < 3:
+    while late.machine.organised.run_state.decisions < 3:
         made.run(0.01)
     assert late.machine.frontier.known == 0
     made.run(SOON)
@@ -235,7 +235,7 @@ def test_nobody_is_asked_to_tell_again_while_it_has_decisions_that_we_lack() -> 
     hear(made["b"], made["c"], messages.ControlHead(0, 1000, bytes(32)), claims(strangers(1)))
     decide(made["a"], Admit(origin_of("new"), QUOTA, 0))
     made.run(2)
-    assert made["b"].machine.organised.counting.member(origin_of("new"))
+    assert made["b"].machine.organised.run_state.member(origin_of("new"))
     assert made["b"].sent["Want"] == 0
     assert made["b"].sent["ControlWant"]
 
@@ -265,7 +265,7 @@ def test_who_drops_decisions_has_everybody_tell_again() -> None:
     votes = tuple(messages.Vote(n, signing_key(f"d{n + 1}").sign(message)) for n in range(2))
     made["b"].handle(OwnSuccession(replace(succession, votes=votes)))
     made.run(5)
-    assert made["b"].machine.organised.counting.member(origin_of("c")) is None
+    assert made["b"].machine.organised.run_state.member(origin_of("c")) is None
     assert all(node.sent["Want"] >= 2 for node in made.nodes.values())
     made["b"].machine.organised.control.hold(origin_of("new"), signing_key("new").sign, made.now)
     decide(made["b"], Admit(origin_of("c"), QUOTA, 0))

@@ -7,9 +7,9 @@ from itertools import zip_longest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfprotocol.counting import Counting, Run, multiplier
 from sfprotocol.decisions import FACTOR_ONE, Close, Decision, Part, RateFrom, Recorded, Seal, Void, Worth
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import Run, RunState, multiplier
 from sfprotocol.weighing import NOTHING, Counted, Rates, Sum, counts_alike, differences, once, worths
 from tests.protocol.organised import admit, close, fold, seal
 
@@ -80,13 +80,13 @@ def test_what_counts_once_differs_only_where_it_ends() -> None:
 
 
 def test_rates_are_those_of_the_decisions() -> None:
-    counting = Counting(budget=100, rate=7)
+    run_state = RunState(budget=100, rate=7)
     for number in range(3):
-        counting.apply(Recorded(Close(number, bytes(8), ())))
-    counting.apply(Recorded(Seal(0, (), (), bytes(32), FACTOR_ONE, (RateFrom(4, 9), RateFrom(6, 11)))))
-    rates = Rates.of(counting)
+        run_state.apply(Recorded(Close(number, bytes(8), ())))
+    run_state.apply(Recorded(Seal(0, (), (), bytes(32), FACTOR_ONE, (RateFrom(4, 9), RateFrom(6, 11)))))
+    rates = Rates.of(run_state)
     assert rates.open_epoch == 3
-    assert [rates.of_label(epoch) for epoch in range(8)] == [counting.rate_from(e) for e in range(8)]
+    assert [rates.of_label(epoch) for epoch in range(8)] == [run_state.rate_from(e) for e in range(8)]
     assert Counted((), rates).weight(6, 2048) == multiplier(11, 2048)
 
 

@@ -17,11 +17,11 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.log import CardRecord, Record, UpdateLog
 from sfprotocol import decisions, seeds, signing, wire_codec
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import Counting, named_digest
 from sfprotocol.decisions import FACTOR_ONE, Admit, Announce, Close, Decision, Move, Part, Seal, Worth
 from sfprotocol.events import KeepControl
 from sfprotocol.fields import Names
 from sfprotocol.messages import Card, EpochScalars, Feed, Segment
+from sfprotocol.run_state import RunState, named_digest
 from sfprotocol.validation import tag
 from sfprotocol.weighing import WORTH_ONE
 from tests.protocol.feeds import origin_of, signing_key
@@ -95,13 +95,13 @@ def write_run(
     layout, key = Layout(folder), signing_key("organiser")
     folder.mkdir(parents=True)
     layout.manifest.write_text(manifest.to_toml())
-    control, counting = ControlFeed(run.organised), Counting.of(run)
+    control, run_state = ControlFeed(run.organised), RunState.of(run)
     authors = [Author(run.run_id, f"member {n}", one) for n, one in enumerate(names)]
 
     def decide(decision: Decision) -> None:
         record = decisions.encode(decision)
         control.add(control.stop, [control.sign(record, key.sign)])
-        counting.apply(decisions.read(record))
+        run_state.apply(decisions.read(record))
 
     with UpdateLog.open(layout.log, run.run_id) as log:
         for author in authors:

@@ -155,10 +155,10 @@ class Folder:
         self, *, factor: int = FACTOR_ONE, skipped: Sequence[int] = (), rates: Iterable[RateFrom] = ()
     ) -> None:
         """Seal the first epoch that is closed."""
-        counting = self.machine.frontier.counting
-        assert counting
-        epoch = counting.sealed
-        digest = digest_named(self.run, counting, epoch, lambda *place: self.log.past(*place)[0])
+        run_state = self.machine.frontier.run_state
+        assert run_state
+        epoch = run_state.sealed
+        digest = digest_named(self.run, run_state, epoch, lambda *place: self.log.past(*place)[0])
         self.decide(Seal(epoch, tuple(skipped), (), digest, factor, tuple(rates)))
 
     def evaluate(self, epoch: int, accuracy: float, loss: float) -> None:

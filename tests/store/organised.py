@@ -64,9 +64,9 @@ class Logged:
     def named_digest(self, epoch: int) -> bytes:
         """The digest of what closes up to that of `epoch` have named, by the organiser's log."""
         a = self["a"]
-        counting = a.machine.frontier.counting
-        assert counting is not None
-        return digest_named(ORGANISED, counting, epoch, lambda *place: a.log.past(RUN, *place)[0])
+        run_state = a.machine.frontier.run_state
+        assert run_state is not None
+        return digest_named(ORGANISED, run_state, epoch, lambda *place: a.log.past(RUN, *place)[0])
 
     def seal(
         self,
@@ -75,7 +75,7 @@ class Logged:
         rates: tuple[RateFrom, ...] = (),
         digest: bytes | None = None,
     ) -> None:
-        counting = self["a"].machine.frontier.counting
-        assert counting is not None
-        epoch = counting.sealed
+        run_state = self["a"].machine.frontier.run_state
+        assert run_state is not None
+        epoch = run_state.sealed
         self.decide(Seal(epoch, skipped, (), digest or self.named_digest(epoch), factor, rates))

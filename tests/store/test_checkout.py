@@ -104,10 +104,10 @@ def test_what_was_taken_back_since_does_not_count(made: Logged) -> None:
 
 def test_who_lacks_what_was_given_up_later_lacks_nothing(made: Logged) -> None:
     train(made, 3)
-    counting, feed = made["a"].machine.frontier.counting, made["c"].own
-    assert counting
+    run_state, feed = made["a"].machine.frontier.run_state, made["c"].own
+    assert run_state
     assert feed
-    number = counting.number(feed)
+    number = run_state.number(feed)
     assert number is not None
     assert seen(made, c=EACH).epoch == 1
     made.decide(Amend(number, 2))

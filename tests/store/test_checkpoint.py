@@ -13,8 +13,8 @@ from sfnode.errors import Code, UserError
 from sfnode.store import checkpoint
 from sfnode.store.checkpoint import CheckpointState, compute, decode, encode, plan
 from sfnode.store.replay import changes, frontier_of
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Void
+from sfprotocol.run_state import RunState
 from sfprotocol.weighing import named
 from tests.refusals import fails_with
 from tests.store.organised import ORGANISED, Logged
@@ -34,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def counting(made: Logged, name: str = "a") -> Counting:
-    found = made[name].machine.frontier.counting
+def run_state(made: Logged, name: str = "a") -> RunState:
+    found = made[name].machine.frontier.run_state
     assert found
     return found
 
@@ -43,7 +43,7 @@ def counting(made: Logged, name: str = "a") -> Counting:
 def computed(
     made: Logged, epoch: int, previous: CheckpointState | None = None, name: str = "a"
 ) -> CheckpointState | None:
-    return compute(MEANT, made.logs[name], plan(counting(made, name), epoch, previous), previous)
+    return compute(MEANT, made.logs[name], plan(run_state(made, name), epoch, previous), previous)
 
 
 def state(made: Logged, epoch: int) -> CheckpointState:
@@ -69,8 +69,8 @@ def test_all_nodes_compute_the_same_state(made: Logged) -> None:
     assert all(other and other.decision(bytes(32)) == one.decision(bytes(32)) for other in others)
     frontier = made["a"].machine.frontier
     for number, base in one.bases.items():
-        feed = counting(made).feed(number)
-        assert (base.feed, base.step) == (feed, counting(made).positions(3)[number])
+        feed = run_state(made).feed(number)
+        assert (base.feed, base.step) == (feed, run_state(made).positions(3)[number])
         assert base.step < frontier.next(feed)
         assert (base.chain, *base[3:]) == (
             made.logs["b"].past(feed, base.step)[0],
@@ -80,7 +80,7 @@ def test_all_nodes_compute_the_same_state(made: Logged) -> None:
 
 def test_the_cores_of_a_state_are_those_of_what_counts(made: Logged) -> None:
     core = Core(2, 4)
-    for batch in changes(made.logs["a"], {}, named(counting(made), 3), ORGANISED.subspace_of):
+    for batch in changes(made.logs["a"], {}, named(run_state(made), 3), ORGANISED.subspace_of):
         core.add(batch)
     found = state(made, 3)
     assert found.decision(bytes(32)).cores == core.digest()
@@ -105,13 +105,13 @@ def test_what_is_not_all_here_makes_no_state(made: Logged) -> None:
     made.close()
     made.seal()
     made.swarm.run(2)
-    decided = plan(counting(made), 5)
+    decided = plan(run_state(made), 5)
     assert compute(MEANT, made.logs["a"], decided)
     assert compute(MEANT, made.logs["b"], decided) is None
 
 
 def test_another_history_than_the_named_one_makes_no_state(made: Logged) -> None:
-    decided = plan(counting(made), 3)
+    decided = plan(run_state(made), 3)
     number, (feed, end) = next(iter(decided.stops.items()))
     other = decided._replace(stops={**decided.stops, number: (feed, end._replace(tag=bytes(8)))})
     assert compute(MEANT, made.logs["a"], other) is None
@@ -123,10 +123,10 @@ def test_another_history_than_the_named_one_makes_no_state(made: Logged) -> None
 def test_a_state_is_the_same_after_it_was_written(made: Logged) -> None:
     found = state(made, 3)
     data = encode(found)
-    again = decode(MEANT, counting(made), data)
+    again = decode(MEANT, run_state(made), data)
     assert again.bases == found.bases
     assert again.decision(bytes(32)) == found.decision(bytes(32))
-    assert len(data) <= checkpoint.most_bytes(MEANT, counting(made), 3) < 2 * len(data)
+    assert len(data) <= checkpoint.most_bytes(MEANT, run_state(made), 3) < 2 * len(data)
 
 
 def test_nonsense_is_refused(made: Logged) -> None:
@@ -142,7 +142,7 @@ def test_nonsense_is_refused(made: Logged) -> None:
         bytes(swapped),
     ):
         with fails_with(Code.LOG_CORRUPT):
-            decode(MEANT, counting(made), nonsense)
+            decode(MEANT, run_state(made), nonsense)
 
 
 def epochs_of(folder: Path) -> list[int]:
@@ -150,7 +150,7 @@ def epochs_of(folder: Path) -> list[int]:
 
 
 def test_the_newest_two_files_are_kept_and_those_that_are_needed(made: Logged, folder: Path) -> None:
-    assert checkpoint.usable(folder, counting(made)) == []
+    assert checkpoint.usable(folder, run_state(made)) == []
     for epoch in range(5):
         checkpoint.keep(folder, ORGANISED.run_id, state(made, epoch), needed=[1])
     assert epochs_of(folder) == [1, 3, 4]
@@ -165,12 +165,12 @@ def test_an_epoch_that_is_stated_anew_has_another_state(made: Logged, folder: Pa
     made.decide(Void(1, 1, ()))
     after = signed(made, 3)
     stated = after.decision(ORGANISED.run_id)
-    assert stated in counting(made).checkpoints
-    assert checkpoint.usable(folder, counting(made)) == [], "what is here was stated before"
-    assert checkpoint.start(folder, counting(made), made.logs["a"]) == checkpoint.Start()
+    assert stated in run_state(made).checkpoints
+    assert checkpoint.usable(folder, run_state(made)) == [], "what is here was stated before"
+    assert checkpoint.start(folder, run_state(made), made.logs["a"]) == checkpoint.Start()
     checkpoint.keep(folder, ORGANISED.run_id, after)
-    assert checkpoint.usable(folder, counting(made)) == [stated]
-    assert (loaded := checkpoint.load(folder, MEANT, counting(made), stated))
+    assert checkpoint.usable(folder, run_state(made)) == [stated]
+    assert (loaded := checkpoint.load(folder, MEANT, run_state(made), stated))
     assert loaded.cores.keys() == after.cores.keys()
     assert epochs_of(folder) == [3], "the other one is of no use any more"
 
@@ -179,13 +179,13 @@ def test_a_file_is_what_was_stated_or_of_no_use(made: Logged, folder: Path) -> N
     found = state(made, 3)
     stated = found.decision(ORGANISED.run_id)
     checkpoint.keep(folder, ORGANISED.run_id, found)
-    assert (loaded := checkpoint.load(folder, MEANT, counting(made), stated))
+    assert (loaded := checkpoint.load(folder, MEANT, run_state(made), stated))
     assert loaded.bases == found.bases
     other = replace(stated, cores=bytes(32))
     (folder / checkpoint.name(stated)).rename(folder / checkpoint.name(other))
     with pytest.raises(UserError, match="not what the organiser has stated"):
-        checkpoint.load(folder, MEANT, counting(made), other)
-    assert checkpoint.load(folder, MEANT, counting(made), stated) is None
+        checkpoint.load(folder, MEANT, run_state(made), other)
+    assert checkpoint.load(folder, MEANT, run_state(made), stated) is None
 
 
 # -- starting ------------------------------------------------------------------------------------------
@@ -193,19 +193,19 @@ def test_a_file_is_what_was_stated_or_of_no_use(made: Logged, folder: Path) -> N
 
 def test_a_node_starts_from_the_newest_checkpoint_that_is_here_and_usable(made: Logged, folder: Path) -> None:
     log = made.logs["b"]
-    assert checkpoint.start(folder, counting(made), log) == checkpoint.Start()
+    assert checkpoint.start(folder, run_state(made), log) == checkpoint.Start()
     for epoch in (1, 2):
         checkpoint.keep(folder, ORGANISED.run_id, signed(made, epoch))
     checkpoint.keep(folder, ORGANISED.run_id, state(made, 4), needed=[1])  # nobody has signed it
-    begun = checkpoint.start(folder, counting(made), log)
+    begun = checkpoint.start(folder, run_state(made), log)
     assert begun.checkpoint
-    assert (begun.checkpoint.epoch, begun.counted) == (2, named(counting(made), 2))
+    assert (begun.checkpoint.epoch, begun.counted) == (2, named(run_state(made), 2))
     made.decide(Void(2, 2, ()))
-    begun = checkpoint.start(folder, counting(made), log)
+    begun = checkpoint.start(folder, run_state(made), log)
     assert begun.checkpoint
     assert begun.checkpoint.epoch == 1
     made.decide(Void(0, 0, ()))
-    assert checkpoint.start(folder, counting(made), log) == checkpoint.Start()
+    assert checkpoint.start(folder, run_state(made), log) == checkpoint.Start()
     assert checkpoint.start(folder, None, log) == checkpoint.Start()
 
 
@@ -213,31 +213,31 @@ def test_a_state_that_is_chosen_may_be_removed_before_it_is_used(made: Logged, f
     """As while a node that comes back loads its model, and catches up with many checkpoints meanwhile."""
     old = signed(made, 0)
     checkpoint.keep(folder, ORGANISED.run_id, old)
-    begun = checkpoint.start(folder, counting(made), made.logs["a"])
+    begun = checkpoint.start(folder, run_state(made), made.logs["a"])
     for epoch in (2, 3):
         checkpoint.keep(folder, ORGANISED.run_id, signed(made, epoch))
     assert epochs_of(folder) == [2, 3]
-    assert (found := begun.state(MEANT, counting(made)))
+    assert (found := begun.state(MEANT, run_state(made)))
     assert encode(found) == encode(old)
     gone = old.decision(ORGANISED.run_id)
-    assert checkpoint.load(folder, MEANT, counting(made), gone) is None
+    assert checkpoint.load(folder, MEANT, run_state(made), gone) is None
 
 
 def test_a_state_that_goes_while_one_is_chosen_is_passed_over(made: Logged, folder: Path) -> None:
     for epoch in (1, 2):
         checkpoint.keep(folder, ORGANISED.run_id, signed(made, epoch))
-    newest = folder / checkpoint.name(counting(made).checkpoints[-1])
+    newest = folder / checkpoint.name(run_state(made).checkpoints[-1])
     newest.unlink()
     newest.symlink_to("gone")  # its name is still seen
-    begun = checkpoint.start(folder, counting(made), made.logs["a"])
-    assert begun.checkpoint == counting(made).checkpoints[0]
+    begun = checkpoint.start(folder, run_state(made), made.logs["a"])
+    assert begun.checkpoint == run_state(made).checkpoints[0]
 
 
 def test_from_a_start_on_the_cores_become_those_of_everything(made: Logged, folder: Path) -> None:
     machine, log = made["a"].machine, made.logs["a"]
     checkpoint.keep(folder, ORGANISED.run_id, signed(made, 2))
-    begun = checkpoint.start(folder, counting(made), log)
-    begins = begun.state(MEANT, counting(made))
+    begun = checkpoint.start(folder, run_state(made), log)
+    begins = begun.state(MEANT, run_state(made))
     assert begins
     log.rebase(begins.bases.values())
     whole, core = Core(2, 4), Core(2, 4)
@@ -249,9 +249,9 @@ def test_from_a_start_on_the_cores_become_those_of_everything(made: Logged, fold
         core.add(batch)
     assert core.digest() == whole.digest()
     frontier = frontier_of(ORGANISED, log)
-    assert (frontier.known, frontier.counting and frontier.counting.decisions) == (
+    assert (frontier.known, frontier.run_state and frontier.run_state.decisions) == (
         machine.frontier.known,
-        counting(made).decisions,
+        run_state(made).decisions,
     )
     assert [s.record() for s in frontier] == [s.record() for s in machine.frontier]
     assert [s.labelled for s in frontier] == [s.labelled for s in machine.frontier]
@@ -263,23 +263,23 @@ def test_without_a_usable_checkpoint_a_log_that_has_let_go_is_of_no_use(made: Lo
     checkpoint.keep(folder, ORGANISED.run_id, older)
     log.rebase(newer.bases.values())
     with fails_with(Code.CHECKPOINT_UNUSABLE):
-        checkpoint.start(folder, counting(made), log)
+        checkpoint.start(folder, run_state(made), log)
     checkpoint.keep(folder, ORGANISED.run_id, newer)
-    assert checkpoint.start(folder, counting(made), log).checkpoint
+    assert checkpoint.start(folder, run_state(made), log).checkpoint
     made.decide(Void(1, 1, ()))
     with pytest.raises(UserError):
-        checkpoint.start(folder, counting(made), log)
+        checkpoint.start(folder, run_state(made), log)
     with fails_with(Code.CHECKPOINT_UNUSABLE):
-        list(changes(log, {}, named(counting(made), 3)))
+        list(changes(log, {}, named(run_state(made), 3)))
 
 
 def test_history_goes_below_the_older_of_two_checkpoints(made: Logged, folder: Path) -> None:
-    assert checkpoint.prunable(folder, counting(made)) is None
+    assert checkpoint.prunable(folder, run_state(made)) is None
     below = None
     for epoch in (0, 1, 3):
         newest = signed(made, epoch)
         checkpoint.keep(folder, ORGANISED.run_id, newest)
-        assert checkpoint.prunable(folder, counting(made)) == below
+        assert checkpoint.prunable(folder, run_state(made)) == below
         below = newest.decision(ORGANISED.run_id)
     made.decide(Void(2, 2, ()))
-    assert checkpoint.prunable(folder, counting(made)) is None, "what is left may still be needed"
+    assert checkpoint.prunable(folder, run_state(made)) is None, "what is left may still be needed"

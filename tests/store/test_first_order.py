@@ -25,11 +25,11 @@ from sfnode.store.records import PACKED_UPDATES, UNSIGNED
 from sfnode.store.replay import changes, weighed
 from sfnode.store.verification import verify_log
 from sfprotocol import validation, wire_codec
-from sfprotocol.counting import Run
 from sfprotocol.decisions import FACTOR_ONE, UNIT_ONE, RateFrom
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.host import cut_chain
 from sfprotocol.messages import Branch, EpochScalars, Feed, Form, Proof, Segment
+from sfprotocol.run_state import Run
 from sfprotocol.signing import extend, head_message
 from sfprotocol.weighing import Counted, Rates
 from tests.node.helpers import manifest
@@ -275,19 +275,19 @@ def test_an_archive_with_updates_of_another_form_is_refused(folder: Folder, tmp_
 
 
 def test_the_state_of_a_checkpoint_has_cores_as_they_are(folder: Folder) -> None:
-    counting = folder.machine.frontier.counting
-    assert counting
-    first = checkpoint.compute(RUN, folder.log, checkpoint.plan(counting, 0))
+    run_state = folder.machine.frontier.run_state
+    assert run_state
+    first = checkpoint.compute(RUN, folder.log, checkpoint.plan(run_state, 0))
     assert first
     assert [core.shape for core in first.cores.values()] == [(2, 3, 4)]
-    whole = checkpoint.compute(RUN, folder.log, checkpoint.plan(counting, 2))
-    later = checkpoint.compute(RUN, folder.log, checkpoint.plan(counting, 2, first), first)
+    whole = checkpoint.compute(RUN, folder.log, checkpoint.plan(run_state, 2))
+    later = checkpoint.compute(RUN, folder.log, checkpoint.plan(run_state, 2, first), first)
     assert whole
     assert later
     assert whole.decision(RUN.run_id) == later.decision(RUN.run_id) != first.decision(RUN.run_id)
     data = checkpoint.encode(whole)
-    assert len(data) <= checkpoint.most_bytes(RUN, counting, 2)
-    read = checkpoint.decode(RUN, counting, data)
+    assert len(data) <= checkpoint.most_bytes(RUN, run_state, 2)
+    read = checkpoint.decode(RUN, run_state, data)
     assert read.decision(RUN.run_id) == whole.decision(RUN.run_id)
     assert [core.shape for core in read.cores.values()] == [(2, 3, 4)] * len(whole.cores)
 

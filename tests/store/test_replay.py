@@ -17,9 +17,9 @@ from sfnode.errors import Code, UserError
 from sfnode.store import replay
 from sfnode.store.log import CutRecord, UpdateLog
 from sfnode.store.replay import UpdatePiece, WeightedScalars, batch_of, changes, frontier_of
-from sfprotocol.counting import Counting, Run
 from sfprotocol.decisions import FACTOR_ONE, RateFrom, Recorded
 from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.run_state import Run, RunState
 from sfprotocol.seeds import update_seeds
 from sfprotocol.segments import merge
 from sfprotocol.weighing import NOTHING, Counted, Rates, once
@@ -240,7 +240,7 @@ def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
 ) -> None:
     """Factors 1/2, 0, 1.7 and 1, a feed that is skipped and recounted, work that comes late, a new rate."""
     log, (anne, bob) = labelled
-    counting = Counting(budget=1000, rate=1_048_581)
+    run_state = RunState(budget=1000, rate=1_048_581)
     for decision in (
         admit(0),
         admit(1),
@@ -255,7 +255,7 @@ def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
         seal(3),
         seal(4, factor=6963),
     ):
-        counting.apply(Recorded(decision))
+        run_state.apply(Recorded(decision))
     weights = {
         (anne, 0): 524_290,  # 1,048,581 / 2 = 524,290.5
         (anne, 1): 0,
@@ -266,10 +266,10 @@ def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
         (bob, 1): 1_048_581,
         (bob, 2): 1_048_581,
     }
-    rates = Rates.of(counting)
+    rates = Rates.of(run_state)
     held = {
-        anne.feed: Counted(counting.runs(0, 5 * LABEL_STEPS), rates),
-        bob.feed: Counted(counting.runs(64, 3 * LABEL_STEPS), rates),
+        anne.feed: Counted(run_state.runs(0, 5 * LABEL_STEPS), rates),
+        bob.feed: Counted(run_state.runs(64, 3 * LABEL_STEPS), rates),
     }
     core, expected = Core(2, 4), Core(2, 4)
     for found in changes(log, {}, held, SUBSPACE_OF):
@@ -278,6 +278,6 @@ def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
         for step in range(label * LABEL_STEPS, (label + 1) * LABEL_STEPS):
             parts = [EpochScalars(SUBSPACE_OF(label), (author.updates[step][1] * weight,))]
             expected.add(batch(author.key, step, parts))
-    assert counting.counted == 6 * LABEL_STEPS
+    assert run_state.counted == 6 * LABEL_STEPS
     assert core.epochs() == [0, 1, 2]
     assert all((core.of(subspace) == expected.of(subspace)).all() for subspace in core.epochs())

@@ -178,9 +178,9 @@ def test_a_seal_of_other_updates_is_refused(made: Logged) -> None:
 
 def state_of(made: Logged, epoch: int, previous: CheckpointState | None = None) -> CheckpointState:
     """The state of a checkpoint of `epoch` by the decisions so far, computed from the organiser's log."""
-    counting = made["a"].machine.frontier.counting
-    assert counting
-    state = compute(MEANT, made.logs["a"], plan(counting, epoch, previous), previous)
+    run_state = made["a"].machine.frontier.run_state
+    assert run_state
+    state = compute(MEANT, made.logs["a"], plan(run_state, epoch, previous), previous)
     assert state
     return state
 

@@ -20,10 +20,10 @@ from sfnode.manifest.training import Training
 from sfnode.models.bases import FILE
 from sfnode.organising.policy import Admission, OrganiserPolicy
 from sfnode.organising.steps import Judgement, at_rate
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import RateFrom
 from sfprotocol.messages import Feed
 from sfprotocol.model_listing import ListedFile, encode, hash_bases, hash_piece
+from sfprotocol.run_state import RunState
 from sfprotocol.signing import Verify, verifies
 
 MAX_REMEMBERED = 200_000
@@ -75,16 +75,16 @@ RATE = 1 << 22
 """Rate of the first epoch, in units of 2^-32."""
 
 
-def falling(counting: Counting) -> Judgement:
+def falling(run_state: RunState) -> Judgement:
     """Judge that all counts, at a rate that falls to 0 when the budget is reached."""
-    left = max(0, counting.budget - counting.counted)
-    judged = at_rate(RATE * left // max(1, counting.budget))(counting)
-    return replace(judged, rates=tuple(_whole(counting, rate) for rate in judged.rates))
+    left = max(0, run_state.budget - run_state.counted)
+    judged = at_rate(RATE * left // max(1, run_state.budget))(run_state)
+    return replace(judged, rates=tuple(_whole(run_state, rate) for rate in judged.rates))
 
 
-def _whole(counting: Counting, rate: RateFrom) -> RateFrom:
+def _whole(run_state: RunState, rate: RateFrom) -> RateFrom:
     """Return a rate with the unit and the limit that there are."""
-    return counting.rate_from(rate.epoch)._replace(epoch=rate.epoch, rate=rate.rate)
+    return run_state.rate_from(rate.epoch)._replace(epoch=rate.epoch, rate=rate.rate)
 
 
 POLICY = OrganiserPolicy(
@@ -152,16 +152,16 @@ def with_stand_ins(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"protocol": FIRST_ORDER_VERSION})
 
 
-def anything(counting: Counting) -> Judgement:
+def anything(run_state: RunState) -> Judgement:
     """Judge at random, the same by the same decisions: an organiser that was restarted says nothing else."""
-    random, coming = Random(f"{counting.decisions}/judge"), counting.open_epoch + 1
+    random, coming = Random(f"{run_state.decisions}/judge"), run_state.open_epoch + 1
     rates = {coming + random.randint(0, 3): random.randint(0, 1 << 23) for _ in range(random.randint(0, 2))}
-    earlier = [skipped for number in range(len(counting.members)) for skipped in counting.skipped(number)]
+    earlier = [skipped for number in range(len(run_state.members)) for skipped in run_state.skipped(number)]
     return Judgement(
         random.choice(FACTORS),
-        frozenset(number for number in counting.moved(counting.sealed) if random.random() < 0.2),
+        frozenset(number for number in run_state.moved(run_state.sealed) if random.random() < 0.2),
         frozenset(skipped for skipped in earlier if random.random() < 0.5),
-        tuple(_anyhow(_whole(counting, RateFrom(*rate)), random) for rate in sorted(rates.items())),
+        tuple(_anyhow(_whole(run_state, RateFrom(*rate)), random) for rate in sorted(rates.items())),
     )
 
 

@@ -23,10 +23,10 @@ from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
 from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Bases
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, decode, hash_bases
+from sfprotocol.run_state import RunState
 
 LOOKED_FOR = 64
 """Files that are looked for at once: who lacks more gets them in their order."""
@@ -50,7 +50,7 @@ class PublishedBases:
         self._fetches = not self._is_relay or sharing.gives
         """Whether what is lacking is asked of peers."""
         self._come = come
-        self._as_of: tuple[Counting | None, int, int] | None = None
+        self._as_of: tuple[RunState | None, int, int] | None = None
         """Counting, decisions and subspace from which these follow."""
         self._published = tuple[Bases, ...]()
         self._lacked = tuple[Bases, ...]()
@@ -108,15 +108,15 @@ class PublishedBases:
 
     def _follow(self) -> None:
         """Find out what is wanted as of now; costs nothing while nothing has been decided."""
-        run, counting = self._machine.run, self._machine.frontier.counting
+        run, run_state = self._machine.run, self._machine.frontier.run_state
         subspace = run.subspace_of(self._machine.epoch)
-        as_of = counting, counting.decisions if counting else 0, subspace
+        as_of = run_state, run_state.decisions if run_state else 0, subspace
         if as_of == self._as_of:
             return
-        if self._as_of and counting is not self._as_of[0]:
+        if self._as_of and run_state is not self._as_of[0]:
             self._removed = 0  # other decisions have taken the place of some
         self._as_of = as_of
-        published = counting.bases_upto(subspace + 1) if counting else (Bases(0, run.bases),)
+        published = run_state.bases_upto(subspace + 1) if run_state else (Bases(0, run.bases),)
         if published != self._published:
             self._published = published
             self._compare()
@@ -126,12 +126,12 @@ class PublishedBases:
 
     async def _remove_replaced(self) -> None:
         """Remove the files that others took the place of before any update could be along them."""
-        counting = self._machine.frontier.counting
-        replaced = counting.replaced[self._removed :] if counting else []
-        if counting is None or not replaced:
+        run_state = self._machine.frontier.run_state
+        replaced = run_state.replaced[self._removed :] if run_state else []
+        if run_state is None or not replaced:
             return
         self._removed += len(replaced)
-        gone = {one.digest for one in replaced} - {one.digest for one in counting.bases}
+        gone = {one.digest for one in replaced} - {one.digest for one in run_state.bases}
         if self._fetching and self._fetched in gone:
             await self._stop_fetching()
         for digest in gone:

@@ -184,11 +184,11 @@ class LocalModel:
 
     def _beginning(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
         """Return what gives the engine the cores of the newest checkpoint that is here and usable."""
-        context, counting = self._context, self._machine.frontier.counting
-        found = states.start(context.data_dir.checkpoints, counting, context.log)
+        context, run_state = self._context, self._machine.frontier.run_state
+        found = states.start(context.data_dir.checkpoints, run_state, context.log)
 
         def begin(engine: Engine) -> Mapping[Feed, Counted]:
-            if state := found.state(context.manifest, counting):
+            if state := found.state(context.manifest, run_state):
                 engine.begin(state.cores)
             return found.counted
 

@@ -23,7 +23,7 @@ from sfprotocol import seeds
 from sfprotocol.events import OwnUpdates
 from sfprotocol.machine import Machine
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.own_feed import Joining
+from sfprotocol.own_feed import Coalescing
 
 if TYPE_CHECKING:
     from sfnode.engine.trainable_model import StepResult
@@ -90,7 +90,7 @@ class StepScheduler:
         self._together = together
         self._steps = steps
         self._left = left
-        self._joining: Joining | None = None
+        self._coalescing: Coalescing | None = None
         """Finished updates of our feed that are not yet posted; None before the machine has a feed."""
         self._made_before = 0
         """Updates made in earlier incarnations of this process."""
@@ -114,10 +114,10 @@ class StepScheduler:
     @property
     def made(self) -> int:
         """Number of updates of this process that the machine has admitted."""
-        if self._joining is None:
+        if self._coalescing is None:
             return 0
         # Posted updates are not admitted if the incarnation ended first; others may be, from a peer.
-        admitted = min(self._joining.first, self._machine.frontier.next(self._joining.feed))
+        admitted = min(self._coalescing.first, self._machine.frontier.next(self._coalescing.feed))
         return self._made_before + admitted - self._started
 
     @property
@@ -128,10 +128,10 @@ class StepScheduler:
     @property
     def busy(self) -> bool:
         """Whether more own updates are on their way."""
-        if self._joining is None:
+        if self._coalescing is None:
             return False
         at_work = self._at_work > 0 and not self._machine.complete
-        return at_work or self._joining.stop > self._machine.frontier.next(self._joining.feed)
+        return at_work or self._coalescing.stop > self._machine.frontier.next(self._coalescing.feed)
 
     def rate(self) -> float:
         """Return own updates per second of late."""
@@ -139,23 +139,23 @@ class StepScheduler:
 
     def advance(self) -> None:
         """Order as many steps as the engine should have, and post what has waited long enough."""
-        joining = self._follow_feed()
-        if joining is None:
+        coalescing = self._follow_feed()
+        if coalescing is None:
             return
         held = self.held or self.hindered()
         ahead = 1 if self._long else self.ahead
         while self.ready and not held and self._machine.may_compute and self._at_work < ahead:
-            allowed = self._allowed(joining.feed)
+            allowed = self._allowed(coalescing.feed)
             if allowed <= 0 or self._clock() < self._rests_until:
                 break
             if self._at_work == 0:
                 self.begun = self._clock()
                 self._rate.update(self.begun, self._finished)
             before = self._ordered
-            self._order(self._next(joining.feed, allowed))
+            self._order(self._next(coalescing.feed, allowed))
             rest = (self._ordered - before) / self._machine.pace
             self._rests_until = max(self._rests_until, self._clock() - rest) + rest
-        self._post_when_due(joining)
+        self._post_when_due(coalescing)
 
     def on_result(self, order: Order, result: StepResult) -> None:
         """Take in a finished step.
@@ -166,23 +166,23 @@ class StepScheduler:
         """
         self._at_work -= 1
         self._long, self.begun = self._clock() - self.begun >= LONG_STEP, self._clock()
-        joining = self._joining
-        assert joining is not None  # there was an order
+        coalescing = self._coalescing
+        assert coalescing is not None  # there was an order
         self._count_failures(result)
-        if not self._machine.complete and (order.feed, order.first) == (joining.feed, joining.stop):
+        if not self._machine.complete and (order.feed, order.first) == (coalescing.feed, coalescing.stop):
             scalars = order.asked(result.scalars)
-            joining.add((EpochScalars(order.epoch, scalars),))
+            coalescing.add((EpochScalars(order.epoch, scalars),))
             self._finished += len(scalars)
             self._rate.update(self.begun, self._finished)
             self._smooth(result.loss)
         if self._at_work == 0:
-            self._ordered = joining.stop  # what was dropped is ordered again if it is still needed
+            self._ordered = coalescing.stop  # what was dropped is ordered again if it is still needed
         self.advance()
 
     def forget(self, orders: Sequence[Order]) -> None:
         """Forget these orders, the last ones, which will not be evaluated."""
         self._at_work -= len(orders)
-        feed = self._joining.feed if self._joining else None
+        feed = self._coalescing.feed if self._coalescing else None
         if first := [order.first for order in orders if order.feed == feed]:
             self._ordered = first[0]
 
@@ -191,10 +191,10 @@ class StepScheduler:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if self._joining and (updates := self._joining.take(self._clock())):
+        if self._coalescing and (updates := self._coalescing.take(self._clock())):
             self._post(updates)
 
-    def _post_when_due(self, joining: Joining) -> None:
+    def _post_when_due(self, coalescing: Coalescing) -> None:
         """Flush, at once if nothing follows for a while or else when it is time (SPEC I4), and come back when
         that is or the next step may be ordered."""
         if self._timer:
@@ -203,7 +203,7 @@ class StepScheduler:
         now = self._clock()
         resting = self._rests_until > now
         idle = self._at_work == 0 and not self.held and not resting
-        wait = 0.0 if self.paused or idle else joining.deadline() - now
+        wait = 0.0 if self.paused or idle else coalescing.deadline() - now
         if wait <= 0:
             self.flush()
             wait = math.inf
@@ -239,15 +239,15 @@ class StepScheduler:
         else:
             self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * loss
 
-    def _follow_feed(self) -> Joining | None:
+    def _follow_feed(self) -> Coalescing | None:
         """Start at the machine's position when our feed is new: at the start, and in a new incarnation."""
         own, frontier = self._machine.own, self._machine.frontier
-        if own is not None and (self._joining is None or own != self._joining.feed):
+        if own is not None and (self._coalescing is None or own != self._coalescing.feed):
             self._made_before = self.made
-            self._joining = Joining(frontier, own)
-            self._started = self._ordered = self._joining.first
+            self._coalescing = Coalescing(frontier, own)
+            self._started = self._ordered = self._coalescing.first
             self._epoch = frontier.state(own).epoch
-        return self._joining
+        return self._coalescing
 
     def _allowed(self, feed: Feed) -> int:
         """Return how many more updates may be ordered.
@@ -278,7 +278,7 @@ class StepScheduler:
         step_seeds = seeds.update_seeds(key, self._ordered - before, whole)
         after = whole - before - count
         organised = self._machine.organised
-        rate = organised.counting.rate_from(self._epoch) if organised else None
+        rate = organised.run_state.rate_from(self._epoch) if organised else None
         order = Order(feed, self._ordered, self._epoch, tuple(step_seeds.tolist()), before, after, rate)
         self._ordered += count
         self._at_work += 1

@@ -22,8 +22,8 @@ from sfnode.organising.evaluation.line_search import AMOUNTS
 from sfnode.organising.evaluation.searching import EpochPlan, Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
 from sfnode.organising.policy import OrganiserPolicy
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Evaluated, Recount, Worth
+from sfprotocol.run_state import RunState
 
 YOUNG = 1 / 10
 """Share of the update budget up to which a run is young."""
@@ -66,18 +66,18 @@ class Evaluations:
 
     # -- before the seal ---------------------------------------------------------------------------
 
-    def plan(self, counting: Counting, now: float, *, last: bool, waiting: bool) -> None:
+    def plan(self, run_state: RunState, now: float, *, last: bool, waiting: bool) -> None:
         """Make out, once, what the oldest epoch without a seal is worth, as soon as there is time; at once if
         it is the `last` one, or there to count what others have skipped (`waiting`). Of any other that has
         named nothing there is nothing to measure."""
-        epoch, search = counting.sealed, self._search
+        epoch, search = run_state.sealed, self._search
         if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
             return
         plan = None
-        if not (waiting or counting.closed_updates(epoch)):
+        if not (waiting or run_state.closed_updates(epoch)):
             plan = EpochPlan(0, True) if last else None
         elif last or waiting or now >= self._from or (search and search.is_doubted(epoch)):
-            plan = search.plan(counting, last=last, waiting=waiting) if search else EpochPlan(0, True)
+            plan = search.plan(run_state, last=last, waiting=waiting) if search else EpochPlan(0, True)
         elif search:
             search.missed(epoch)
         else:
@@ -118,32 +118,32 @@ class Evaluations:
 
     # -- what comes of it --------------------------------------------------------------------------
 
-    def ended(self, event: EvaluationEnded, counting: Counting, now: float) -> list[Worth]:
+    def ended(self, event: EvaluationEnded, run_state: RunState, now: float) -> list[Worth]:
         """Take in the answer that is under way; return what was measured of each feed."""
         asked = self._asked
         asked.running = False
-        share = self._share(counting)  # that of when it was asked for: it may just have settled
-        self._tell_search(event, counting)
+        share = self._share(run_state)  # that of when it was asked for: it may just have settled
+        self._tell_search(event, run_state)
         self._pause(share, now)
         bases = (base for base in (event.base, event.calibrated) if base)
         self._bases += [health.published(event.epoch, base, base=True) for base in bases]
-        too_late = event.found and event.found.factor != 1.0 and event.epoch < counting.sealed
+        too_late = event.found and event.found.factor != 1.0 and event.epoch < run_state.sealed
         if event.result and not too_late:  # what is sealed is another model
             asked.result = health.published(event.epoch, event.result)
-        return worths_of(event.epoch, asked.rows, parts_of(event.shares, counting))
+        return worths_of(event.epoch, asked.rows, parts_of(event.shares, run_state))
 
-    def _tell_search(self, event: EvaluationEnded, counting: Counting) -> None:
+    def _tell_search(self, event: EvaluationEnded, run_state: RunState) -> None:
         if search := self._search:
             scored, rows = event.result is not None, event.found.rows if event.found else 0
             beyond = max(0, rows - self._asked.searched) * len(AMOUNTS)
             cost = event.forwards - beyond  # what it took to save an epoch is no debt of later ones
-            search.ended(event.epoch, event.found, cost, scored=scored, counting=counting)
+            search.ended(event.epoch, event.found, cost, scored=scored, run_state=run_state)
 
-    def _share(self, counting: Counting) -> float:
+    def _share(self, run_state: RunState) -> float:
         """Return the share of the organiser's own time that may be spent."""
         if self._search:
             return self._search.time_share
-        young = counting.counted < YOUNG * counting.budget
+        young = run_state.counted < YOUNG * run_state.budget
         return self._policy.young_share if young else self._policy.share
 
     def _pause(self, share: float, now: float) -> None:
@@ -153,12 +153,12 @@ class Evaluations:
         pause = took / share if share else float("inf")
         self._from = max(self._from, asked.at - pause) + pause  # one may be made up for
 
-    def result(self, counting: Counting) -> Evaluated | None:
+    def result(self, run_state: RunState) -> Evaluated | None:
         """Return the next result that is to be signed: of the base model, or of an epoch that is sealed."""
         asked = self._asked
         if self._bases:
             return self._bases.pop(0)
-        if asked.result is None or asked.epoch >= counting.sealed:
+        if asked.result is None or asked.epoch >= run_state.sealed:
             return None
         result, asked.result = asked.result, None
         return None if asked.altered else result

@@ -57,9 +57,9 @@ from typing import NamedTuple
 from sfnode.manifest.training import Training
 from sfnode.schema.evaluation import StepShare
 from sfnode.schema.node_state import Uncounted
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import INCARNATIONS, Admit, Decision, Part, Recount, Worth
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import RunState
 from sfprotocol.weighing import WORTH_ONE
 
 SCORE_ONE = 1000
@@ -202,12 +202,12 @@ def alike(training: Training) -> float:
     return 1 + UNLIKE * (training.batch_updates - 1) / training.rank**2
 
 
-def parts_of(shares: Mapping[Feed, StepShare], counting: Counting) -> tuple[Part, ...]:
+def parts_of(shares: Mapping[Feed, StepShare], run_state: RunState) -> tuple[Part, ...]:
     """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
     figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
         return ()
-    numbered = [(counting.number(feed), one) for feed, one in shares.items() if one.updates]
+    numbered = [(run_state.number(feed), one) for feed, one in shares.items() if one.updates]
     return tuple(sorted(_part(number, one) for number, one in numbered if number is not None))
 
 

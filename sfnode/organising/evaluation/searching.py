@@ -40,8 +40,8 @@ from typing import NamedTuple
 from sfnode.organising.evaluation.line_search import AMOUNTS, FIRST_ROWS, SearchResult, next_rate
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import Judgement
-from sfprotocol.counting import MAX_EPOCHS, Counting
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
+from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 FIRST_UPDATES = 128
 """Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
@@ -115,8 +115,8 @@ class EpochPlan(NamedTuple):
 class Search:
     """The searches of one organiser, from one start to the next."""
 
-    def __init__(self, policy: OrganiserPolicy, counting: Counting) -> None:
-        """`policy.search_rows` is not 0. `counting` tells how far an organiser had come before."""
+    def __init__(self, policy: OrganiserPolicy, run_state: RunState) -> None:
+        """`policy.search_rows` is not 0. `run_state` tells how far an organiser had come before."""
         self._policy = policy
         rows = policy.search_rows
         origins = policy.origins * min(ORIGIN_ROWS, rows) * ORIGIN_FORWARDS
@@ -141,13 +141,13 @@ class Search:
         if self._scheduled:
             self.settled, self._target, self._most = True, policy.longest, policy.longest
         else:
-            self._resume(counting)
+            self._resume(run_state)
         self._credit = self._beforehand = 0.0
         """Example-forwards that may be spent, and those of them that later updates will have earned."""
-        if self._scheduled and not counting.open_epoch:
-            whole = counting.budget * policy.update_forwards * _per_forward(policy.share)
+        if self._scheduled and not run_state.open_epoch:
+            whole = run_state.budget * policy.update_forwards * _per_forward(policy.share)
             self._credit = self._beforehand = EARLY * whole
-        self._credited = counting.sealed
+        self._credited = run_state.sealed
         """The first epoch that has earned nothing yet."""
         self._has_base = False
         self._scored: int | None = None
@@ -160,8 +160,8 @@ class Search:
         """Example-forwards by which measurements of origins have cost more than all else, since the rate has
         settled."""
 
-    def _resume(self, counting: Counting) -> None:
-        last = counting.closed_updates(counting.open_epoch - 1) if counting.open_epoch else 0
+    def _resume(self, run_state: RunState) -> None:
+        last = run_state.closed_updates(run_state.open_epoch - 1) if run_state.open_epoch else 0
         self._most = min(self._policy.longest, max(self._most, last))
         while self._target < (longer := min(math.floor(GROWTH * self._target), self._most)) <= last:
             self._target = longer
@@ -173,30 +173,30 @@ class Search:
         """Share of the organiser's own time that may be spent."""
         return BUSY if self.settled else 1.0
 
-    def target(self, counting: Counting) -> int:
+    def target(self, run_state: RunState) -> int:
         """Return how many updates the open epoch is to have."""
         target = min(self._target, self._most)
-        return math.ceil(target * AFTER_CUT) if self.is_cut(counting.open_epoch) else target
+        return math.ceil(target * AFTER_CUT) if self.is_cut(run_state.open_epoch) else target
 
-    def cuts(self, counting: Counting) -> bool:
+    def cuts(self, run_state: RunState) -> bool:
         """Return whether the open epoch is to be closed with whatever it has: the one after it has a better
         rate, and this one's work, at a rate that is far off, is worth little or does harm."""
-        return self._cut is not None and self._cut[0] == counting.open_epoch
+        return self._cut is not None and self._cut[0] == run_state.open_epoch
 
-    def is_for_waiting(self, epoch: int, counting: Counting) -> bool:
+    def is_for_waiting(self, epoch: int, run_state: RunState) -> bool:
         """Return whether an epoch was closed without naming anything, neither cut short nor for new bases:
         its seal is there to count what others have skipped, with a factor of its own, from which no rate
         follows."""
-        if not 0 <= epoch < counting.open_epoch or counting.closed_updates(epoch) or counting.moved(epoch):
+        if not 0 <= epoch < run_state.open_epoch or run_state.closed_updates(epoch) or run_state.moved(epoch):
             return False
-        return not self.is_cut(epoch) and not counting.has_new_bases(epoch + 1)
+        return not self.is_cut(epoch) and not run_state.has_new_bases(epoch + 1)
 
-    def _says_nothing(self, epoch: int, counting: Counting) -> bool:
+    def _says_nothing(self, epoch: int, run_state: RunState) -> bool:
         """Return whether no rate follows from an epoch: it is there for what waits, or so little was named
         that its factor is about single updates, and whoever made them would throw away what others make."""
-        usual = counting.usual_updates(self._policy.longest)
-        few = epoch < counting.open_epoch and TELLING * counting.closed_updates(epoch) < usual
-        return few or self.is_for_waiting(epoch, counting)
+        usual = run_state.usual_updates(self._policy.longest)
+        few = epoch < run_state.open_epoch and TELLING * run_state.closed_updates(epoch) < usual
+        return few or self.is_for_waiting(epoch, run_state)
 
     def is_cut(self, epoch: int) -> bool:
         """Return whether an epoch is cut short, so that nothing is measured of it, but see `is_doubted`."""
@@ -207,16 +207,16 @@ class Search:
         costs, as its own work has to do harm before it counts nothing, too."""
         return self.is_cut(epoch) and self._cut is not None and not self._cut[2]
 
-    def plan(self, counting: Counting, *, last: bool = False, waiting: bool = False) -> EpochPlan | None:
+    def plan(self, run_state: RunState, *, last: bool = False, waiting: bool = False) -> EpochPlan | None:
         """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
         is evaluated whatever that costs. `waiting`: it is there to count what others have skipped."""
-        self._earn(counting)
+        self._earn(run_state)
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
-        if self.is_cut(counting.sealed) and not last:
-            return EpochPlan(first, False) if self.is_doubted(counting.sealed) else None
+        if self.is_cut(run_state.sealed) and not last:
+            return EpochPlan(first, False) if self.is_doubted(run_state.sealed) else None
         if waiting:
             return EpochPlan(max(first, min(policy.search_rows, int(self._credit // len(AMOUNTS)))), False)
-        due = self._scored is None or counting.sealed - self._scored >= EVALUATE_EVERY
+        due = self._scored is None or run_state.sealed - self._scored >= EVALUATE_EVERY
         if policy.kept and self._scheduled:
             return EpochPlan(0, True, origins=policy.search_rows * policy.origins)
         if policy.kept:
@@ -224,9 +224,9 @@ class Search:
             return EpochPlan(policy.search_rows, last or due, origins=everywhere)
         cost = policy.search_rows * (1 if self._has_base else FIRST_EVALUATION)
         if self._scheduled:
-            return self._unsearched(counting, due, last)
+            return self._unsearched(run_state, due, last)
         if self.settled and not last:
-            return self._regular(counting, due, cost)
+            return self._regular(run_state, due, cost)
         # an epoch at a rate that may be far off is searched, whatever else is due
         scored = last or (due and self._credit >= cost + self._cheapest)
         rest = max(0.0, self._credit - cost * scored)
@@ -241,24 +241,24 @@ class Search:
             rest = rest - origins * ORIGIN_FORWARDS if origins else 0.0
         rows = min(policy.search_rows, int(rest // len(AMOUNTS)))
         rows = rows if rows >= first else 0
-        if self._has_new_bases(counting):
+        if self._has_new_bases(run_state):
             rows = max(rows, first)
         return EpochPlan(rows, scored, origins) if rows or scored else None
 
-    def _regular(self, counting: Counting, due: bool, cost: int) -> EpochPlan | None:
+    def _regular(self, run_state: RunState, due: bool, cost: int) -> EpochPlan | None:
         """Return what an epoch is worth once the rate has settled: a search on a few rows first of all, as
         none should count that nobody has looked at; then a measurement of origins; and from what both leave
         something is put by for the next evaluation, which takes `cost` forwards and is `due` or not."""
         policy, credit = self._policy, self._credit
         first, least = min(FIRST_ROWS, policy.search_rows), min(ORIGIN_ROWS, policy.search_rows)
         search, measure = first * len(AMOUNTS), policy.origins * least * ORIGIN_FORWARDS
-        since = EVALUATE_EVERY if self._scored is None else counting.sealed - self._scored
+        since = EVALUATE_EVERY if self._scored is None else run_state.sealed - self._scored
         overdue = since >= OVERDUE * EVALUATE_EVERY and credit < cost + search + measure
-        if overdue and not self._has_new_bases(counting):
+        if overdue and not self._has_new_bases(run_state):
             return None if credit < cost else EpochPlan(0, True)
         if measure and self._lead < 0 and measure <= credit < search + measure:
             return EpochPlan(0, False, origins=least)
-        if credit < search and not self._has_new_bases(counting):
+        if credit < search and not self._has_new_bases(run_state):
             return None
         origins = least if measure and credit >= search + measure else 0
         rest = max(0.0, credit - search - origins * ORIGIN_FORWARDS)
@@ -268,12 +268,12 @@ class Search:
         rows = first + min(int(more), MOST_ROWS - first)
         return EpochPlan(min(policy.search_rows, rows), scored, origins=origins)
 
-    def _unsearched(self, counting: Counting, due: bool, last: bool) -> EpochPlan | None:
+    def _unsearched(self, run_state: RunState, due: bool, last: bool) -> EpochPlan | None:
         """Return what an epoch of a first-order run is worth: first of all what each feed has brought, from
         what the evaluation at the end leaves, for which it has to have saved by then."""
         policy, rows = self._policy, self._policy.search_rows
         once = rows if self._has_base else BASE_EVALUATION * rows
-        saved = once * min(1.0, counting.promised / counting.budget)
+        saved = once * min(1.0, run_state.promised / run_state.budget)
         least = min(LEAST_ORIGIN_ROWS, rows) * policy.origins
         scored = last or (due and self._credit >= once + rows + least * ORIGIN_FORWARDS)
         spare = self._credit - (once if scored else saved)
@@ -281,15 +281,15 @@ class Search:
         origins = origins if origins >= least else 0
         return EpochPlan(0, scored, origins) if origins or scored else None
 
-    def _has_new_bases(self, counting: Counting) -> bool:
+    def _has_new_bases(self, run_state: RunState) -> bool:
         """Return whether nobody knows what the rate does along the bases of the oldest epoch without a
         seal."""
-        return bool(counting.sealed) and counting.has_new_bases(counting.sealed)
+        return bool(run_state.sealed) and run_state.has_new_bases(run_state.sealed)
 
-    def _earn(self, counting: Counting) -> None:
+    def _earn(self, run_state: RunState) -> None:
         share = self._policy.share if self.settled else self._policy.young_share
-        while self._credited <= counting.sealed:
-            updates = counting.closed_updates(self._credited)
+        while self._credited <= run_state.sealed:
+            updates = run_state.closed_updates(self._credited)
             earned = updates * self._policy.update_forwards * _per_forward(share)
             paid = min(self._beforehand, EARLY * earned)
             self._credit, self._beforehand = self._credit + earned - paid, self._beforehand - paid
@@ -297,7 +297,7 @@ class Search:
         self._credit = min(self._credit, self._dearest)
 
     def ended(
-        self, epoch: int, found: SearchResult | None, forwards: int, *, scored: bool, counting: Counting
+        self, epoch: int, found: SearchResult | None, forwards: int, *, scored: bool, run_state: RunState
     ) -> None:
         """Take note of what was measured of an epoch, and of what it cost."""
         self._credit -= forwards
@@ -307,8 +307,8 @@ class Search:
             self._scored, self._has_base = epoch, True
         if found is None:
             return
-        self._found = counting.sealed, epoch, found
-        if self._says_nothing(epoch, counting) or self.is_cut(epoch):
+        self._found = run_state.sealed, epoch, found
+        if self._says_nothing(epoch, run_state) or self.is_cut(epoch):
             return
         stays = found.factor == 1.0
         if stays:
@@ -324,7 +324,7 @@ class Search:
         self._most = min(2 * self._most, self._policy.longest)
         self._target = min(2 * self._target, self._most)
 
-    def judged(self, counting: Counting, judgement: Judgement) -> Judgement:
+    def judged(self, run_state: RunState, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
 
         What was found too late for its own epoch is said of the rate alone, by the next seal. Epochs that
@@ -333,23 +333,27 @@ class Search:
         """
         if self._scheduled:
             return judgement
-        coming = counting.open_epoch + 1
-        searched = self._found is not None and self._found[:2] == (counting.sealed,) * 2
-        if self._cut and self.is_cut(counting.sealed) and not (self.is_doubted(counting.sealed) and searched):
+        coming = run_state.open_epoch + 1
+        searched = self._found is not None and self._found[:2] == (run_state.sealed,) * 2
+        if (
+            self._cut
+            and self.is_cut(run_state.sealed)
+            and not (self.is_doubted(run_state.sealed) and searched)
+        ):
             return replace(judgement, factor=round((self._cut[2] or UNSEEN) * FACTOR_ONE), rates=())
-        if self._found is None or self._found[0] != counting.sealed:
+        if self._found is None or self._found[0] != run_state.sealed:
             return replace(judgement, rates=())
         _, epoch, found = self._found
-        own = found.factor if epoch == counting.sealed else 1.0
+        own = found.factor if epoch == run_state.sealed else 1.0
         judgement = replace(judgement, factor=round(own * FACTOR_ONE), rates=())
-        if self._says_nothing(epoch, counting) or self.is_cut(epoch):
+        if self._says_nothing(epoch, run_state) or self.is_cut(epoch):
             return judgement
         if self._policy.kept and found.factor >= HARMFUL:  # the features have said which rate suits
             return judgement
-        rate = next_rate(counting.rate(epoch), found, young=not (self.settled or self._policy.kept))
-        stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == counting.rate(coming)
+        rate = next_rate(run_state.rate(epoch), found, young=not (self.settled or self._policy.kept))
+        stays = found.factor == 1.0 or coming >= MAX_EPOCHS or rate == run_state.rate(coming)
         if not stays and (not self.settled or found.factor <= HARMFUL):
-            self._cut = counting.open_epoch, counting.open_epoch + (found.factor < 1), found.factor
+            self._cut = run_state.open_epoch, run_state.open_epoch + (found.factor < 1), found.factor
         return replace(judgement, rates=() if stays else (RateFrom(coming, rate),))
 
 

@@ -16,7 +16,7 @@ from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EvidenceStatus
 from sfnode.schema.status import AlarmStatus
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import Counting
+from sfprotocol.run_state import RunState
 
 NOTHING_TO_DO = "There is nothing to do at this node: the organiser sees the same."
 
@@ -84,7 +84,7 @@ ALONE_FIX = (
 def alarms(
     verdict: HealthVerdict,
     feed: ControlFeed,
-    counting: Counting,
+    run_state: RunState,
     silence: Silence | None,
     own: EvidenceStatus | None = None,
     *,
@@ -98,14 +98,14 @@ def alarms(
     found = []
     if feed.frozen:
         found.append(_frozen(here))
-    if counting.unsupported:
+    if run_state.unsupported:
         found.append(_unsupported())
     if verdict.health is RunHealth.WORSE and verdict.latest:
-        guarded = guarded and not counting.complete  # then it has done what it can
-        fix = GUARDED if guarded else _take_back(verdict, counting) if here else PAUSE_IF_YOU_LIKE
+        guarded = guarded and not run_state.complete  # then it has done what it can
+        fix = GUARDED if guarded else _take_back(verdict, run_state) if here else PAUSE_IF_YOU_LIKE
         found.append(_worse(verdict, fix))
-    if verdict.no_gain and counting.counted >= NO_GAIN * counting.budget:
-        found.append(_no_better(verdict, counting, here))
+    if verdict.no_gain and run_state.counted >= NO_GAIN * run_state.budget:
+        found.append(_no_better(verdict, run_state, here))
     if restarted and restarted.lasts and not feed.frozen:
         what = f"{span(restarted.seconds)} after its start {restarted.what}"
         found.append(UserError(Code.ORGANISER_SILENT, what, ALONE_FIX))
@@ -129,9 +129,9 @@ def _worse(verdict: HealthVerdict, fix: str) -> UserError:
     return UserError(Code.RUN_GETS_WORSE, what, fix)
 
 
-def _take_back(verdict: HealthVerdict, counting: Counting) -> str:
+def _take_back(verdict: HealthVerdict, run_state: RunState) -> str:
     """Return what an owner does where no guard does it."""
-    first, last = verdict.first_suspect, counting.sealed - 1
+    first, last = verdict.first_suspect, run_state.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
     return (
         f"First take back what made it worse: `{command('sfnode', 'organise', 'void', epochs)}`. If it gets "
@@ -140,13 +140,13 @@ def _take_back(verdict: HealthVerdict, counting: Counting) -> str:
     )
 
 
-def _no_better(verdict: HealthVerdict, counting: Counting, here: bool) -> UserError:
+def _no_better(verdict: HealthVerdict, run_state: RunState, here: bool) -> UserError:
     assert verdict.best is not None
     assert verdict.base is not None
     trained = metric_of(verdict.base.metric).trained
     best, base = (f"{trained.of(one.loss):.4f}" for one in (verdict.best, verdict.base))
     what = (
-        f"no gain can be seen: {part_of(counting.counted, counting.budget)} updates count, and the best of "
+        f"no gain can be seen: {part_of(run_state.counted, run_state.budget)} updates count, and the best of "
         f"all rounds, {result_in_words(verdict.best)}, is within what chance makes of "
         f"{result_in_words(verdict.base)}; {trained.name} {best} beside {base}"
     )

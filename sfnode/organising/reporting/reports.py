@@ -26,19 +26,18 @@ from sfnode.schema.organising import (
     EpochEvaluation,
     EvidenceStatus,
     HealthStatus,
+    JoinRequestList,
+    JoinRequestStatus,
     Members,
     MemberStatus,
     OfferStatus,
     OrganiserStatus,
-    PetitionList,
-    PetitionStatus,
     StandInStatus,
     SubspaceBases,
     SuccessionFile,
 )
 from sfnode.schema.status import AlarmStatus, RunStatus, WaitStatus
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
     INCARNATIONS,
     Announce,
@@ -49,9 +48,10 @@ from sfprotocol.decisions import (
     Seal,
     read,
 )
-from sfprotocol.messages import Feed, Petition
+from sfprotocol.join_requests import SEND_AGAIN
+from sfprotocol.messages import Feed, JoinRequest
 from sfprotocol.organised import Membership, Organised
-from sfprotocol.petitions import SEND_AGAIN
+from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
@@ -68,7 +68,7 @@ SILENT_TIME = 900.0
 there are (`OrganiserPolicy.longest_epoch`)."""
 
 UNANSWERED_TIME = 2 * SEND_AGAIN
-"""Seconds after which a petition without an answer is likely to wait for a person."""
+"""Seconds after which a join request without an answer is likely to wait for a person."""
 
 CUT_OFF = (
     "the organiser is here, and more than half of those who stand in do not answer: it decides nothing until "
@@ -100,7 +100,7 @@ class Signing(Protocol):
         """Whether a guard goes back when the run gets worse."""
         ...
 
-    def petitions(self) -> list[Petition]:
+    def join_requests(self) -> list[JoinRequest]:
         """Return those that wait for the owner."""
         ...
 
@@ -118,7 +118,7 @@ class Reports:
         self._head = self._feed.stop, self._feed.chain
         self._term = self._feed.term
         """The control feed when it was last looked at, for `news`."""
-        self._sealed, self._sealed_at = self.counting.sealed, float("-inf")
+        self._sealed, self._sealed_at = self.run_state.sealed, float("-inf")
         """Seals when it was last looked at, and the time at which the last one came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
         """Time since which updates wait without a decision, and of the next look at that."""
@@ -126,8 +126,8 @@ class Reports:
         self._verdict = self._results.verdict()
 
     @property
-    def counting(self) -> Counting:
-        return self._organised.counting
+    def run_state(self) -> RunState:
+        return self._organised.run_state
 
     @property
     def _members(self) -> dict[int, Evidence]:
@@ -152,7 +152,7 @@ class Reports:
     ) -> OrganiserStatus:
         """Return the state of the run; `organising` is the organiser if it is here, `term_since` the time at
         which the present term's first decision came, in seconds since 1970."""
-        counting, feed, results = self.counting, self._feed, self._look()
+        run_state, feed, results = self.run_state, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
             run_name=self._manifest.name,
@@ -161,23 +161,23 @@ class Reports:
             stand_ins=self.stand_ins(now),
             decisions=feed.stop,
             chain=feed.chain.hex(),
-            incomplete=feed.behind,
+            incomplete=feed.misses_decisions,
             frozen=feed.frozen,
-            unsupported=counting.unsupported,
-            open_epoch=counting.open_epoch,
-            sealed=counting.sealed,
-            counted=counting.counted,
-            budget=counting.budget,
-            complete=counting.complete,
+            unsupported=run_state.unsupported,
+            open_epoch=run_state.open_epoch,
+            sealed=run_state.sealed,
+            counted=run_state.counted,
+            budget=run_state.budget,
+            complete=run_state.complete,
             quota=self._manifest.organised.quota,
-            members=len(counting.members),
-            invitations=len(counting.invitations),
-            behind=self._organised.behind,
-            bases=[SubspaceBases(subspace=one.subspace, digest=one.digest.hex()) for one in counting.bases],
-            next_subspace=counting.next_subspace(),
+            members=len(run_state.members),
+            invitations=len(run_state.invitations),
+            behind=self._organised.missing_updates,
+            bases=[SubspaceBases(subspace=one.subspace, digest=one.digest.hex()) for one in run_state.bases],
+            next_subspace=run_state.next_subspace(),
             organiser=organising.state.value if organising else None,
             waits=_restarted(organising),
-            petitions=len(organising.petitions()) if organising else None,
+            petitions=len(organising.join_requests()) if organising else None,
             health=self._health(),
             evaluations=self.evaluations(),
             doubted=self._doubted(),
@@ -186,13 +186,13 @@ class Reports:
 
     def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
         """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
-        counting = self.counting
+        run_state = self.run_state
         member = self._member_of(own)
         return RunStatus(
-            sealed=counting.sealed,
-            counted=counting.counted,
-            members=len(counting.members),
-            behind=self._organised.behind,
+            sealed=run_state.sealed,
+            counted=run_state.counted,
+            members=len(run_state.members),
+            behind=self._organised.missing_updates,
             seconds_since_seal=self._since_seal(now),
             organiser=organising.state.value if organising else None,
             member=member,
@@ -225,7 +225,7 @@ class Reports:
         self._look()
         waits = now - self._waiting_since
         silence = (waits, self._since_seal(now)) if waits >= SILENT_TIME else None
-        about = self._verdict, self._feed, self.counting, silence, self._evidence(self._member_of(own))
+        about = self._verdict, self._feed, self.run_state, silence, self._evidence(self._member_of(own))
         if organising is None:
             return alarms(*about, here=False)
         return alarms(*about, here=True, guarded=organising.guarded, restarted=organising.restarted)
@@ -233,7 +233,7 @@ class Reports:
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
         """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
         asked to be admitted."""
-        if own is None or self.counting.complete:
+        if own is None or self.run_state.complete:
             return None
         match self._organised.membership(own):
             case Membership.UNKNOWN:
@@ -266,16 +266,16 @@ class Reports:
         feed, head = self._feed, self._head
         if now >= self._look_at:
             self._look_at = now + LOOK_INTERVAL
-            waits = not self.counting.complete and self._organised.unnamed > 0
+            waits = not self.run_state.complete and self._organised.unnamed > 0
             self._waiting_since = min(now, self._waiting_since) if waits else float("inf")
         succeeded, self._term = feed.term > self._term, feed.term
         lines = [f"{self._by()} with this run; there is nothing for you to do"] if succeeded else []
         if head == (feed.stop, feed.chain):
             return lines
         self._head, self._waiting_since, self._look_at = (feed.stop, feed.chain), float("inf"), now
-        if self.counting.sealed > self._sealed:
+        if self.run_state.sealed > self._sealed:
             self._sealed_at = now
-        self._sealed = self.counting.sealed
+        self._sealed = self.run_state.sealed
         if head[0] < feed.stop and feed.chains[head[0]] == head[1]:
             lines += self._lines([read(entry.record).decision for entry in feed.entries[head[0] :]])
         return lines
@@ -292,33 +292,33 @@ class Reports:
         """Return the seals of the epochs from `since` on, in their order."""
         found: dict[int, Seal] = {}
         for entry in reversed(self._feed.entries):
-            if len(found) >= self.counting.sealed - since:
+            if len(found) >= self.run_state.sealed - since:
                 break
             said = read(entry.record).decision
-            if isinstance(said, Seal) and since <= said.epoch < self.counting.sealed:
+            if isinstance(said, Seal) and since <= said.epoch < self.run_state.sealed:
                 found[said.epoch] = said
         return [found[epoch] for epoch in sorted(found)]
 
     def members(self, offset: int, limit: int, find: str) -> Members:
         """Return a page of the members, in the order of their admission."""
-        found = [n for n, one in enumerate(self.counting.members) if one.origin.hex().startswith(find)]
+        found = [n for n, one in enumerate(self.run_state.members) if one.origin.hex().startswith(find)]
         page = found[offset : offset + limit]
-        invitations = {id(one): number for number, one in enumerate(self.counting.invitations, 1)}
+        invitations = {id(one): number for number, one in enumerate(self.run_state.invitations, 1)}
         return Members(total=len(found), offset=offset, members=[self._member(n, invitations) for n in page])
 
-    def petitions(self, organising: Signing | None) -> PetitionList:
+    def join_requests(self, organising: Signing | None) -> JoinRequestList:
         """Return the newcomers that wait for the owner: none where the organiser is not."""
         run_id = self._manifest.run_id
-        waiting = organising.petitions() if organising else []
-        return PetitionList(
+        waiting = organising.join_requests() if organising else []
+        return JoinRequestList(
             petitions=[
-                PetitionStatus(
-                    origin=petition.origin.hex(),
-                    work=work(run_id, petition.origin, petition.nonce),
-                    invitation=petition.invitation or None,
-                    invited=invited(run_id, petition, self.counting),
+                JoinRequestStatus(
+                    origin=join_request.origin.hex(),
+                    work=work(run_id, join_request.origin, join_request.nonce),
+                    invitation=join_request.invitation or None,
+                    invited=invited(run_id, join_request, self.run_state),
                 )
-                for petition in waiting
+                for join_request in waiting
             ],
             offers=[
                 OfferStatus(member=member, key=key.hex(), own=key == self._organised.control.key)
@@ -328,18 +328,18 @@ class Reports:
 
     def changes(self, decision: Decision) -> list[Change]:
         """Return the numbers of the run that a decision would change as things stand."""
-        after = deepcopy(self.counting)
+        after = deepcopy(self.run_state)
         after.apply(Recorded(decision))
         new = _numbers(after)
         return [
             Change(name=name, before=before, after=new[name])
-            for name, before in _numbers(self.counting).items()
+            for name, before in _numbers(self.run_state).items()
             if before != new[name]
         ]
 
     def invitation(self, decision: Decision) -> int | None:
         """Return the number, counted from 1, of the invitation that a signed decision has published."""
-        keys = [invitation.key for invitation in self.counting.invitations]
+        keys = [invitation.key for invitation in self.run_state.invitations]
         return 1 + keys.index(decision.key) if isinstance(decision, Invite) and decision.key in keys else None
 
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
@@ -349,7 +349,7 @@ class Reports:
         none are here at all, as on a node that has just joined.
         """
         feed = self._feed
-        if kept is None and feed.behind:
+        if kept is None and feed.misses_decisions:
             raise ValueError("decisions are lacking here that the last succession keeps")
         claimed, peer = self._organised.control.claimed
         if kept is None and not 0 < feed.stop >= claimed:
@@ -371,21 +371,21 @@ class Reports:
 
     def _member(self, number: int, invitations: dict[int, int]) -> MemberStatus:
         """Return a row; `invitations` has the numbers of invitations by the identity of the object."""
-        member = self.counting.members[number]
+        member = self.run_state.members[number]
         return MemberStatus(
             number=number,
             origin=member.origin.hex(),
             quota=self._organised.quota(number),
-            vouched=not self.counting.quotas.is_stranger(number),
-            proven=self.counting.credit(number) > 0,
+            vouched=not self.run_state.quotas.is_stranger(number),
+            proven=self.run_state.credit(number) > 0,
             invitation=invitations[id(member.invitation)] if member.invitation else None,
             revoked=None if member.revoked == NEVER else member.revoked,
-            counted=self.counting.counts_of(number),
+            counted=self.run_state.counts_of(number),
         )
 
     def _member_of(self, own: Feed | None) -> int | None:
         """Return the number of this node's member; None if it has none."""
-        number = self.counting.number(own) if own else None
+        number = self.run_state.number(own) if own else None
         return None if number is None else number // INCARNATIONS
 
     def _evidence(self, member: int | None) -> EvidenceStatus | None:
@@ -396,7 +396,7 @@ class Reports:
             return None
         return EvidenceStatus(
             member=member,
-            origin=self.counting.members[member].origin.hex(),
+            origin=self.run_state.members[member].origin.hex(),
             updates=known.updates,
             worth=known.worth,
             evidence=known.useful,
@@ -447,7 +447,7 @@ class Reports:
             admits = f"the run's owner admits it with `{command('sfnode', 'organise', 'admit', digits)}`"
             begins = "nobody decides in this run yet: its owner starts a node with `sfnode join --organise`"
             text += f"; {admits if self._feed.stop else begins}"
-        return WaitStatus(reason=Wait.PETITION, text=text)
+        return WaitStatus(reason=Wait.JOIN_REQUEST, text=text)
 
     def _said_of(self, own: Feed) -> str:
         """Return what the organiser has announced of an origin last; empty if nothing."""
@@ -470,12 +470,12 @@ class Reports:
     def _no_room(self, own: Feed, organising: Signing | None) -> WaitStatus:
         if why := _restarted(organising):
             return WaitStatus(reason=Wait.ORGANISER, text=why)
-        number, epoch = self.counting.number(own), self.counting.open_epoch
+        number, epoch = self.run_state.number(own), self.run_state.open_epoch
         assert number is not None  # who stands as a member has feeds
         quota = self._organised.quota(number // INCARNATIONS)
         if not quota:
             made = f"it is new and the places of newcomers in round {epoch} are taken"
-        elif not self.counting.goes_on_with(number):
+        elif not self.run_state.goes_on_with(number):
             made = "another node with its key goes on in its place, or this one has yet to be named"
         elif self._organised.labelled(own) >= quota:
             made = f"it has made the {quota} updates that it may make in round {epoch}"
@@ -485,15 +485,15 @@ class Reports:
         return WaitStatus(reason=Wait.QUOTA, text=f"{made}; it goes on when {until}")
 
     def _lines(self, decisions: list[Decision]) -> list[str]:
-        counting = self.counting
+        run_state = self.run_state
         lines = []
         lines += [
             f"new directions of training, {said.digest.hex()[:16]}, are published"
             for said in decisions
-            if isinstance(said, Bases) and counting.own_bases(said.subspace) == said.digest
+            if isinstance(said, Bases) and run_state.own_bases(said.subspace) == said.digest
         ]
         if seals := [said.epoch for said in decisions if isinstance(said, Seal)]:
-            count = f"{part_of(counting.counted, counting.budget)} updates count"
+            count = f"{part_of(run_state.counted, run_state.budget)} updates count"
             lines.append(f"round {seals[-1]} counts: {count}")
         lines += [f"announced: {said.text}" for said in decisions if isinstance(said, Announce)]
         self._look()
@@ -522,16 +522,16 @@ def _restarted(organising: Signing | None) -> str | None:
     return f"{restarted.what}. {ALONE_FIX}" if restarted else None
 
 
-def _numbers(counting: Counting) -> dict[str, int]:
+def _numbers(run_state: RunState) -> dict[str, int]:
     """Return what an owner's decision may change."""
     return {
-        "members": len(counting.members),
-        "quotas": sum(map(counting.quotas.own, range(len(counting.members)))),
-        "revoked members": sum(member.revoked != NEVER for member in counting.members),
-        "invitations": len(counting.invitations),
-        "revoked invitations": sum(one.revoked != NEVER for one in counting.invitations),
-        "updates that count": counting.counted,
-        "update budget": counting.budget,
-        "run complete": int(counting.complete),
-        "subspaces with bases of their own": len(counting.bases),
+        "members": len(run_state.members),
+        "quotas": sum(map(run_state.quotas.own, range(len(run_state.members)))),
+        "revoked members": sum(member.revoked != NEVER for member in run_state.members),
+        "invitations": len(run_state.invitations),
+        "revoked invitations": sum(one.revoked != NEVER for one in run_state.invitations),
+        "updates that count": run_state.counted,
+        "update budget": run_state.budget,
+        "run complete": int(run_state.complete),
+        "subspaces with bases of their own": len(run_state.bases),
     }

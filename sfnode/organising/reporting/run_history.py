@@ -21,7 +21,6 @@ from sfnode.schema.history import EpochEntry, HistoryEntry, OriginPart, Ranked, 
 from sfnode.schema.metrics import measured, metric_of, model_in_words
 from sfnode.schema.node_state import Uncounted
 from sfnode.schema.organising import EpochEvaluation
-from sfprotocol.counting import NEVER, Counting
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
@@ -53,6 +52,7 @@ from sfprotocol.decisions import (
 )
 from sfprotocol.fields import NAMELESS, Names
 from sfprotocol.messages import Entry, RunParameters, Succession
+from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import Sum, worths
 
 DIGITS = 16
@@ -141,7 +141,7 @@ class RunHistory(Results):
         is not told why seals leave work out."""
         super().__init__(training)
         self.run, self.names = run, names
-        self.counting = Counting.of(run)
+        self.run_state = RunState.of(run)
         self.seals: list[Sealed] = []
         """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
@@ -160,23 +160,23 @@ class RunHistory(Results):
         elected = isinstance(recorded.decision, Elected)  # which says itself that it begins a term
         if not elected and entry.term != (self._lines[-1].term if self._lines else 0):
             self._lines.append(_Line(position, entry.term, "succession"))
-        counting, decision = self.counting, recorded.decision
-        sealed, closed = counting.sealed, counting.open_epoch
-        counting.apply(recorded)
+        run_state, decision = self.run_state, recorded.decision
+        sealed, closed = run_state.sealed, run_state.open_epoch
+        run_state.apply(recorded)
         match decision:
             case Seal():
-                if counting.sealed > sealed:
+                if run_state.sealed > sealed:
                     self._judge(decision)
                     self.seals.append(Sealed(position, decision))
                     self._lines.append(_Line(position, entry.term, "seal", "", decision.epoch))
                 return
-            case Close() if counting.open_epoch == closed:
+            case Close() if run_state.open_epoch == closed:
                 return
             case Evaluated() if not health.evaluation(decision).base:  # told with its seal
                 return
             case Worth():
                 self.worths.append(decision)
-        kind, text = type(decision).__name__.lower(), in_words(decision, counting, self.names)
+        kind, text = type(decision).__name__.lower(), in_words(decision, run_state, self.names)
         epoch = decision.epoch if isinstance(decision, Close) else None
         self._lines.append(_Line(position, entry.term, kind, text, epoch))
 
@@ -184,23 +184,23 @@ class RunHistory(Results):
         """Take note of whom a seal has left out, and why."""
         if not self.training:
             return
-        for feed in self.counting.moved(seal.epoch):
+        for feed in self.run_state.moved(seal.epoch):
             reason = None
             if feed in seal.skipped:
-                said = self.verdicts.on(feed, seal.epoch, self.counting, _may_bring, Judgement())
+                said = self.verdicts.on(feed, seal.epoch, self.run_state, _may_bring, Judgement())
                 reason = self._left_out[Recount(feed, seal.epoch)] = said or Uncounted.JUDGE
             self._latest[feed // INCARNATIONS] = reason
 
     def reason(self, feed: int, epoch: int) -> Uncounted | None:
         """Return why what the close of an epoch has named of a feed does not count now; None if it does."""
-        counting, named = self.counting, Recount(feed, epoch)
-        if epoch >= counting.sealed:
+        run_state, named = self.run_state, Recount(feed, epoch)
+        if epoch >= run_state.sealed:
             return Uncounted.WAITS
-        if counting.counts(feed, epoch):
+        if run_state.counts(feed, epoch):
             return None
-        if counting.is_skipped(named):
+        if run_state.is_skipped(named):
             return self._left_out.get(named, Uncounted.JUDGE)
-        nothing = counting.factor(feed, epoch) or not self.seals[epoch].seal.factor
+        nothing = run_state.factor(feed, epoch) or not self.seals[epoch].seal.factor
         return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
@@ -209,34 +209,34 @@ class RunHistory(Results):
             Verdict(
                 epoch=epoch,
                 incarnation=feed % INCARNATIONS,
-                named=self.counting.named(feed, epoch) - self.counting.named(feed, epoch - 1),
-                counted=self.counting.counts(feed, epoch),
+                named=self.run_state.named(feed, epoch) - self.run_state.named(feed, epoch - 1),
+                counted=self.run_state.counts(feed, epoch),
                 reason=self.reason(feed, epoch),
             )
-            for epoch in range(self.counting.open_epoch)
-            for feed in self.counting.moved(epoch)
+            for epoch in range(self.run_state.open_epoch)
+            for feed in self.run_state.moved(epoch)
             if feed // INCARNATIONS == member
         ]
 
     def members(self) -> list[Ranked]:
         """Return what members have brought, the greatest worth first, then most updates."""
-        sums, counting = worths(self.counting, self.worths), self.counting
-        numbers = range(len(counting.members))
+        sums, run_state = worths(self.run_state, self.worths), self.run_state
+        numbers = range(len(run_state.members))
         known = {number: sums.get(number, Sum()) for number in numbers}
-        counted = {number: counting.counts_of(number) for number in numbers}
+        counted = {number: run_state.counts_of(number) for number in numbers}
 
         def place(number: int) -> tuple[int, int, bytes]:
-            return -known[number].worth, -counted[number], counting.members[number].origin
+            return -known[number].worth, -counted[number], run_state.members[number].origin
 
         return [
             Ranked(
                 rank=rank,
-                origin=counting.members[number].origin.hex(),
-                name=name_of(counting.members[number].origin, self.names),
+                origin=run_state.members[number].origin.hex(),
+                name=name_of(run_state.members[number].origin, self.names),
                 counted=counted[number],
                 measured=known[number].updates,
                 worth=known[number].worth,
-                revoked=counting.members[number].revoked < NEVER,
+                revoked=run_state.members[number].revoked < NEVER,
                 left_out=self._latest.get(number),
             )
             for rank, number in enumerate(sorted(numbers, key=place), 1)
@@ -269,7 +269,7 @@ class RunHistory(Results):
 
     def _sealed(self, epoch: EpochEntry) -> str:
         recounted = self.seals[epoch.epoch].seal.recounted
-        again = sum(self.counting.counts(*recount) for recount in recounted)
+        again = sum(self.run_state.counts(*recount) for recount in recounted)
         text = f"{epoch.counted:,} of {epoch.named:,} updates of round {epoch.epoch} count"
         skipped = self.seals[epoch.epoch].seal.skipped
         left_out = Counter(self._left_out.get(Recount(feed, epoch.epoch)) for feed in skipped)
@@ -277,22 +277,22 @@ class RunHistory(Results):
         return text + (f", and {again:,} of earlier ones that had been skipped" if again else "")
 
     def _epoch(self, seal: Seal, evaluation: EpochEvaluation | None) -> EpochEntry:
-        counts, counting = Counter[bytes](), self.counting
-        for number in counting.moved(seal.epoch):
-            counts[counting.feed(number).origin] += counting.counts(number, seal.epoch)
+        counts, run_state = Counter[bytes](), self.run_state
+        for number in run_state.moved(seal.epoch):
+            counts[run_state.feed(number).origin] += run_state.counts(number, seal.epoch)
         return EpochEntry(
             epoch=seal.epoch,
-            named=counting.closed_updates(seal.epoch),
+            named=run_state.closed_updates(seal.epoch),
             counted=counts.total(),
             factor=seal.factor / FACTOR_ONE,
-            rate=counting.rate(seal.epoch) / RATE_ONE,
+            rate=run_state.rate(seal.epoch) / RATE_ONE,
             digest=seal.digest.hex(),
             evaluation=evaluation,
             origins=parts(counts, self.names),
         )
 
 
-def _may_bring(feed: int, epoch: int, counting: Counting, labels: range) -> bool:
+def _may_bring(feed: int, epoch: int, run_state: RunState, labels: range) -> bool:
     """Return whether a close may have named updates with one of these labels, which only the log tells."""
     return labels.start <= epoch
 
@@ -316,8 +316,8 @@ def _succeeded(key: bytes | None) -> str:
     return "another key organises from here on" + (f": {key.hex()[:DIGITS]}" if key else "")
 
 
-def in_words(decision: Decision, counting: Counting, names: Called) -> str:
-    """Return what a decision says; `counting` is the state after it."""
+def in_words(decision: Decision, run_state: RunState, names: Called) -> str:
+    """Return what a decision says; `run_state` is the state after it."""
     match decision:
         case Close(epoch=epoch, moves=moves):
             updates = sum(move.steps for move in moves)
@@ -344,14 +344,14 @@ def in_words(decision: Decision, counting: Counting, names: Called) -> str:
         case Unknown(kind=kind):
             return f"a decision of kind {kind}, which this version of sfnode does not know"
         case _:
-            return _about_members(decision, counting, names)
+            return _about_members(decision, run_state, names)
 
 
-def _about_members(decision: Decision, counting: Counting, names: Called) -> str:
+def _about_members(decision: Decision, run_state: RunState, names: Called) -> str:
     def member(number: int) -> str:
-        if number >= len(counting.members):
+        if number >= len(run_state.members):
             return f"member {number}, nobody"
-        return f"member {number}, {known_as(counting.members[number].origin)}"
+        return f"member {number}, {known_as(run_state.members[number].origin)}"
 
     def known_as(origin: bytes) -> str:
         return called(origin.hex()[:DIGITS], name_of(origin, names))
@@ -362,7 +362,7 @@ def _about_members(decision: Decision, counting: Counting, names: Called) -> str
             whom = f"for {quota:,} updates a round" if quota else "as a stranger"
             return f"admits {known_as(origin)} {whom}{came}"
         case Invite(uses=uses):
-            return f"publishes invitation {len(counting.invitations)}, for {uses}"
+            return f"publishes invitation {len(run_state.invitations)}, for {uses}"
         case Revoke(member=number, epoch=epoch):
             return f"revokes {member(number)} from round {epoch} on"
         case RevokeInvitation(invitation=number, epoch=epoch):

@@ -187,7 +187,7 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
     await a.until(lambda: a.machine.may_compute)
     b = await swarm.join("b")
     assert a.node.organising
-    subspace = a.machine.organised.counting.next_subspace()
+    subspace = a.machine.organised.run_state.next_subspace()
     assert await a.node.organising.decide(Bases(0, bytes.fromhex(second))) is not None
     assert await a.node.organising.decide(Bases(subspace, bytes.fromhex(second))) is None
     schedule = Bases(0, bytes.fromhex(first)), Bases(subspace, bytes.fromhex(second))
@@ -233,11 +233,11 @@ async def test_many_bases_for_later_subspaces_are_neither_looked_for_nor_told_to
     first = made(tmp_path)
     a = await swarm_of(organised(run_of(first), tmp_path / "keys", subspace_epochs=1000)).first()
     await eventually(lambda: a.node.bases is not None and not a.node.bases.lacking())
-    counting, published, looked = a.machine.frontier.counting, a.node.bases, list[Bases]()
-    assert counting
+    run_state, published, looked = a.machine.frontier.run_state, a.node.bases, list[Bases]()
+    assert run_state
     assert published
     for subspace in range(1, 1000):
-        counting.apply(Recorded(Bases(subspace, subspace.to_bytes(32, "big"))))
+        run_state.apply(Recorded(Bases(subspace, subspace.to_bytes(32, "big"))))
 
     async def look(one: Bases) -> None:
         looked.append(one)

@@ -18,9 +18,9 @@ from sfnode.engine.core import Core, UpdateBatch
 from sfnode.node.training.engine_thread import EngineThread, Order
 from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes
-from sfprotocol.counting import Run
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.messages import EpochScalars, Feed
+from sfprotocol.run_state import Run
 from sfprotocol.weighing import Counted, Rates, once
 from tests.node.helpers import (
     Result,

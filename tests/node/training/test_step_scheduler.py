@@ -108,11 +108,11 @@ class Desk:
     @property
     def waiting(self) -> int:
         """Finished updates that are not posted."""
-        return self.scheduler._joining.count if self.scheduler._joining else 0
+        return self.scheduler._coalescing.count if self.scheduler._coalescing else 0
 
     @property
     def finished(self) -> int:
-        return self.scheduler._joining.stop if self.scheduler._joining else 0
+        return self.scheduler._coalescing.stop if self.scheduler._coalescing else 0
 
     @property
     def under_way(self) -> int:
@@ -571,12 +571,12 @@ async def test_measurements_that_go_on_failing_end_the_node_with_a_number_and_th
     desk.finish(1.0)
     for _ in range(-(-FAILURES // queries) - 1):
         desk.finish(1.0, math.nan, failed=queries)
-    assert desk.scheduler._joining
-    made = desk.scheduler._joining.stop
+    assert desk.scheduler._coalescing
+    made = desk.scheduler._coalescing.stop
     with pytest.raises(UserError, match="in a row") as ended:
         desk.finish(1.0, math.nan, failed=queries)
     assert ended.value.code is Code.LOSS_NOT_FINITE
-    assert desk.scheduler._joining.stop == made
+    assert desk.scheduler._coalescing.stop == made
 
 
 async def test_failures_between_measurements_that_succeed_are_counted_in_the_log(

@@ -9,8 +9,8 @@ import pytest
 from sfnode.organising.evaluation.evaluating import Evaluations
 from sfnode.organising.evaluation.searching import Search
 from sfnode.organising.events import Evaluate, EvaluationEnded
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import Close, Evaluated, Recorded, Revoke, Seal
+from sfprotocol.run_state import RunState
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
@@ -34,7 +34,7 @@ def test_an_epoch_is_sealed_unchecked_when_the_wait_is_over_and_a_late_result_is
     bench = Bench(policy=EVALUATED).begin("anne")
     bench.update(ANNE, 100)
     bench.advance(35)
-    assert bench.counting.sealed == 1
+    assert bench.run_state.sealed == 1
     bench.evaluated(0.6)
     bench.advance(1)
     assert [type(decision) for decision in bench.signed[-2:]] == [Seal, Evaluated]
@@ -44,10 +44,10 @@ def test_an_epoch_is_sealed_unchecked_when_the_wait_is_over_and_a_late_result_is
 def test_an_epoch_that_has_named_nothing_is_not_measured_and_evaluated_only_as_the_last_one(
     last: bool, asked: Evaluate | None
 ) -> None:
-    policy, counting = replace(EVALUATED, search_rows=64, origins=True), Counting(budget=BUDGET, rate=RATE)
-    counting.apply(Recorded(Close(0, bytes(8), ())))
-    evaluations = Evaluations(policy, Search(policy, counting), 0.0)
-    evaluations.plan(counting, 1.0, last=last, waiting=False)
+    policy, run_state = replace(EVALUATED, search_rows=64, origins=True), RunState(budget=BUDGET, rate=RATE)
+    run_state.apply(Recorded(Close(0, bytes(8), ())))
+    evaluations = Evaluations(policy, Search(policy, run_state), 0.0)
+    evaluations.plan(run_state, 1.0, last=last, waiting=False)
     assert (evaluations.ask((), ()) if evaluations.is_due(0) else None) == asked
 
 
@@ -62,7 +62,7 @@ def test_evaluations_take_their_share_of_the_time_and_others_epochs_do_not_wait(
         while len(bench.asked) < count:
             bench.update(ANNE, 100)
             bench.advance(2)
-            assert bench.counting.open_epoch - bench.counting.sealed < 2
+            assert bench.run_state.open_epoch - bench.run_state.sealed < 2
         bench.advance(8)
         bench.evaluated(0.5)
     assert 4 * 5 * 9 <= bench.now - began <= 5 * 5 * 10 + 5, "one of the time before may be made up for"
@@ -105,7 +105,7 @@ def test_a_failed_evaluation_seals_unchecked() -> None:
     bench.advance(2)
     bench.do(EvaluationEnded(0, None))
     bench.advance(2)
-    assert bench.counting.sealed == 1
+    assert bench.run_state.sealed == 1
     assert not bench.of(Evaluated)
 
 
@@ -120,7 +120,7 @@ def test_a_seal_skips_what_was_revoked_since_its_close_and_tells_no_result_of_an
     (seal,) = bench.of(Seal)
     assert isinstance(seal, Seal)
     assert seal.skipped == (64,)
-    assert bench.counting.counted == 50
+    assert bench.run_state.counted == 50
     assert not bench.of(Evaluated)
 
 

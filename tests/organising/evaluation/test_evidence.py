@@ -31,7 +31,6 @@ from sfnode.organising.evaluation.evidence import (
     worths_of,
 )
 from sfnode.schema.evaluation import StepShare
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import (
     MAX_DECISION,
     Admit,
@@ -42,6 +41,7 @@ from sfprotocol.decisions import (
     encode,
 )
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import RunState
 from sfprotocol.weighing import WORTH_ONE
 
 HOSTILE = 0.3
@@ -616,17 +616,17 @@ def test_where_little_evidence_comes_nobody_waits_for_it() -> None:
 # -- decisions ---------------------------------------------------------------------------------------------
 
 
-def counting_of(members: int) -> Counting:
-    counting = Counting(budget=1, rate=1)
+def run_state_of(members: int) -> RunState:
+    run_state = RunState(budget=1, rate=1)
     for number in range(members):
-        counting.apply(Recorded(Admit(number.to_bytes(32, "big"), 10, 0)))
-    return counting
+        run_state.apply(Recorded(Admit(number.to_bytes(32, "big"), 10, 0)))
+    return run_state
 
 
 def said(epoch: int, rows: int, *shares: StepShare) -> list[Worth]:
     """Return what is told of the first feeds of so many members."""
     feeds = (Feed(number.to_bytes(32, "big"), 0) for number in range(len(shares)))
-    parts = parts_of(dict(zip(feeds, shares, strict=True)), counting_of(len(shares)))
+    parts = parts_of(dict(zip(feeds, shares, strict=True)), run_state_of(len(shares)))
     return worths_of(epoch, rows, parts)
 
 

@@ -20,8 +20,8 @@ from sfnode.organising.evaluation.searching import (
 from sfnode.organising.events import EvaluationEnded, MakingEnded
 from sfnode.organising.policy import MEASURING
 from sfnode.organising.steps import Steps
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, Bases, Close, Evaluated, RateFrom, Recorded, Seal
+from sfprotocol.run_state import RunState
 from tests.organising.bench import BUDGET, EVALUATED, RATE, Bench, feed_of, scores
 
 ANNE = feed_of("anne")
@@ -70,8 +70,8 @@ class Run:
 
     @property
     def lengths(self) -> list[int]:
-        counting = self.bench.counting
-        return [counting.closed_updates(epoch) for epoch in range(counting.open_epoch)]
+        run_state = self.bench.run_state
+        return [run_state.closed_updates(epoch) for epoch in range(run_state.open_epoch)]
 
 
 def test_a_seal_has_the_factor_that_was_found_and_the_rate_follows() -> None:
@@ -79,7 +79,7 @@ def test_a_seal_has_the_factor_that_was_found_and_the_rate_follows() -> None:
     assert run.epoch(4.0) == replace(
         run.bench.of(Seal)[0], factor=4 * FACTOR_ONE, rates=(RateFrom(2, 4 * RATE),)
     )
-    assert run.bench.counting.sealed == 2, "the epoch that was open is cut short"
+    assert run.bench.run_state.sealed == 2, "the epoch that was open is cut short"
     assert run.bench.of(Seal)[1].factor == 4 * FACTOR_ONE, "it was made at the same rate"
     assert run.epoch(0.125).rates == (RateFrom(4, RATE),)
     assert run.epoch(0.0).factor == FACTOR_ONE // 8, "so is the next, with what was under way at that rate"
@@ -156,12 +156,12 @@ def test_the_large_search_with_which_a_rate_settles_is_no_reason_to_leave_the_ne
 ):
     run = Run()
     for _ in range(STEADY):
-        while len(run.bench.plans) == run.bench.counting.sealed:
+        while len(run.bench.plans) == run.bench.run_state.sealed:
             run.train(64)
         run.answer(1.0, after=90.0)
     assert run.bench.organiser.known.search
     assert run.bench.organiser.known.search.settled
-    settled = run.bench.counting.sealed
+    settled = run.bench.run_state.sealed
     run.train(4 * FIRST_UPDATES)
     assert run.bench.plans[-1].epoch == settled
 
@@ -198,7 +198,7 @@ def harmed() -> tuple[Run, int]:
     run = Run()
     for _ in range(10):
         run.epoch(1.0)
-    harmful = run.bench.counting.sealed
+    harmful = run.bench.run_state.sealed
     while run.bench.plans[-1].epoch < harmful:
         run.train(64)
     run.train(64)
@@ -210,7 +210,7 @@ def test_an_epoch_of_a_single_update_that_did_harm_has_no_say_in_what_others_mak
     run = Run()
     for _ in range(10):
         run.epoch(1.0)
-    epoch = run.bench.counting.open_epoch
+    epoch = run.bench.run_state.open_epoch
     run.bench.update(ANNE, 1)
     run.bench.advance(SEARCHED.longest_epoch + 10)
     assert run.lengths[epoch:] == [1]
@@ -259,11 +259,11 @@ def test_among_nodes_of_equal_speed_no_more_than_a_quarter_of_the_organisers_tim
 
 
 def test_what_has_waited_is_always_searched_also_once_the_rate_has_settled() -> None:
-    counting = Counting(budget=BUDGET, rate=RATE)
-    search = Search(replace(SEARCHED, search_rows=256, origins=True), counting)
+    run_state = RunState(budget=BUDGET, rate=RATE)
+    search = Search(replace(SEARCHED, search_rows=256, origins=True), run_state)
     for lead, settled in ((0.0, False), (0.0, True), (-1.0, True)):
         vars(search).update({"_credit": 0.0, "_credited": 1, "settled": settled, "_lead": lead})
-        assert search.plan(counting, waiting=True) == (FIRST_ROWS, False, 0)
+        assert search.plan(run_state, waiting=True) == (FIRST_ROWS, False, 0)
 
 
 def test_the_model_is_evaluated_every_few_epochs() -> None:
@@ -278,12 +278,12 @@ def test_the_model_is_evaluated_every_few_epochs() -> None:
 
 def test_until_the_rate_has_settled_nothing_takes_the_place_of_a_search_that_can_be_paid() -> None:
     """An epoch that was not searched, at a rate that had just been raised, destroyed models."""
-    counting = Counting(budget=BUDGET, rate=RATE)
-    search = Search(replace(SEARCHED, search_rows=256, origins=True), counting)
+    run_state = RunState(budget=BUDGET, rate=RATE)
+    search = Search(replace(SEARCHED, search_rows=256, origins=True), run_state)
     cheapest = FIRST_ROWS * len(AMOUNTS) + ORIGIN_ROWS * ORIGIN_FORWARDS
     for credit in range(cheapest, 9 * 256):
         vars(search).update({"_credit": credit, "_credited": 1})
-        plan = search.plan(counting)
+        plan = search.plan(run_state)
         assert plan is not None
         assert min(plan.rows, plan.origins) >= FIRST_ROWS
 
@@ -295,7 +295,7 @@ def test_what_comes_too_late_for_its_seal_moves_the_next_rate_alone() -> None:
     run.bench.plans.clear()
     while not run.bench.plans:
         run.train(64)
-    late, rate = run.bench.plans[-1].epoch, run.bench.counting.rate(run.bench.plans[-1].epoch)
+    late, rate = run.bench.plans[-1].epoch, run.bench.run_state.rate(run.bench.plans[-1].epoch)
     told = [said for said in run.bench.of(Evaluated) if said.epoch != late]
     run.answer(0.25, after=SEARCHED.seal_wait + 5)
     assert run.bench.of(Seal)[late].factor == FACTOR_ONE
@@ -323,30 +323,30 @@ def test_after_a_restart_epochs_are_as_long_and_rates_move_as_before() -> None:
         run.epoch(1.0)
     length = run.lengths[-1]
     assert length > FIRST_UPDATES
-    search = Search(SEARCHED, run.bench.counting)
+    search = Search(SEARCHED, run.bench.run_state)
     assert search.settled
-    assert search.target(run.bench.counting) <= length < 2 * search.target(run.bench.counting)
+    assert search.target(run.bench.run_state) <= length < 2 * search.target(run.bench.run_state)
 
 
 def test_after_a_restart_a_large_swarm_goes_on_with_long_epochs() -> None:
     swarm = Swarm(100, 1_000_000_000, 65_536)
     swarm.run(1000)
-    counting = swarm.bench.counting
-    last = counting.closed_updates(counting.open_epoch - 1)
-    search = Search(replace(SEARCHED, target_updates=65_536), counting)
+    run_state = swarm.bench.run_state
+    last = run_state.closed_updates(run_state.open_epoch - 1)
+    search = Search(replace(SEARCHED, target_updates=65_536), run_state)
     assert last > 2 * 1024
-    assert last / 2 < search.target(counting) <= last
+    assert last / 2 < search.target(run_state) <= last
 
 
 def test_a_run_whose_epochs_are_short_keeps_them() -> None:
-    search = Search(replace(SEARCHED, target_updates=100), Counting(budget=BUDGET, rate=RATE))
-    assert search.target(Counting(budget=BUDGET, rate=RATE)) == 100
+    search = Search(replace(SEARCHED, target_updates=100), RunState(budget=BUDGET, rate=RATE))
+    assert search.target(RunState(budget=BUDGET, rate=RATE)) == 100
 
 
 def test_with_small_mini_batches_the_first_epochs_pay_for_a_search_all_the_same() -> None:
-    counting = Counting(budget=BUDGET, rate=RATE)
-    search = Search(replace(SEARCHED, update_forwards=2), counting)
-    assert search.target(counting) * 2 / 4 >= FIRST_ROWS * len(AMOUNTS)
+    run_state = RunState(budget=BUDGET, rate=RATE)
+    search = Search(replace(SEARCHED, update_forwards=2), run_state)
+    assert search.target(run_state) * 2 / 4 >= FIRST_ROWS * len(AMOUNTS)
 
 
 def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost() -> None:
@@ -354,7 +354,7 @@ def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost
     for _ in range(8):
         run.update(ANNE, 64)
         run.advance(2)
-        if run.plans and run.plans[-1].epoch == run.counting.sealed:
+        if run.plans and run.plans[-1].epoch == run.run_state.sealed:
             run.do(EvaluationEnded(run.plans[-1].epoch, None, forwards=1_000_000))
             run.advance(2)
         if run.making and not run.of(Bases):
@@ -365,15 +365,15 @@ def test_the_first_epoch_along_new_bases_is_searched_whatever_searches_have_cost
 
 
 def test_that_goes_for_bases_which_are_not_the_latest_that_are_published() -> None:
-    counting = Counting(budget=BUDGET, rate=RATE, bases=bytes(32))
+    run_state = RunState(budget=BUDGET, rate=RATE, bases=bytes(32))
     closes = [Close(epoch, bytes(8), ()) for epoch in range(3)]
     seals = [Seal(epoch, (), (), bytes(32), FACTOR_ONE, ()) for epoch in range(2)]
     published = [Bases(2, bytes(32)), Bases(9, bytes(32))]
     for decision in (closes[0], seals[0], *published, closes[1], seals[1], closes[2]):
-        counting.apply(Recorded(decision))
-    search = Search(replace(SEARCHED, search_rows=256), counting)
+        run_state.apply(Recorded(decision))
+    search = Search(replace(SEARCHED, search_rows=256), run_state)
     vars(search).update({"_credit": 0.0, "_credited": 3})
-    assert search.plan(counting) == (FIRST_ROWS, False, 0)
+    assert search.plan(run_state) == (FIRST_ROWS, False, 0)
 
 
 # -- first-order runs --------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class Measured:
         names = ("anne", "bob", "carl")
         self.bench = Bench(policy=policy, budget=budget, rate=1 << 27, norm_limit=320).begin(*names)
         answered = self.spent = 0
-        while not self.bench.counting.complete:
+        while not self.bench.run_state.complete:
             for name in names:
                 self.bench.vector(feed_of(name), 160**2)
             self.bench.advance(2.0)
@@ -413,7 +413,7 @@ class Measured:
 
     @property
     def share(self) -> float:
-        made = self.bench.counting.counted * 24
+        made = self.bench.run_state.counted * 24
         return self.spent / (self.spent + made)
 
 
@@ -436,8 +436,8 @@ def test_every_round_of_a_first_order_head_is_measured_on_all_rows() -> None:
 
 def test_a_first_order_run_has_rounds_of_one_length_and_rates_that_no_search_has_set() -> None:
     run = Measured(480, 192)
-    counting = run.bench.counting
-    lengths = [counting.closed_updates(epoch) for epoch in range(counting.open_epoch - 1)]
+    run_state = run.bench.run_state
+    lengths = [run_state.closed_updates(epoch) for epoch in range(run_state.open_epoch - 1)]
     assert max(lengths) - min(lengths) <= 3
     factors = [seal.factor for seal in run.bench.of(Seal)]
     assert set(factors[2:]) == {FACTOR_ONE}, "of all labels but those from before anybody had credit"

@@ -53,15 +53,15 @@ def told(epoch: int, value: float, *, base: bool = False) -> Evaluated:
 
 def sealed(node: OrganisedNode, updates: int = 0) -> list[Decision]:
     """Make so many updates at node a; return the decisions that name and count them."""
-    counting = node.organised.counting
+    run_state = node.organised.run_state
     moves = ()
     if updates:
         node.compute(updates)
         state = node.swarm["a"].machine.frontier.state(node.swarm["a"].own)  # type: ignore[arg-type]
-        number = counting.number(state.feed)
+        number = run_state.number(state.feed)
         assert number is not None
-        moves = (Move(number, state.next - counting.named(number), tag(SALT, state.chain)),)
-    epoch = counting.open_epoch
+        moves = (Move(number, state.next - run_state.named(number), tag(SALT, state.chain)),)
+    epoch = run_state.open_epoch
     return [Close(epoch, SALT, moves), Seal(epoch, (), (), bytes(32), FACTOR_ONE, ())]
 
 
@@ -80,7 +80,7 @@ def codes(alarms: list[AlarmStatus]) -> list[str]:
 def brought(node: OrganisedNode, score: int, epochs: int) -> None:
     """Tell that node a has brought this in so many epochs, and others as much good as can be."""
     node.decide(Admit(A, QUOTA, 0))
-    own = node.organised.counting.number(node.swarm["a"].own)  # type: ignore[arg-type]
+    own = node.organised.run_state.number(node.swarm["a"].own)  # type: ignore[arg-type]
     assert own is not None
     others = range(64, 5 * 64, 64)
     for epoch in range(epochs):
@@ -298,7 +298,7 @@ def test_who_knows_for_what_its_organiser_waits_is_not_told_that_it_is_silent_to
 def test_a_decision_of_a_later_version_is_an_alarm(
     node: OrganisedNode, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.organised.counting, "unsupported", True)
+    monkeypatch.setattr(node.organised.run_state, "unsupported", True)
     assert codes(reports.alarms(None, 0.0)) == ["SF012"]
 
 
@@ -315,7 +315,7 @@ def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
     assert first
     assert asked
     assert long_ago
-    assert (first.reason, asked.reason) == (Wait.WORK, Wait.PETITION)
+    assert (first.reason, asked.reason) == (Wait.WORK, Wait.JOIN_REQUEST)
     assert asked.text == "not admitted yet: it has asked for that"
     assert "nobody decides in this run yet" in long_ago.text
     assert "`sfnode join --organise`" in long_ago.text
@@ -402,7 +402,7 @@ def test_each_seal_and_each_result_is_a_line_and_of_many_the_last(
     node.decide(Admit(A, QUOTA, 0), told(0, 0.5, base=True))
     assert reports.news(1.0) == []
     node.decide(*sealed(node, 7))
-    assert reports.news(2.0) == [f"round 0 counts: 7 of {node.organised.counting.budget:,} updates count"]
+    assert reports.news(2.0) == [f"round 0 counts: 7 of {node.organised.run_state.budget:,} updates count"]
     assert reports.run(None, None, 5.0).seconds_since_seal == 3.0
     node.decide(told(0, 0.6))
     assert reports.news(3.0) == [
@@ -412,7 +412,7 @@ def test_each_seal_and_each_result_is_a_line_and_of_many_the_last(
     for epoch in range(1, 4):
         node.decide(*sealed(node), told(epoch, 0.6))
     assert [line.partition(", the")[0] for line in reports.news(5.0)] == [
-        f"round 3 counts: 7 of {node.organised.counting.budget:,} updates count",
+        f"round 3 counts: 7 of {node.organised.run_state.budget:,} updates count",
         "better: accuracy 60.0 % (58.0-62.0 %) of round 3",
     ]
 

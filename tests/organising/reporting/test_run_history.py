@@ -215,5 +215,5 @@ def test_decisions_that_are_gone_are_forgotten() -> None:
     found = RunHistory(ORGANISED).follow(first)
     found.follow([*first[:1], *signed(1, Announce("three"))])
     assert found.announcements == ["three"]
-    assert len(found.counting.members) == 1
+    assert len(found.run_state.members) == 1
     assert [one.kind for one in found.entries()] == ["admit", "succession", "announce"]

@@ -95,8 +95,8 @@ def valid_messages() -> list[tuple[str, messages.Message, int]]:
             2,
         ),
         ("fork of the control feed", messages.ControlFork(0, 5, ORIGINS, (signature, signature[::-1])), 2),
-        ("petition with work", messages.Petition(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
-        ("petition with an invitation", messages.Petition(ORIGINS[1], 0, 3, signature, signature), 2),
+        ("petition with work", messages.JoinRequest(ORIGINS[0], 2**64 - 1, 0, b"", signature), 2),
+        ("petition with an invitation", messages.JoinRequest(ORIGINS[1], 0, 3, signature, signature), 2),
         ("offer", messages.Offer(ORIGINS[0], RUN_ID, (signature, signature[::-1])), 2),
         ("statement", _said(signature), 2),
         (

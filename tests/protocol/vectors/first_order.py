@@ -12,9 +12,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfprotocol import decisions, seeds, signing, wire_codec
-from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.decisions import FACTOR_ONE, UNIT_ONE, Admit, Bases, Close, Decision, Move, RateFrom, Seal
 from sfprotocol.messages import EpochScalars, Feed, Form, Segment
+from sfprotocol.run_state import RunState, multiplier, named_digest
 from sfprotocol.validation import tag
 from tests.protocol.vectors import manifest
 from tests.protocol.vectors.plain import SECRETS, origin, plain
@@ -85,7 +85,7 @@ def vectors() -> dict[str, Any]:
             for name, seal in _seals().items()
         ],
         "invalid decisions": _bad_decisions(),
-        "counting": [_counting(limit) for limit in (LIMIT, 0)],
+        "counting": [_run_state(limit) for limit in (LIMIT, 0)],
         "moves": [
             {"limit": limit, "values": list(update), "moves": RateFrom(0, 1, UNIT_ONE, limit).moves(update)}
             for limit, update in _borders()
@@ -176,9 +176,9 @@ def _bad_decisions() -> list[dict[str, str]]:
     ]
 
 
-def _counting(norm_limit: int) -> dict[str, Any]:
+def _run_state(norm_limit: int) -> dict[str, Any]:
     """Return what becomes of seals in a first-order run, or in another where there is no limit."""
-    run = Counting(budget=100, rate=3 << 30, norm_limit=norm_limit)
+    run = RunState(budget=100, rate=3 << 30, norm_limit=norm_limit)
     steps = []
     for decision in (
         Close(0, SALT, ()),
@@ -220,19 +220,19 @@ def _borders() -> list[tuple[int, tuple[int, ...]]]:
 def _run(run_id: bytes) -> dict[str, Any]:
     """Return a run of two members, whose second subspace has bases of its own: what was decided, what each
     update weighs, the cores that they make, and the weights."""
-    counting = Counting(
+    run_state = RunState(
         budget=1000, rate=7 << 29, norm_limit=LIMIT, bases=_digest(blob(0)), subspace_epochs=2
     )
     records = [decisions.encode(one) for one in _story(run_id)]
     for record in records:
-        counting.apply(decisions.read(record))
-    assert counting.sealed == 3, "every decision is to change something"
+        run_state.apply(decisions.read(record))
+    assert run_state.sealed == 3, "every decision is to change something"
     cores = np.zeros((2, CELLS), object)
     updates = []
     for member, labels in enumerate(LABELS):
-        stops = counting.live(64 * member, len(labels))
+        stops = run_state.live(64 * member, len(labels))
         for step, label in enumerate(labels):
-            told, rate = values(member, step), counting.rate_from(label)
+            told, rate = values(member, step), run_state.rate_from(label)
             factor = next(run.factor for run in stops if step < run.stop)
             weight = multiplier(rate.rate, factor, rate.unit) if rate.moves(told) else 0
             cores[label // 2] += np.array(told, object) * weight
@@ -243,7 +243,7 @@ def _run(run_id: bytes) -> dict[str, Any]:
     return {
         "members": [origin(secret).hex() for secret in SECRETS],
         "decisions": [record.hex() for record in records],
-        "counted": counting.counted,
+        "counted": run_state.counted,
         "updates": updates,
         "cores": [[str(entry) for entry in core] for core in cores],
         "core_digest": _core_digest(cores),

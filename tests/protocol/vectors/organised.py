@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sfprotocol import control_feed, decisions, messages, signing, validation, wire_codec
 from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import Counting, multiplier, named_digest
 from sfprotocol.decisions import (
     Admit,
     Amend,
@@ -41,6 +40,7 @@ from sfprotocol.decisions import (
     Void,
     Worth,
 )
+from sfprotocol.run_state import RunState, multiplier, named_digest
 from tests.protocol.vectors.plain import plain
 
 RUN_ID = bytes(range(32))
@@ -92,7 +92,7 @@ def vectors() -> dict[str, Any]:
         "invalid": [{"name": name, "encoding": data.hex()} for name, data in _bad_encodings()],
         "control": _control(),
         "election": _election(),
-        "counting": _counting(),
+        "counting": _run_state(),
         "quotas": _quotas(),
     }
 
@@ -331,7 +331,7 @@ def _shared() -> list[Decision]:
 
 def _quotas() -> dict[str, Any]:
     """Return what members may make with each label after each of these decisions, and in which feed (O20)."""
-    run = Counting(budget=10_000, rate=1 << 32, epoch_updates=250)
+    run = RunState(budget=10_000, rate=1 << 32, epoch_updates=250)
     steps = []
     for decision in _shared():
         run.apply(decisions.read(decisions.encode(decision)))
@@ -356,8 +356,8 @@ def _quotas() -> dict[str, Any]:
     return {"budget": 10_000, "rate": 1 << 32, "epoch_updates": 250, "steps": steps}
 
 
-def _counting() -> dict[str, Any]:
-    run = Counting(budget=100, rate=3 << 30, bases=DIGEST, subspace_epochs=2)
+def _run_state() -> dict[str, Any]:
+    run = RunState(budget=100, rate=3 << 30, bases=DIGEST, subspace_epochs=2)
     return {
         "run_id": RUN_ID.hex(),
         "budget": 100,
@@ -391,7 +391,7 @@ def _counting() -> dict[str, Any]:
     }
 
 
-def _step(run: Counting, decision: Decision) -> dict[str, Any]:
+def _step(run: RunState, decision: Decision) -> dict[str, Any]:
     record = decisions.encode(decision)
     changed = run.apply(decisions.read(record))
     return {

@@ -39,8 +39,13 @@ def plain(value: Any) -> Any:
         case tuple():
             return [plain(item) for item in value]
         case _ if is_dataclass(value):
-            return {"type": type(value).__name__, **_fields(value)}
+            return {"type": name_of(type(value)), **_fields(value)}
     return value
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a message or decision in the vectors, where a join request is still a petition."""
+    return "Petition" if kind is messages.JoinRequest else kind.__name__
 
 
 def integers(values: Iterable[int]) -> list[str]:

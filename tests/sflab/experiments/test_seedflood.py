@@ -257,8 +257,8 @@ def test_at_the_end_of_an_organised_run_all_is_sealed_and_all_have_the_model_of_
 def test_factors_and_rates_are_found_and_every_client_follows_them() -> None:
     with running(SEARCHED) as run:
         advance(run, SEARCHED, 0, 8)
-        counting = run.clients[0].organised.counting
-        assert len(counting.rates()) > 1
+        run_state = run.clients[0].organised.run_state
+        assert len(run_state.rates()) > 1
         assert run.consensus() == 0
         assert has(run) == [[8] * 4] * 4
         assert run.example_forwards > 2 * SEARCHED.batch_size * sum(has(run)[0])
@@ -268,9 +268,9 @@ def test_factors_and_rates_are_found_and_every_client_follows_them() -> None:
 def test_every_client_follows_a_guard_that_takes_back_what_did_harm() -> None:
     with running(GUARDED) as run:
         advance(run, GUARDED, 0, GUARDED.steps)
-        counting = run.clients[0].organised.counting
-        assert counting.counted < sum(map(counting.closed_updates, range(counting.open_epoch)))
-        assert counting.rate(counting.open_epoch) < counting.rate(0)
+        run_state = run.clients[0].organised.run_state
+        assert run_state.counted < sum(map(run_state.closed_updates, range(run_state.open_epoch)))
+        assert run_state.rate(run_state.open_epoch) < run_state.rate(0)
         assert run.consensus() == 0
 
 

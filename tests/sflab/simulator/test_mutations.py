@@ -23,7 +23,6 @@ from sfnode.peers.manager import PeerManager
 from sfnode.transport.memory import Conditions
 from sfprotocol import fork_proofs, plumtree, validation, weighing
 from sfprotocol.control_feed import ControlFeed
-from sfprotocol.counting import Counting
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.events import Action, Admit, Event, Examine, Serve, Transmit
 from sfprotocol.fields import squares_of
@@ -33,6 +32,7 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import RunParameters, Want
 from sfprotocol.organised import Organised
 from sfprotocol.own_feed import OwnFeed
+from sfprotocol.run_state import RunState
 from sfprotocol.validation import Verified
 from sfprotocol.verdicts import NamedSteps
 
@@ -315,12 +315,12 @@ def test_a_machine_that_weighs_a_vector_otherwise_is_seen(
 
 
 def test_a_fold_that_recounts_with_factor_1_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = Counting._judge
+    judge = RunState._judge
 
-    def recounts(self: Counting, feed: int, epoch: int, verdict: int, factor: int) -> None:
+    def recounts(self: RunState, feed: int, epoch: int, verdict: int, factor: int) -> None:
         judge(self, feed, epoch, verdict, factor if epoch == self.sealed - 1 else FACTOR_ONE)
 
-    monkeypatch.setattr(Counting, "_judge", recounts)
+    monkeypatch.setattr(RunState, "_judge", recounts)
     assert caught(simulate(SCENARIOS["judged"], 0, nodes=8)) == "union"
 
 

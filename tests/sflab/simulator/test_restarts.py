@@ -34,12 +34,12 @@ def world() -> Iterator[World]:
 
 def sealed_after(world: World, seconds: float) -> int:
     """Let everybody who is there make updates for so long; return how many seals come of it."""
-    before, end = world["a"].organised.counting.sealed, world.now + seconds
+    before, end = world["a"].organised.run_state.sealed, world.now + seconds
     while world.now < end:
         for node in world.living():
             world.do(node.compute, 1)
         world.run_until(world.now + 0.1)
-    return world["a"].organised.counting.sealed - before
+    return world["a"].organised.run_state.sealed - before
 
 
 def restart(world: World, node: Computer) -> None:
@@ -67,17 +67,17 @@ def test_a_run_that_one_node_has_completed_alone_says_how_others_go_on_with_it(w
     a = world["a"]
     node: Any = a.node
     assert _budget_for_others(node) is None
-    a.decide(Budget(a.organised.counting.counted + 20))
+    a.decide(Budget(a.organised.run_state.counted + 20))
     assert sealed_after(world, 10)
-    assert a.organised.counting.complete
+    assert a.organised.run_state.complete
     more = _budget_for_others(node)
-    assert more == 2 * a.organised.counting.budget
+    assert more == 2 * a.organised.run_state.budget
     assert sealed_after(world, 10) == 0
-    counted = a.organised.counting.counted
+    counted = a.organised.run_state.counted
     a.decide(Budget(10 * more))
     b = join(world, "b")
     sealed_after(world, 10)
-    assert a.organised.counting.counted > counted
+    assert a.organised.run_state.counted > counted
     assert b.said
     assert _budget_for_others(node) is None
 

@@ -71,9 +71,9 @@ def test_lost_feeds_are_given_up_and_no_others(seed: int) -> None:
     with Run(SCENARIOS["lost"], seed, nodes=8) as run:
         succeed(run)
         amends = [decision for decision in decided(run) if isinstance(decision, Amend)]
-        counting = run.world["n0"].organised.counting
+        run_state = run.world["n0"].organised.run_state
         assert amends
-        assert {counting.feed(amend.feed).origin for amend in amends} <= run.world.undone
+        assert {run_state.feed(amend.feed).origin for amend in amends} <= run.world.undone
 
 
 def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -> None:

@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sfprotocol.checkpoints import Base, feeds_digest
-from sfprotocol.counting import MAX_MEMBERS, NEVER, Counting, NamedStop, Run, multiplier, named_digest
 from sfprotocol.decisions import (
     FACTOR_ONE,
     INCARNATIONS,
@@ -44,6 +43,7 @@ from sfprotocol.decisions import (
     Worth,
 )
 from sfprotocol.messages import Feed
+from sfprotocol.run_state import MAX_MEMBERS, NEVER, NamedStop, Run, RunState, multiplier, named_digest
 from tests.protocol.organised import DIGEST, SALT, Reference, admit, close, fold, origin, seal, tag
 
 ONE = FACTOR_ONE
@@ -52,50 +52,56 @@ A, B, C = 0, 64, 128
 """The first feeds of three members."""
 
 
-def state(counting: Counting) -> Any:
+def state(run_state: RunState) -> Any:
     """Return all that others can ask of a Counting."""
-    feeds = range((len(counting.members) + 1) * INCARNATIONS)
-    moved = [feed for feed in feeds if counting.named(feed) or counting.ended(feed) < NEVER]
+    feeds = range((len(run_state.members) + 1) * INCARNATIONS)
+    moved = [feed for feed in feeds if run_state.named(feed) or run_state.ended(feed) < NEVER]
     return (
-        (counting.decisions, counting.unsupported, counting.open_epoch, counting.sealed, counting.counted),
-        (counting.budget, counting.finished, counting.complete),
-        [counting.rate(epoch) for epoch in range(counting.open_epoch + 9)],
-        [(member.origin, member.revoked) for member in counting.members],
-        made_of(counting),
-        [(invitation.key, invitation.uses, invitation.revoked) for invitation in counting.invitations],
-        [counting.positions(epoch) for epoch in range(counting.open_epoch + 1)],
-        {feed: of_feed(counting, feed) for feed in moved},
+        (
+            run_state.decisions,
+            run_state.unsupported,
+            run_state.open_epoch,
+            run_state.sealed,
+            run_state.counted,
+        ),
+        (run_state.budget, run_state.finished, run_state.complete),
+        [run_state.rate(epoch) for epoch in range(run_state.open_epoch + 9)],
+        [(member.origin, member.revoked) for member in run_state.members],
+        made_of(run_state),
+        [(invitation.key, invitation.uses, invitation.revoked) for invitation in run_state.invitations],
+        [run_state.positions(epoch) for epoch in range(run_state.open_epoch + 1)],
+        {feed: of_feed(run_state, feed) for feed in moved},
     )
 
 
-def of_feed(counting: Counting, feed: int) -> Any:
+def of_feed(run_state: RunState, feed: int) -> Any:
     """Return what is said of a feed; `apply` returns the feeds of which this changes."""
-    held = counting.named(feed) + 3
+    held = run_state.named(feed) + 3
     return (
-        counting.named(feed),
-        counting.ended(feed),
-        list(counting.named_stops(feed)),
-        counting.runs(feed, held),
+        run_state.named(feed),
+        run_state.ended(feed),
+        list(run_state.named_stops(feed)),
+        run_state.runs(feed, held),
     )
 
 
-def made_of(counting: Counting) -> list[Any]:
+def made_of(run_state: RunState) -> list[Any]:
     """Return what members may make with the open label, and whose work is taken at its word."""
-    quotas, label = counting.quotas, counting.open_epoch
-    members = range(len(counting.members))
+    quotas, label = run_state.quotas, run_state.open_epoch
+    members = range(len(run_state.members))
     return [
-        (quotas.quota(m, label), quotas.incarnation(m, label), quotas.own(m), counting.credit(m))
+        (quotas.quota(m, label), quotas.incarnation(m, label), quotas.own(m), run_state.credit(m))
         for m in members
     ]
 
 
-def changes(counting: Counting, decision: Decision) -> bool:
+def changes(run_state: RunState, decision: Decision) -> bool:
     """Apply a decision; return whether it changed anything but the number of decisions."""
-    before, number = state(counting)[1:], counting.decisions
-    first = state(counting)[0][1:]
-    counting.apply(Recorded(decision))
-    assert counting.decisions == number + 1
-    return (first, *before) != (state(counting)[0][1:], *state(counting)[1:])
+    before, number = state(run_state)[1:], run_state.decisions
+    first = state(run_state)[0][1:]
+    run_state.apply(Recorded(decision))
+    assert run_state.decisions == number + 1
+    return (first, *before) != (state(run_state)[0][1:], *state(run_state)[1:])
 
 
 # -- epochs: close, then seal ------------------------------------------------------------------------
@@ -142,7 +148,7 @@ def test_the_last_feed_of_the_last_member_can_be_named() -> None:
 
 
 def test_the_rates_of_a_seal_take_the_place_of_all_later_ones() -> None:
-    run = Counting(budget=1, rate=1)
+    run = RunState(budget=1, rate=1)
     for epoch in range(40):
         first = 1000 + 16_000 * (epoch % 4)
         run.apply(Recorded(close(epoch)))
@@ -320,7 +326,7 @@ TAKEN_BACK = (*SKIPPED, Void(0, 1, ()), Void(0, 0, (1,)), seal(1, recount=((B, 0
 @example(said=[*MEMBERS, close(0, {A: 3, B: 2}), seal(0, rates=((1, 5),)), *TAKEN_BACK], limit=0)
 @given(said=courses(), limit=st.sampled_from((0, 78)))
 def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Decision], limit: int) -> None:
-    run = Counting(budget=9, rate=5, norm_limit=limit, bases=DIGEST, subspace_epochs=2, epoch_updates=8)
+    run = RunState(budget=9, rate=5, norm_limit=limit, bases=DIGEST, subspace_epochs=2, epoch_updates=8)
     reference = Reference(9, 5, 8, bases={0: DIGEST}, norm_limit=limit)
     for decision in said:
         run.apply(Recorded(decision))
@@ -355,7 +361,7 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
                 assert run.live(feed, held) == reference.live(feed, held)
 
 
-def shared_out(run: Counting, reference: Reference) -> None:
+def shared_out(run: RunState, reference: Reference) -> None:
     """Assert that members may make what they may by the reference, with every label."""
     for number, member in enumerate(reference.members):
         assert run.quotas.own(number) == reference.own_quotas[member] or member in reference.out
@@ -393,7 +399,7 @@ def test_bases_are_of_subspaces_that_a_run_can_have() -> None:
     last = (1 << 31) - 1
     assert fold(Bases(last, SECOND), bases=FIRST).bases[1:] == (Bases(last, SECOND),)
     assert fold(Bases(last + 1, SECOND), bases=FIRST).bases[1:] == ()
-    run = Counting(budget=9, rate=5, bases=FIRST, subspace_epochs=2, last_subspace=7)
+    run = RunState(budget=9, rate=5, bases=FIRST, subspace_epochs=2, last_subspace=7)
     for subspace in (7, 8):
         run.apply(Recorded(Bases(subspace, SECOND)))
     assert run.bases[1:] == (Bases(7, SECOND),)
@@ -465,7 +471,7 @@ def test_a_void_that_reaches_further_back_than_a_feed_leaves_earlier_checkpoints
 def test_what_a_usable_checkpoint_is_about_has_not_changed_since(
     said: list[Decision], data: st.DataObject
 ) -> None:
-    run = Counting(budget=9, rate=5)
+    run = RunState(budget=9, rate=5)
     about: dict[int, Any] = {}
     for decision in said:
         run.apply(Recorded(decision))
@@ -477,7 +483,7 @@ def test_what_a_usable_checkpoint_is_about_has_not_changed_since(
             about[epoch] = counts_up_to(run, epoch)
 
 
-def counts_up_to(run: Counting, epoch: int) -> Any:
+def counts_up_to(run: RunState, epoch: int) -> Any:
     """Return what closes up to that of `epoch` have named, and with which factors it counts."""
     return {feed: run.runs(feed, stop) for feed, stop in run.positions(epoch).items()}
 
@@ -494,7 +500,7 @@ def test_the_feeds_digest_is_a_hash_of_the_run_and_of_what_continues_every_feed(
 
 @given(said=courses())
 def test_what_was_judged_changes_only_by_a_void_an_amend_or_a_recount(said: list[Decision]) -> None:
-    run = Counting(budget=9, rate=5)
+    run = RunState(budget=9, rate=5)
     for decision in said:
         sealed = {feed: factors_of(run, feed) for feed in MOVED}
         rates = [run.rate(epoch) for epoch in range(run.open_epoch + 1)]
@@ -507,7 +513,7 @@ def test_what_was_judged_changes_only_by_a_void_an_amend_or_a_recount(said: list
         assert rates == [run.rate(epoch) for epoch in range(len(rates))]
 
 
-def factors_of(run: Counting, feed: int) -> dict[int, int]:
+def factors_of(run: RunState, feed: int) -> dict[int, int]:
     """Return the factors of the steps that seals have judged."""
     judged = run.positions(run.sealed - 1).get(feed, 0) if run.sealed else 0
     factors, first = {}, 0
@@ -517,7 +523,7 @@ def factors_of(run: Counting, feed: int) -> dict[int, int]:
     return factors
 
 
-def changeable(run: Counting, decision: Decision) -> list[int]:
+def changeable(run: RunState, decision: Decision) -> list[int]:
     match decision:
         case Amend(feed=feed):
             return [feed]
@@ -530,7 +536,7 @@ def changeable(run: Counting, decision: Decision) -> list[int]:
 
 @given(said=courses())
 def test_apply_returns_every_feed_that_has_changed(said: list[Decision]) -> None:
-    run = Counting(budget=9, rate=5)
+    run = RunState(budget=9, rate=5)
     for decision in said:
         before = {feed: of_feed(run, feed) for feed in MOVED}
         changed = run.apply(Recorded(decision))
@@ -544,7 +550,7 @@ def test_folding_a_prefix_anew_is_never_having_had_the_rest(
 ) -> None:
     kept = data.draw(st.integers(0, len(said)))
     snapshots = []
-    run = Counting(budget=9, rate=5)
+    run = RunState(budget=9, rate=5)
     for decision in said:
         snapshots.append(state(run))
         run.apply(Recorded(decision))
@@ -591,7 +597,7 @@ ANYTHING: st.SearchStrategy[Decision] = st.one_of(
 @settings(max_examples=150)
 @given(said=st.lists(ANYTHING, max_size=25), feed=N31, held=N32)
 def test_no_sequence_of_decisions_is_too_much(said: list[Decision], feed: int, held: int) -> None:
-    run = Counting(budget=9, rate=5)
+    run = RunState(budget=9, rate=5)
     for decision in said:
         changed = run.apply(Recorded(decision))
         assert all(0 <= number < len(run.members) * INCARNATIONS for number in changed)
@@ -605,7 +611,7 @@ def test_no_sequence_of_decisions_is_too_much(said: list[Decision], feed: int, h
 # -- what an organiser's key can cost others ---------------------------------------------------------
 
 
-def busy(epochs: int, feeds: int) -> Counting:
+def busy(epochs: int, feeds: int) -> RunState:
     """Return a run in which all of these feeds have moved in every epoch."""
     moves = {INCARNATIONS * number: 1 for number in range(feeds)}
     said = (one for epoch in range(epochs) for one in (close(epoch, moves), seal(epoch)))

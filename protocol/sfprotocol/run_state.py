@@ -93,7 +93,7 @@ class _Closed(NamedTuple):
     """Numbers of the feeds of which it has named steps, ascending."""
 
 
-class Counting:
+class RunState:
     """The state of an organised run after a sequence of decisions."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Counting:
         """Members whose credit may have changed since the open epoch was opened."""
 
     @classmethod
-    def of(cls, run: RunParameters) -> Counting:
+    def of(cls, run: RunParameters) -> RunState:
         """Return the state of an organised run before its first decision."""
         return cls(
             budget=run.update_budget,

@@ -1,0 +1,118 @@
+"""Join requests: how a newcomer's request to be admitted reaches the organiser (SPEC O13).
+
+A node passes a join request on once, and only while its origin is not admitted. A token bucket bounds what
+one link may bring, a table what is remembered. The author sends a lost join request again.
+"""
+
+from __future__ import annotations
+
+from sfprotocol.control_feed import ControlFeed
+from sfprotocol.events import Action, JoinRequested, LinkId, Transmit
+from sfprotocol.link import Link
+from sfprotocol.messages import JoinRequest, Offer
+from sfprotocol.rate_limit import FORGERY_COST
+from sfprotocol.run_state import RunState
+from sfprotocol.signing import signed_by
+
+JOIN_REQUEST_RATE, JOIN_REQUEST_BURST = 0.5, 32.0
+"""Join requests passed on for one link, per second and at once: a class of students joins within a minute,
+and a peer that invents keys costs every node 100 bytes a second."""
+
+REPEAT_TIME = 20.0
+"""Seconds after which the same origin's join request is passed on again. Fewer than SEND_AGAIN: a request
+that was lost on its way travels all of it when its author sends it again."""
+
+MAX_JOIN_REQUESTS = 1024
+"""Origins that are remembered, the oldest forgotten first."""
+
+SEND_AGAIN = 30.0
+"""Seconds after which a newcomer that has not been admitted sends its join request again."""
+
+_JOIN_REQUEST, _OFFER = b"sfnode-petition", b"sfnode-offer"
+
+
+def join_request_message(run_id: bytes, join_request: JoinRequest) -> bytes:
+    """Return what the origin of a join request signs."""
+    numbers = join_request.nonce.to_bytes(8, "big") + join_request.invitation.to_bytes(4, "big")
+    return b"".join((_JOIN_REQUEST, run_id, join_request.origin, numbers, join_request.voucher))
+
+
+def offer_message(run_id: bytes, origin: bytes, key: bytes) -> bytes:
+    """Return what a member that would stand in signs with its origin's key, and with the one for that."""
+    return b"".join((_OFFER, run_id, origin, key))
+
+
+def _is_signed(run_id: bytes, told: JoinRequest | Offer) -> bool:
+    if isinstance(told, JoinRequest):
+        return signed_by(told.origin, join_request_message(run_id, told), told.signature)
+    message = offer_message(run_id, told.origin, told.key)
+    return all(
+        signed_by(key, message, signature)
+        for key, signature in zip((told.origin, told.key), told.signatures, strict=True)
+    )
+
+
+class JoinRequests:
+    """The join requests, and offers to stand in, that one machine has seen lately, and its own."""
+
+    def __init__(self, run_id: bytes, links: dict[LinkId, Link], control: ControlFeed) -> None:
+        self._run_id = run_id
+        self._links = links
+        self._control = control
+        self._seen: dict[tuple[type, bytes], float] = {}
+        """The time, by kind and origin, at which one was passed on; the oldest first."""
+        self._own: dict[type, JoinRequest | Offer] = {}
+        """Ours, until we are admitted, and named."""
+        self._send_at = float("inf")
+
+    def deadline(self) -> float:
+        """Return the time at which our own are to be sent again."""
+        return self._send_at
+
+    def join_request(self, own: JoinRequest | Offer, run_state: RunState, now: float) -> list[Action]:
+        """Ask to be admitted, or to stand in, again and again."""
+        self._own[type(own)], self._send_at = own, now
+        return self.wake(run_state, now)
+
+    def wake(self, run_state: RunState, now: float) -> list[Action]:
+        """Send our own if they are due; stop once we are admitted, and named."""
+        if now < self._send_at:
+            return []
+        self._own = {kind: own for kind, own in self._own.items() if not self._is_granted(own, run_state)}
+        self._send_at = now + SEND_AGAIN if self._own else float("inf")
+        greeted = [link.id for link in self._links.values() if link.greeted]
+        shown: list[Action] = [JoinRequested(own, "") for own in self._own.values()]
+        return shown + [Transmit(link, own) for own in self._own.values() for link in greeted]
+
+    def _is_granted(self, told: JoinRequest | Offer, run_state: RunState) -> bool:
+        if isinstance(told, Offer):
+            return told.key in self._control.stand_ins
+        return run_state.member(told.origin) is not None
+
+    def introduce(self, link: Link) -> list[Action]:
+        """Send our own to a new neighbour."""
+        return [Transmit(link.id, own) for own in self._own.values()]
+
+    def heard(self, link: Link, told: JoinRequest | Offer, run_state: RunState, now: float) -> list[Action]:
+        """Pass a join request on, or a member's offer, and show it to whoever organises here.
+
+        Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
+        """
+        name = type(told), told.origin
+        stranger = run_state.member(told.origin) is None
+        if (
+            stranger != isinstance(told, JoinRequest)
+            or now - self._seen.get(name, float("-inf")) < REPEAT_TIME
+        ):
+            return []
+        if not link.control.join_requests.take(1.0, now, rate=JOIN_REQUEST_RATE, burst=JOIN_REQUEST_BURST):
+            return []
+        if not _is_signed(self._run_id, told):
+            link.waste.charge(FORGERY_COST, 0, now)
+            return []
+        self._seen.pop(name, None)
+        self._seen[name] = now
+        if len(self._seen) > MAX_JOIN_REQUESTS:
+            del self._seen[next(iter(self._seen))]
+        others = [other for other in self._links.values() if other.greeted and other is not link]
+        return [JoinRequested(told, link.peer), *(Transmit(other.id, told) for other in others)]
