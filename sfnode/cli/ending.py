@@ -127,7 +127,7 @@ def commands(
         "check all work": command("sfnode", "verify", *where),
     }
     if key and manifest.organised.organiser:
-        found["show your part"] = command("sfnode", "certificate", "make", key[:16], *where)
+        found["show your part"] = command("sfnode", "log", "--why", key[:16], *where)
     if budget:
         found["invite others"] = command("sfnode", "invite", *where)
         found["and train on"] = command("sfnode", "organise", "budget", budget, *where)

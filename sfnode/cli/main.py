@@ -60,7 +60,6 @@ COMMANDS = {
         "eval": ("evaluate:evaluate", "Measure the base and the trained model.", "eval"),
         "export": ("export", "Write the trained model to a folder.", "export --out model"),
         "verify": ("verify", "Replay the log and check every signature.", "verify"),
-        "certificate": ("main", "Certify what a member has brought."),
         "publish": ("main", "Write pages about runs for any web server."),
         "history": ("main", "Go back in a run, fork it, keep it in one file."),
     },
@@ -91,19 +90,6 @@ def group(path: str, text: str, entries: Mapping[str, Entry]) -> LazyGroup:
     """Return a group of these commands."""
     return LazyGroup(entries={"Commands": entries}, path=path, help=text)
 
-
-certificate = group(
-    "certificate",
-    "Certify what a member has brought to a run, and check such a certificate.",
-    {
-        "make": (
-            "leaderboard",
-            "Certify what the member with KEY has brought.",
-            "make 5e6f7a8b --out ada.svg",
-        ),
-        "check": ("leaderboard", "Compute a certificate anew and compare.", "check ada.svg"),
-    },
-)
 
 publish = group(
     "publish",

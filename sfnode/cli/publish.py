@@ -205,14 +205,18 @@ def _signer(
     manifest: Manifest, update_log: UpdateLog, keys_dir: Path, passphrase_file: Path | None
 ) -> tuple[Signer | None, list[str]]:
     """Return what signs run.json, or why the key that is here does not; neither where there is no key."""
-    from sfnode.publish.certificate import control_of
     from sfnode.publish.signature import Signer
+    from sfnode.store.replay import kept_control, sound_control
     from sfnode.store.run_keys import load_organiser_key, read_passphrase
+    from sfprotocol.control_sync import ControlSync
+    from sfprotocol.events import Counters
+    from sfprotocol.frontier import Frontier
 
     run = manifest.parameters()
     if run.organised is None:
         return None, []
-    control = control_of(run, update_log)
+    with sound_control(update_log):
+        control = ControlSync(Frontier(run), {}, Counters(), kept=kept_control(update_log)).feed
     try:
         passphrase = read_passphrase(passphrase_file) if passphrase_file else None
         key = load_organiser_key(run.run_id, [control.key or b""], keys_dir, passphrase)
