@@ -100,12 +100,6 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
     "`sfnode invite`]",
 )
 @option(
-    "--export",
-    type=click.Path(path_type=Path),
-    help="Offer the export in FOLDER, or the last of those in it, for download: for example the `exports` of "
-    "a node with --export-every.",
-)
-@option(
     "--samples/--no-samples",
     default=False,
     help="Whether to show answers to test rows that the node has recorded, with the texts of these rows.",
@@ -120,7 +114,6 @@ def page(
     url: str,
     hide: tuple[str, ...],
     public_link: str,
-    export: Path | None,
     samples: bool,
     keys_dir: Path,
     passphrase_file: Path | None,
@@ -138,7 +131,7 @@ def page(
 
     _check_title(title)
     remove_partial(out)
-    site = PublishedFolder(out, data_dir, title=title, hidden=hide, url=url, export=export)
+    site = PublishedFolder(out, data_dir, title=title, hidden=hide, url=url)
     contacts = url and f"{url}{NAME}"
     said = ""
     key = keys_dir, passphrase_file

@@ -25,7 +25,6 @@ from sfnode.dashboard.formatting import count, percent, qr_svg
 from sfnode.dashboard.quality import UNJUDGED, beside, still_rises, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command, printable, size_text, span
-from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import better_by, metric_of, value_in_words
@@ -219,7 +218,6 @@ def run_page(
     run: RunFile,
     facts: Facts,
     *,
-    downloads: Downloads | None,
     samples: Sequence[PageSample],
     by_running_node: bool,
     has_manifest: bool,
@@ -256,9 +254,6 @@ def run_page(
         announcements=facts.announcements,
         samples=sorted(samples, key=lambda one: one.before == one.after),
         short=all(len(text) <= SHORT for one in samples for text in (one.before, one.after, one.right)),
-        downloads=downloads.files if downloads else (),
-        sums=downloads.sums if downloads else "",
-        export_epoch=downloads.epoch if downloads else None,
         updated=moment(run.updated),
         by_running_node=by_running_node,
         has_manifest=has_manifest,

@@ -16,7 +16,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, names_folders, public_name
 from sfnode.manifest.sections import BUILTIN
 from sfnode.models.files import EMBEDDED, licence_of
-from sfnode.publish import downloads, run_file
+from sfnode.publish import run_file
 from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words
 from sfnode.publish.page import run_page
@@ -54,10 +54,9 @@ class PublishedFolder:
         title: str = "",
         hidden: Collection[str] = (),
         url: str = "",
-        export: Path | None = None,
     ) -> None:
         self._folder, self._layout = folder, Layout(data_dir)
-        self._title, self._hidden, self._url, self._export = title, hidden, url, export
+        self._title, self._hidden, self._url = title, hidden, url
         self._digests: Digests = {}
 
     def publish(
@@ -70,7 +69,7 @@ class PublishedFolder:
     ) -> Published:
         """Write the page as the log is now; `run.json` is signed if the manifest may be known.
 
-        Raises UserError BAD_OPTION for a folder with a page of something else or an export that is none,
+        Raises UserError BAD_OPTION for a folder with a page of something else,
         DATA_DIR_UNUSABLE and DISK_FULL if it cannot be written, and as `facts.gather`.
         """
         with disk_faults(self._folder):
@@ -78,16 +77,10 @@ class PublishedFolder:
             self._check_ours(manifest)
             facts = gather(manifest, update_log, self._layout.path, self._hidden, self._digests)
             run = self._run(manifest, update_log, facts, told, now)
-            offered = (
-                downloads.offer(self._export, self._folder)
-                if self._export
-                else downloads.offered(self._folder)
-            )
             public = not names_folders(manifest)
             page = run_page(
                 run,
                 facts,
-                downloads=offered,
                 samples=told.samples,
                 by_running_node=told.running,
                 has_manifest=public,
