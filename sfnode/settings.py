@@ -157,8 +157,6 @@ class Settings(Section):
     """Ticket that admits this node, if no link does: a secret, so rather set the variable."""
     metrics: tuple[str, int] | None = None
     """Serve metrics for Prometheus here."""
-    export_every: int = Field(default=0, ge=0, le=65_536)
-    """Export the model every so many rounds.  [default: never]"""
     samples: int = Field(default=4, ge=0, le=16)
     """Test rows whose answers are recorded for the dashboard; 0: none."""
     notify: Annotated[str, AfterValidator(_command)] = ""
@@ -178,11 +176,6 @@ class Settings(Section):
         if twice := next((name for name in known if known.count(name) > 1), None):
             raise ValueError(f"{twice} is named twice, which takes its memory twice and makes it no faster")
         return ",".join(named)
-
-    @property
-    def quantised(self) -> bool:
-        """Whether the node does not hold the weights that a whole model has."""
-        return self.dtype in ("int8", "nf4")
 
     @property
     def noisy(self) -> bool:

@@ -69,8 +69,7 @@ GROUPS = {
     "--steps --until-complete --follow --from-checkpoint --display-name --team",
     "Network": "--host-maddrs --announce-maddrs --auto-relay",
     "Organising": "--organise --keys-dir",
-    "Views, and more options": "--dashboard --metrics --log-to --log-level --export-every --notify --set "
-    "--help-all -h",
+    "Views, and more options": "--dashboard --metrics --log-to --log-level --notify --set --help-all -h",
 }
 """Options by the heading under which the help lists them."""
 
@@ -122,7 +121,6 @@ GROUPS = {
 @limit_option
 @options.setting("--client-mode", key="network.client_mode")
 @options.setting("--metrics", callback=options.parse_listen_address, metavar="[HOST:]PORT")
-@options.setting("--export-every", metavar="ROUNDS")
 @options.setting("--samples", key="node.samples", metavar="ROWS")
 @options.setting("--log-to", metavar="KIND:PLACE")
 @options.setting("--notify", callback=parse_text, metavar="CMD")
