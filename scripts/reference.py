@@ -73,7 +73,6 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
         (results.UpdateLine,),
     ),
     "history checkout --json": ("", (history.CheckoutResult,)),
-    "history diff --json": ("", (history.DiffResult,)),
     "leaderboard --json": ("", (history.LeaderboardResult,)),
     "history archive --json": ("`statement.json` of the archive.", (results.ArchiveStatement,)),
     "history import --json": ("", (results.ImportResult,)),

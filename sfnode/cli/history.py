@@ -1,4 +1,4 @@
-"""Commands about the past of a run: `sfnode log`, and `checkout` and `diff` of `sfnode history`."""
+"""Commands about the past of a run: `sfnode log` and `sfnode history checkout`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sfnode.schema.node_state import UNCOUNTED_WORDS
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
-    from sfnode.schema.history import DiffResult, EpochEntry, HistoryEntry, HistoryResult, WhyResult
+    from sfnode.schema.history import EpochEntry, HistoryEntry, HistoryResult, WhyResult
     from sfnode.store.log import UpdateLog
 
 
@@ -203,44 +203,3 @@ def checkout(
     else:
         echo(f"up to round {epoch} {state.updates:,} updates count")
         echo(f"fingerprint  {state.core_digest}\nnamed digest {state.named_digest}")
-
-
-# -- diff ----------------------------------------------------------------------------------------------
-
-
-@click.command
-@options.epoch_argument("a")
-@options.epoch_argument("b")
-@options.data_dir_option
-@options.json_option
-def diff(a: int, b: int, data_dir: Path, as_json: bool) -> None:
-    """Show what has changed from the seal of epoch A to that of epoch B; needs no model.
-
-    Updates by origin, what was decided between the two, and the change of each matrix: its Frobenius norm and
-    the root mean square of what its weights have changed by.
-    """
-    with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
-        from sfnode.history import time_travel
-        from sfnode.history.time_travel import Past
-        from sfnode.store.data_folder import Layout
-
-        past = Past(manifest, update_log, data_dir)
-        found = time_travel.diff(past, a, b, Layout(data_dir).bases)
-    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_diff_lines(found)))
-
-
-def _diff_lines(found: DiffResult) -> Iterator[str]:
-    for state in (found.before, found.after):
-        yield f"epoch {state.epoch}: {state.updates} updates count, core digest {state.core_digest}"
-    for one in found.evaluations:
-        yield f"epoch {one.epoch}: {measured(one)}{beside(one)}"
-    yield "updates:"
-    for origin in found.origins:
-        yield f"  {called(origin.origin[: 2 * DIGITS], origin.name)}  {origin.updates:+}"
-    yield "decisions:"
-    for entry in found.entries:
-        yield from entry_lines(entry)
-    yield f"weights: changed by {found.norm:.4g} in all"
-    width = max(len(layer.name) for layer in found.layers)
-    for layer in found.layers:
-        yield f"  {layer.name:<{width}}  {layer.norm:.4g} ({layer.per_weight:.3g} a weight)"

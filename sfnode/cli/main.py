@@ -130,7 +130,6 @@ history = group(
     "history",
     "Go back to any seal of a run, start another from there, keep it in one file.",
     {
-        "diff": ("history", "Show what has changed between two seals.", "diff 3 7"),
         "checkout": (
             "history",
             "Recompute the state, or the model, of any seal.",

@@ -1,28 +1,18 @@
-"""The past of a run by the log in a folder: its history, the states of its seals, and their differences.
+"""The past of a run by the log in a folder: its history and the states of its seals.
 
 Reads and changes nothing; its node may be running. States are cores, of which one is taken to another by what
 counts differently, so that a walk through all seals reads the log about once.
-
-The difference between two seals follows from cores and bases alone: neither the base model nor data are
-needed, and no matrix is made.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from sfnode.engine import drift, line
 from sfnode.engine.core import Core
-from sfnode.engine.merging import Decay
-from sfnode.engine.subspace import PublishedBasis, Subspace, basis_of
-from sfnode.engine.trainable_model import scale_of
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
@@ -213,58 +203,6 @@ class Past:
             named_digest=self.history.seals[epoch].seal.digest.hex(),
             core_digest=self._core.digest().hex(),
         )
-
-    def by_origin(self, epoch: int) -> Counter[bytes]:
-        """Return how many updates of each origin counted then."""
-        counts: Counter[bytes] = Counter()
-        for feed, counted in self.counted(epoch).items():
-            first = 0
-            for stop, factor in counted.runs:
-                counts[feed.origin] += (stop - first) * (factor > 0)
-                first = stop
-        return counts
-
-
-# -- the difference between two seals ------------------------------------------------------------------
-
-
-def diff(past: Past, before: int, after: int, bases: Path) -> told.DiffResult:
-    """Return what has changed from one seal to another; `bases` is the folder with published ones.
-
-    Raises UserError as `Past.checkout`, BASES_MISSING, BASES_UNUSABLE.
-    """
-    states = [past.result(before), past.result(after)]
-    one, other = (past.cores(past.counted(epoch)) for epoch in (before, after))
-    targets = past.manifest.model.parsed_targets()
-    fade = Decay(past.manifest.training.decay).faded
-    step = line.difference(fade(other), fade(one))
-    norms = drift.norms(subspace_of(past, bases), scale_of(past.manifest), step)
-    layers = [
-        told.LayerChange(name=t.name, norm=norm, per_weight=norm / math.sqrt(t.out_features * t.in_features))
-        for t, norm in zip(targets, norms, strict=True)
-    ]
-    more = past.by_origin(after)
-    more.subtract(past.by_origin(before))
-    seals = past.history.epochs()
-    first, last = sorted(past.history.seals[epoch].position for epoch in (before, after))
-    return told.DiffResult(
-        before=states[0],
-        after=states[1],
-        evaluations=[e for e in (seals[before].evaluation, seals[after].evaluation) if e],
-        origins=parts(more, past.names),
-        norm=math.hypot(*norms),
-        layers=layers,
-        entries=[entry for entry in past.history.entries() if first < (entry.position or 0) <= last],
-    )
-
-
-def subspace_of(past: Past, bases: Path) -> Subspace:
-    """Return the bases of a run by the decisions that are here, on a CPU."""
-    cpu = torch.device("cpu")
-    basis = basis_of(past.manifest, bases, cpu)
-    if isinstance(basis, PublishedBasis):
-        basis.follow(past.latest.bases)
-    return Subspace(basis, past.manifest.model.parsed_targets(), past.manifest.basis_columns, cpu)
 
 
 # -- figures that are measured anew --------------------------------------------------------------------

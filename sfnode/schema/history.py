@@ -169,32 +169,6 @@ class CheckoutResult(Answer):
     """Digest of the cores, computed from the log (SPEC D5)."""
 
 
-class LayerChange(Answer):
-    """Change of one matrix."""
-
-    name: str
-    norm: float
-    """Frobenius norm of the change."""
-    per_weight: float
-    """Root mean square of the change of its weights."""
-
-
-class DiffResult(Answer):
-    """`sfnode history diff --json`."""
-
-    before: CheckoutResult
-    after: CheckoutResult
-    evaluations: list[EpochEvaluation]
-    """Published ones of the two models, in this order."""
-    origins: list[OriginPart]
-    """Updates more of each origin that count, the most first; negative if something was taken back."""
-    norm: float
-    """Frobenius norm of the change of all matrices together."""
-    layers: list[LayerChange]
-    entries: list[HistoryEntry]
-    """Decisions after the first seal, up to the second."""
-
-
 # -- of an exported model, as far as a log tells: what its card says of it (`engine.model_card`) ----------
 
 

@@ -254,7 +254,6 @@ ROWS: dict[str, list[str]] = {
     "verify": ["--data-dir {node}"],
     "publish page": ["--data-dir {node} --out {files}/page", "--data-dir {running} --out {files}/page2"],
     "publish directory": ["{files}/run.json {table} --out {files}/all"],
-    "history diff": ["0 1 --data-dir {node}"],
     "history checkout": ["1 --data-dir {node}"],
     "history fork": ["1 --data-dir {node} --out {files}/fork --model {model}"],
     "history archive": ["--data-dir {node} --out {files}/made.sfnode"],

@@ -1,4 +1,4 @@
-"""The past of a run on the command line: log, checkout, diff, fork, archive and import."""
+"""The past of a run on the command line: log, checkout, fork, archive and import."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from sfnode.models import bases, files
 from sfnode.preparing.manifest import build
 from sfnode.schema.history import (
     CheckoutResult,
-    DiffResult,
     HistoryResult,
     LeaderboardResult,
     WhyResult,
@@ -281,27 +280,12 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
     joined(tmp_path / "open", build({}))
     for command in (
         ("history", "checkout", 0),
-        ("history", "diff", 0, 1),
         ("history", "fork", 0, "--out", tmp_path / "new"),
     ):
         ended = sfnode(*command, "--data-dir", tmp_path / "open")
         assert (ended.status, ended.out) == (1, ""), command
         assert "SF018: an open run has no decisions" in ended.err
     assert not (tmp_path / "new").exists()
-
-
-# -- diff ----------------------------------------------------------------------------------------------
-
-
-def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
-    found = DiffResult.model_validate(parsed("history", "diff", 1, 3))
-    assert [(one.origin, one.updates) for one in found.origins] == [(A, 12), (B, 6)]
-    assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
-    assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
-    said = sfnode("history", "diff", 1, 3, "--data-dir", folder).out
-    assert f"  Ada ({B[:8]})  +6\n" in said
-    assert f"weights: changed by {found.norm:.4g} in all\n" in said
-    assert "epoch 3: accuracy 60.0 % (55.0-65.0 %), loss 1.9000" in said
 
 
 # -- leaderboard -----------------------------------------------------------------------------------------
