@@ -79,14 +79,6 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
     help="Organised run: the last seal; the best of those that were evaluated and not "
     "taken back; or that of an epoch.",
 )
-@options.option(
-    "--push-to-hub",
-    "hub_name",
-    metavar="OWNER/NAME",
-    help="Upload the finished export to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN; "
-    "as a private model, unless --public is said.",
-)
-@options.option("--public", is_flag=True, help="With --push-to-hub: let everybody see the model.")
 def export(
     out: Path,
     form: str,
@@ -97,10 +89,8 @@ def export(
     dtype: str,
     as_of_now: bool,
     seal: str | int,
-    hub_name: str | None,
-    public: bool,
 ) -> None:
-    """Write the model of the log in a node's folder to a new folder, and put it on the hub if asked to.
+    """Write the model of the log in a node's folder to a new folder.
 
     Of an organised run it is that of the last seal, unless --seal names another, of an open one that with all
     updates.
@@ -109,18 +99,10 @@ def export(
 
     if as_of_now and seal != "last":
         raise click.UsageError("--as-of-now is not of a seal")
-    if public and hub_name is None:
-        raise click.UsageError("--public is for --push-to-hub")
     check_form(check(data_dir, device), out, form, lora_rank)
-    if hub_name is not None:
-        from sfnode import hub
-
-        hub.check(hub_name, public=public)
     epoch = best_epoch(data_dir) if seal == "best" else None if seal == "last" else int(seal)
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch)
     echo(write(trained, out, form, lora_rank))
-    if hub_name is not None:
-        echo(f"uploaded it: {hub.push(out, hub_name, public=public)}")
 
 
 # -- archives ------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from sfnode import hub
 from sfnode.cli.options import note
 from sfnode.cli.trained_model import load
 from sfnode.engine.trainer import Trainer
@@ -249,28 +248,6 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
         sums = re.search(r"<<'END'\n(.*)END", block, re.DOTALL)
     assert sums
     assert subprocess.run(["sha256sum", "-c"], input=sums[1], text=True, cwd=tmp_path).returncode == 0
-
-
-def test_an_export_is_uploaded_once_it_is_complete(
-    sfnode: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether it may be is asked before there is anything of it."""
-    seen: list[object] = []
-
-    def check(name: str, *, public: bool) -> None:
-        seen.append((name, public, (tmp_path / "out").exists()))
-
-    def push(out: Path, name: str, *, public: bool) -> str:
-        seen.append(
-            (name, public, {file.name for file in out.iterdir()} >= {"README.md", "model.safetensors"})
-        )
-        return f"https://hub/{name} (private)"
-
-    monkeypatch.setattr(hub, "check", check)
-    monkeypatch.setattr(hub, "push", push)
-    ended = sfnode("export", "--out", "out", "--push-to-hub", "ann/reviews", "--data-dir", folder)
-    assert ended.out.splitlines()[1:] == ["uploaded it: https://hub/ann/reviews (private)"]
-    assert seen == [("ann/reviews", False, False), ("ann/reviews", False, True)]
 
 
 def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:
