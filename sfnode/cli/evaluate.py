@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from sfnode.schema.evaluation import Evaluation
     from sfnode.schema.results import EvalResult
 
-MOST_SAMPLES = 1000
-"""Answers to a row: five times what pass@100 was estimated from (Chen et al. 2021)."""
-
 
 @click.command("eval")
 @options.model_options
@@ -35,24 +32,6 @@ MOST_SAMPLES = 1000
     type=click.IntRange(0),
     default=0,
     help="Use only so many test rows.  [default: as many as the manifest says]",
-)
-@options.option(
-    "--neutral",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Text on which both models are compared, with what the base model writes after each line: how far "
-    "training has drifted.  [default: a few sentences of sfnode's own]",
-)
-@options.option(
-    "--pass-at",
-    type=click.IntRange(1, MOST_SAMPLES),
-    metavar="K",
-    help="Reward run: estimate, too, how often one of K answers to a row is right, from answers that are "
-    "drawn at the run's temperature, or at 1.",
-)
-@options.option(
-    "--samples",
-    type=click.IntRange(1, MOST_SAMPLES),
-    help="Answers to each row for --pass-at: more than K make the estimate better.  [default: K]",
 )
 @options.verifier_option
 @options.as_of_now_option
@@ -64,9 +43,6 @@ def evaluate(
     device: str,
     dtype: str,
     limit: int,
-    neutral: Path | None,
-    pass_at: int | None,
-    samples: int | None,
     verifier: tuple[str, ...],
     as_of_now: bool,
     details: bool,
@@ -92,13 +68,8 @@ def evaluate(
     manifest = check(data_dir, device)
     _require_test(manifest)
     permit(manifest.task, verifier or NamedFiles.read(Layout(data_dir)).verifier)
-    text = _text(neutral) if neutral else ""
-    if pass_at or samples:
-        _require_samples(manifest, pass_at, samples)
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
-    result = _measured(trained, limit, text)
-    if pass_at:
-        result = _sampled(result, trained.trainer, limit, pass_at, samples or pass_at)
+    result = _measured(trained, limit)
     lines = _lines(result, trained.moment, details, data_dir)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(lines))
 
@@ -112,42 +83,7 @@ def _require_test(manifest: Manifest) -> None:
         )
 
 
-def _text(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            Code.BAD_OPTION, f"cannot read {file}: {error}", "Give --neutral a text file in UTF-8."
-        ) from error
-    if not text.strip():
-        raise UserError(Code.BAD_OPTION, f"there is no text in {file}", "Give --neutral some sentences.")
-    return text
-
-
-def _require_samples(manifest: Manifest, pass_at: int | None, samples: int | None) -> None:
-    from sfnode.tasks.verifying import require_rewards
-
-    require_rewards(manifest.task)
-    if pass_at is None or (samples is not None and samples < pass_at):
-        raise UserError(
-            Code.BAD_OPTION,
-            "--samples are the answers of which --pass-at looks at K",
-            "Give --pass-at K, and at least as many --samples.",
-        )
-
-
-def _sampled(result: EvalResult, trainer: Trainer, limit: int, k: int, count: int) -> EvalResult:
-    """Return a result with pass@k of both models."""
-    found = {}
-    for name, base in (("before", True), ("after", False)):
-        with waiting(f"writing {count} answers to each row{' by the base model' if base else ''}"):
-            more = trainer.pass_at(limit, k, count, base=base)
-        one: Evaluation = getattr(result, name)
-        found[name] = one.model_copy(update={"pass_at": (*one.pass_at, more)})
-    return result.model_copy(update=found)
-
-
-def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
+def _measured(trained: TrainedModel, limit: int) -> EvalResult:
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -159,7 +95,7 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     with waiting("comparing with what is usual"):
         probe, baselines = trainer.probe(limit), trainer.baselines(limit)
     with waiting("measuring the drift"):
-        drift = trainer.drift(text)
+        drift = trainer.drift()
     return EvalResult(
         run_id=trainer.manifest.run_id.hex(),
         updates=trained.updates,

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from sfnode.printable import size_text
-from sfnode.schema.metrics import figure, measured, metric_of, value_in_words
+from sfnode.schema.metrics import measured, metric_of, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
 
 if TYPE_CHECKING:
@@ -88,11 +88,9 @@ def short(name: str, width: int = 12) -> str:
 
 
 def beside(found: Evaluation, digits: int = 4) -> str:
-    """Format what is told beside a value, after a comma: `, loss 0.6870`; of a reward run `, mean reward
-    0.3130, pass@8 70.0 % (65.0-74.6 %)`."""
+    """Format the figure beside a value: `, loss 0.6870`, or `, mean reward 0.3130` of a reward run."""
     trained = metric_of(found.metric).trained
-    told = f", {trained.name} {trained.of(found.loss):.{digits}f}"
-    return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
+    return f", {trained.name} {trained.of(found.loss):.{digits}f}"
 
 
 def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:

@@ -14,21 +14,6 @@ class Answer(BaseModel):
     """JSON has no NaN and no infinity: they travel as strings, which fields of type float accept as well."""
 
 
-class PassAt(Answer):
-    """Probability that one of k answers to a prompt is right: that its reward is 1 (Chen et al. 2021, arXiv
-    2107.03374)."""
-
-    k: int
-    samples: int
-    """Answers to each prompt that were written."""
-    temperature: float
-    """Temperature at which their tokens were drawn; 0: the likeliest ones."""
-    value: float
-    low: float
-    """Lower end of the value's 95 % confidence interval."""
-    high: float
-
-
 class ClassScore(Answer):
     """Right answers among the rows of one class."""
 
@@ -56,8 +41,6 @@ class Evaluation(Answer):
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
     by_class: tuple[ClassScore, ...] = ()
     """Right answers by class, of the classes that have rows; empty for a task without classes."""
-    pass_at: tuple[PassAt, ...] = ()
-    """Results of a reward run by answers that are drawn, if they were asked for."""
 
     @property
     def on_rows(self) -> str:

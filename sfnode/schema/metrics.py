@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.printable import span
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import Drift, Evaluation, PassAt
+    from sfnode.schema.evaluation import Drift, Evaluation
     from sfnode.schema.organising import EpochEvaluation
     from sfnode.schema.status import DoingStatus
 
@@ -79,11 +79,10 @@ def value_in_words(metric: str, value: float) -> str:
     return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
 
 
-def figure(found: Evaluation | PassAt) -> str:
+def figure(found: Evaluation) -> str:
     """Return a value with its 95 % confidence interval, such as `52.6 % (49.3-55.9 %)`."""
-    metric = getattr(found, "metric", PASS_AT_1)
-    low, high = value_in_words(metric, found.low), value_in_words(metric, found.high)
-    return f"{value_in_words(metric, found.value)} ({low.removesuffix(' %')}-{high})"
+    value, low, high = (value_in_words(found.metric, one) for one in (found.value, found.low, found.high))
+    return f"{value} ({low.removesuffix(' %')}-{high})"
 
 
 def measured(found: Evaluation) -> str:
