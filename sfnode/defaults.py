@@ -32,9 +32,6 @@ CONFIG = Path("~/.config/sfnode/config.toml")
 UNITS = Path("~/.config/systemd/user")
 """The folder of this user's systemd units."""
 
-OLD_DATA_DIR = Path("~/.sfnode")
-"""The node's folder of before: where there is one it stays in use."""
-
 XDG = {"~/.config": "XDG_CONFIG_HOME", "~/.local/share": "XDG_DATA_HOME"}
 """Folders of the XDG base directory specification, by what stands for them in the defaults above."""
 
@@ -51,7 +48,7 @@ def located(path: Path) -> Path:
     place that it had before sfnode heeded these if it is there alone."""
     if path not in (DATA_DIR, KEYS_DIR, PROFILES, FOLDERS, CONFIG):
         return path.expanduser()
-    new, old = in_xdg_home(path), (OLD_DATA_DIR if path == DATA_DIR else path).expanduser()
+    new, old = in_xdg_home(path), path.expanduser()
     return old if old.exists() and not new.exists() else new
 
 

@@ -1,5 +1,5 @@
 """Places for the numbers of a training run, by what a user writes: `jsonl:FILE`, `tensorboard:FOLDER`,
-`wandb:PROJECT`, `trackio:PROJECT`.
+`wandb:PROJECT`.
 
 All share one wrapper: a thread of its own, so that whoever measures never waits and never fails. What a disk,
 a network or a library does wrong costs a line in the log and some records, nothing else. Packages that are
@@ -16,7 +16,6 @@ import re
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -282,39 +281,6 @@ class TensorBoard:
         return writer
 
 
-class Trackio:
-    """One run of a project in trackio's local database, which `trackio show` reads; TRACKIO_DIR says where.
-
-    By trackio's own storage: `trackio.init` would print to standard output, ask Hugging Face who is logged
-    in, watch the processor, and swallow what fails in a thread of its own.
-    """
-
-    def __init__(self, project: str) -> None:
-        from trackio.sqlite_storage import SQLiteStorage
-
-        self._storage = SQLiteStorage
-        self._project = project
-        self._name = ""
-        self._id = uuid.uuid4().hex
-        self._config: dict[str, object] | None = None
-        """Settings of the run, until they are written with the first record."""
-
-    def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        self._name = name
-        created = {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": None}
-        self._config = {**settings, **created}
-
-    def record(self, record: LoggedRecord) -> None:
-        values = {f"{record.kind}/{name}": value for name, value in record.values.items()}
-        self._storage.bulk_log(
-            self._project, self._name, [values], steps=[record.step], config=self._config, run_id=self._id
-        )
-        self._config = None
-
-    def close(self) -> None:
-        pass
-
-
 STEP = "step"
 """The x-axis of all curves. wandb's own step must not fall, and updates known may."""
 
@@ -362,7 +328,7 @@ class WeightsAndBiases:
 
 
 PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""Names of projects, which become names of files: what wandb and trackio both take as it is."""
+"""Form of a project's name, which becomes the name of a file: wandb takes such a name unchanged."""
 
 
 def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
@@ -421,6 +387,5 @@ KINDS: Mapping[str, Callable[[str], Logger]] = {
     "jsonl": lambda place: JsonLines(Path(place).expanduser()),
     "tensorboard": lambda place: TensorBoard(Path(place).expanduser()),
     "wandb": _project(WeightsAndBiases),
-    "trackio": _project(Trackio),
 }
 """Function that makes a logger of each kind, given what follows the colon."""

@@ -101,8 +101,8 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 @setting(
     "--log-to",
     metavar="KIND:PLACE",
-    help="Record every step and evaluation: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or trackio:PROJECT "
-    "(docs/views.md). Repeat for more.",
+    help="Record every step and evaluation: jsonl:FILE, tensorboard:FOLDER or wandb:PROJECT (docs/views.md). "
+    "Repeat for more.",
 )
 @device_option
 @threads_option("CPU threads.  [default: 1]")
