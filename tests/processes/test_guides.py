@@ -50,8 +50,8 @@ def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
     made = sfnode(tmp_path, "init", "--task", "reviews", "--out", "here.toml", *given)
     assert made.returncode == 0, made.stderr
     with nodes(tmp_path) as make:
-        node = make(".local/share/sfnode/node", "--run", "here.toml", "--organise", "--set", "organise.search=no",
-                    "--threads", 1, *LOOPBACK).start()  # fmt: skip
+        node = make(".local/share/sfnode/node", "--run", "here.toml", "--organise",
+                    "--set", "organise.search=no", "--threads", 1, *LOOPBACK).start()  # fmt: skip
         node.until("something counts", lambda status: status.organised and status.organised.counted)
         for number, words in enumerate(commands()):
             run(tmp_path, f"node-{number}", [replaced(word, node) for word in words])
