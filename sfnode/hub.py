@@ -1,8 +1,8 @@
-"""The hub of models and data sets: whether it can be reached, and files from it, within bounds.
+"""The hub of models and data sets: whether it is reachable, and bounded downloads from it.
 
-Its library tries again and again before it gives up: for 24 s on a machine without a network, for 90 s where
-the name server does not answer. It also takes files of any size and goes on until the disk is full, and what
-a run names on the hub was put there by a stranger. Knows no models: what files mean is left to others.
+The hub's library retries for a long time: for 24 s without a network, for 90 s if the name server does not
+answer. It also downloads files of any size until the disk is full, and a run may name files that a stranger
+uploaded. This module does not know what the files mean.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from sfnode.printable import size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0
-"""Seconds for the name and the connection: a lost first packet is sent again after 1 s, a second after 3."""
+"""Time limit for resolving the name and connecting, in seconds. A lost first packet is sent again after 1 s,
+a second one after 3 s."""
 
 MAX_WEIGHTS = MAX_LISTING // HASH_BYTES * PIECE
-"""Most bytes of a model, 512 GiB: a larger one has no listing and could not be shared (SPEC B1)."""
+"""Maximum size of a model, 512 GiB. A larger model has no listing and cannot be shared (SPEC B1)."""
 
 MAX_OTHER_FILE = 256 << 20
-"""Most bytes of a file without weights: it is read into memory as a whole. The largest take 40 MB."""
+"""Maximum size of a file without weights, in bytes. Such a file is read into memory as a whole; the largest
+take 40 MB."""
 
 SLACK = 16 << 20
-"""Bytes, besides a quarter, that may come beyond what was announced: transfers that break ask again."""
+"""Bytes beyond the announced size, and a quarter of it, that may arrive: interrupted transfers request bytes
+again."""
 
 REVISION = re.compile(r"|refs/convert/parquet|(?!\.)[\w.-]{1,100}", re.ASCII)
-"""Commits, branches and tags that are asked for: a manifest of others may name any."""
+"""Names of commits, branches and tags that may be requested: another person's manifest may name any."""
 
 WEIGHTS = ".safetensors"
-"""Ending of the names of files with weights."""
+"""File name extension of weights."""
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -54,13 +57,13 @@ class HubFile(NamedTuple):
     name: str
     size: int
     cached: bool
-    """Whether it is here already."""
+    """Whether the file was already downloaded."""
 
 
 def unreachable() -> str | None:
     """Return why nothing can be downloaded from the hub.
 
-    None if a connection can be opened to it, or to the proxy that leads there.
+    None if a connection to the hub, or to its proxy, can be opened.
     """
     if constants.HF_HUB_OFFLINE:
         return "it is not to be asked (HF_HUB_OFFLINE)"
@@ -73,7 +76,7 @@ def unreachable() -> str | None:
 
 
 def _address(endpoint: str) -> tuple[str, int]:
-    """Return the host and port to connect to for this URL: its own, or its proxy's."""
+    """Return the host and port for connections to this URL: its own, or its proxy's."""
     hub = urlsplit(endpoint)
     host = hub.hostname or ""
     proxies = {} if proxy_bypass(host) else getproxies()
@@ -93,10 +96,11 @@ def _connect(address: tuple[str, int], connected: threading.Event) -> None:
 
 
 def download(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
-    """Download those files of a model (or a "dataset") whose names match `patterns`, and return their folder.
+    """Download the files of a model (or a "dataset") whose names match `patterns`, and return their folder.
 
-    Their sizes are compared with our bounds and with the free disk first, and what arrives with what the hub
-    said. Raises UserError MODEL_TOO_LARGE or DISK_FULL, and whatever the library raises.
+    First their sizes are compared with our limits and with the free disk space. While they arrive, their
+    sizes are compared with the announced ones. Raises UserError MODEL_TOO_LARGE or DISK_FULL, and any error
+    of the library.
     """
     try:
         found = offered(source, revision, patterns, kind)
@@ -112,7 +116,7 @@ def download(source: str, revision: str, patterns: Sequence[str], kind: str = "m
 
 
 def kept(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
-    """Return the folder of files that were downloaded before. Raises whatever the library raises."""
+    """Return the folder of files that were downloaded before. Raises any error of the library."""
     return _snapshot(source, revision, patterns, kind, local_files_only=True)
 
 
@@ -127,8 +131,7 @@ def _snapshot(source: str, revision: str, patterns: Sequence[str], kind: str, **
 
 
 def commit_of(source: str, revision: str, kind: str) -> str:
-    """Return the commit to which a revision leads now (empty: the newest). Raises whatever the library
-    raises."""
+    """Return the commit that a revision names now (empty: the newest). Raises any error of the library."""
     return str(HfApi().repo_info(source, revision=revision or None, repo_type=kind).sha)
 
 
@@ -174,9 +177,9 @@ def require_room(size: int, what: str) -> None:
 
 
 def _metered(source: str, expected: int) -> type[tqdm]:
-    """Return a progress bar that ends a download which brings more than was announced, or fills the disk.
+    """Return a progress bar that stops a download which exceeds the announced size or fills the disk.
 
-    The library has no other place at which every piece of a file passes.
+    The library passes every piece of a file to no other place.
     """
 
     most = expected + expected // 4 + SLACK

@@ -1,9 +1,8 @@
-"""Places for the numbers of a training run, by what a user writes: `jsonl:FILE`, `tensorboard:FOLDER`,
-`wandb:PROJECT`.
+"""Destinations for the numbers of a training run: `jsonl:FILE`, `tensorboard:FOLDER`, `wandb:PROJECT`.
 
-All share one wrapper: a thread of its own, so that whoever measures never waits and never fails. What a disk,
-a network or a library does wrong costs a line in the log and some records, nothing else. Packages that are
-extras are imported when they are asked for.
+All share one wrapper with a thread of its own, so that its callers never wait and never fail. An error of a
+disk, a network or a library costs a line in the log and some records. Optional packages are imported only
+when they are used.
 """
 
 from __future__ import annotations
@@ -34,49 +33,49 @@ Kind = Literal["step", "epoch", "evaluation", "traffic"]
 
 @dataclass(frozen=True, slots=True)
 class LoggedRecord:
-    """Numbers that were measured together."""
+    """Numbers that were measured at the same time."""
 
     kind: Kind
     step: int
-    """Place on the x-axis: updates known to a node, or local steps of a simulated client."""
+    """Position on the x-axis: updates known to a node, or local steps of a simulated client."""
     values: Mapping[str, float]
     """Numbers by name, in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
 
 
 class Logger(Protocol):
-    """Interface of a place for records."""
+    """Interface of a destination for records."""
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        """Begin a run, once, with its name and all that its numbers follow from."""
+        """Begin a run, once, with its name and the settings that produced its numbers."""
         ...
 
     def record(self, record: LoggedRecord) -> None:
-        """Take a record. Must not block for long, and raises nothing for what goes wrong elsewhere."""
+        """Write a record. Must not block for long. Raises nothing for the errors of others."""
         ...
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write all remaining records, and end."""
         ...
 
 
 MAX_WAITING = 1024
-"""Records that may wait, 1 MB: an hour of a node while a logger waits for its network."""
+"""Maximum number of waiting records, 1 MB: an hour of a node while a logger waits for its network."""
 
 PATIENCE = 10.0
-"""Seconds for which `close` waits for what is left, unless told otherwise."""
+"""Default time that `close` waits for remaining records, in seconds."""
 
 LONGEST_NAME = 128
-"""Characters of a run's name that are passed on."""
+"""Maximum length of a run's name that is passed on, in characters."""
 
 
 class BackgroundLogger:
-    """Loggers in a thread beside: takes records at once, drops them when too many wait. Does nothing without
-    loggers."""
+    """Loggers on a separate thread. Accepts records at once, and drops them if too many wait. Without loggers
+    it does nothing."""
 
     def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
-        """`loggers` have the names by which the log speaks of them; they are this one's from now on."""
+        """Take over `loggers`, which are mapped from their names in log messages."""
         self.dropped = 0
-        """Records that nobody had room for."""
+        """Number of dropped records."""
         self._writers = [_Writer(name, logger) for name, logger in loggers.items()]
         self._patience = patience
         self._waiting: queue.Queue[Callable[[_Writer], None] | None] = queue.Queue(MAX_WAITING)
@@ -84,7 +83,8 @@ class BackgroundLogger:
         self._thread = threading.Thread(target=self._work, name="loggers", daemon=True)
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        """Begin a run with all loggers. Its name may be a stranger's text: it is made printable and short."""
+        """Begin a run with all loggers. Its name may be a stranger's text, so it is made printable and
+        short."""
         if self._writers:
             self._thread.start()
         shown = printable(name)[:LONGEST_NAME]
@@ -94,7 +94,7 @@ class BackgroundLogger:
         self._take(lambda writer: writer.record(record))
 
     def close(self) -> None:
-        """Wait until everything is written and all loggers are closed, for so long as patience lasts."""
+        """Wait until all records are written and all loggers are closed, for `patience` seconds at most."""
         if self._closing:
             return
         self._closing = True
@@ -132,17 +132,17 @@ class BackgroundLogger:
 
 
 class _Writer:
-    """One logger, and how often it has failed."""
+    """One logger, with the number of its failures."""
 
     def __init__(self, name: str, logger: Logger) -> None:
         self.name = name
         self._logger = logger
         self._begin: Callable[[], None] | None = None
-        """Function that begins the run, until it has succeeded."""
+        """Function that begins the run; None after it succeeded."""
         self._failed = 0
 
     def attempt(self, work: Callable[[_Writer], None]) -> None:
-        """Do some work; log what it fails with, the first time and whenever failures have doubled."""
+        """Do some work, and log its failures: the first one, and again whenever their number doubled."""
         try:
             work(self)
         except Exception as error:  # of any library
@@ -162,7 +162,7 @@ class _Writer:
         self._logger.close()
 
     def _begun(self) -> None:
-        """Begin the run unless that was done: what fails once, without a network, may succeed later."""
+        """Begin the run if that did not succeed before: a failure without a network may be over now."""
         if self._begin:
             self._begin()
             self._begin = None
@@ -183,7 +183,7 @@ class JsonLines:
         """Raises OSError if the file cannot be appended to."""
         self._file = path.open("ab", buffering=0)
         self._torn = self._file.tell() > 0 and not _ends_a_line(path)
-        """Whether the last line is not whole: the disk was full, or the process was killed."""
+        """Whether the last line is incomplete, because the disk was full or the process was killed."""
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
         self._write({"run": name, "time": _now(), "settings": dict(settings)})
@@ -196,7 +196,7 @@ class JsonLines:
         self._file.close()
 
     def _write(self, said: Mapping[str, Any]) -> None:
-        """Append a line. Raises OSError; the next line is whole again."""
+        """Append a line. Raises OSError; the next line is complete again."""
         line = b"\n" * self._torn + json.dumps(said, default=str).encode() + b"\n"
         self._torn = True
         written = self._file.write(line)
@@ -220,10 +220,10 @@ def _plain(value: float) -> float | str:
 
 
 class TensorBoard:
-    """Event files in a folder: a scalar `kind/name` for each number, the run's settings as text.
+    """Event files in a folder: a scalar `kind/name` for each number, and the run's settings as text.
 
-    By the writer of the `tensorboard` package, without its thread: whoever logs has one, which is to see what
-    fails. torch's own writer needs that package, too.
+    Uses the writer of the `tensorboard` package without its thread: errors must reach our own thread. torch's
+    writer needs that package, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -254,8 +254,8 @@ class TensorBoard:
             self._writer.close()
 
     def _write(self, step: int, *values: Mapping[str, Any]) -> None:
-        """Append an event. Raises OSError; the next one then begins a new file, as nobody reads on after half
-        of one."""
+        """Append an event. Raises OSError. The next event then begins a new file, because readers stop at an
+        incomplete event."""
         writer, self._writer = self._writer or self._opened(), None
         try:
             self._append(writer, step=step, summary={"value": values})
@@ -270,7 +270,8 @@ class TensorBoard:
         writer.flush()
 
     def _opened(self) -> Any:
-        """Begin the next file, whose name TensorBoard knows by its beginning and sorts by the time in it."""
+        """Begin the next file. TensorBoard recognises files by the beginning of their name and sorts them by
+        the time in it."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._files += 1
@@ -282,15 +283,15 @@ class TensorBoard:
 
 
 STEP = "step"
-"""The x-axis of all curves. wandb's own step must not fall, and updates known may."""
+"""Name of the x-axis of all curves. wandb's own step must not fall, while known updates may."""
 
 
 class WeightsAndBiases:
-    """One run of a project. Without credentials it is an offline run, which `wandb sync` uploads later; where
-    runs go, WANDB_MODE, WANDB_DIR and others say.
+    """One run of a project. Without credentials it is an offline run, which `wandb sync` uploads later.
+    WANDB_MODE, WANDB_DIR and other variables say where runs go.
 
-    wandb starts a process of its own, which does what the network takes; it ends with ours. It would send
-    along the command line (which may hold an invitation), the git state and standard output: all is off.
+    wandb starts a process for its network traffic; it ends with ours. By default wandb also sends the command
+    line (which may hold an invitation), the git state and standard output. All of that is switched off.
     """
 
     def __init__(self, project: str) -> None:
@@ -332,10 +333,10 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
-    """Open these loggers, in a thread beside; `patience` as `BackgroundLogger` has it.
+    """Open these loggers on a separate thread. `patience` is that of `BackgroundLogger`.
 
-    Raises UserError BAD_OPTION for a kind that does not exist or a bad name, EXTRA_MISSING for a package that
-    is not installed, and LOGGER_UNUSABLE for a place that cannot be written to.
+    Raises UserError BAD_OPTION for an unknown kind or an invalid name, EXTRA_MISSING for a package that is
+    not installed, and LOGGER_UNUSABLE for a destination that cannot be written to.
     """
     return BackgroundLogger({said: _opened(said) for said in where}, patience)
 
@@ -362,7 +363,7 @@ def _opened(said: str) -> Logger:
 
 
 def missing(extra: str, what: str, error: ImportError) -> UserError:
-    """Return the error for a package of an extra that cannot be imported, though `what` needs it."""
+    """Return the error for a missing package of an extra that `what` needs."""
     return UserError(
         Code.EXTRA_MISSING,
         f"{what} needs a package that is not installed: {error}",
@@ -388,4 +389,4 @@ KINDS: Mapping[str, Callable[[str], Logger]] = {
     "tensorboard": lambda place: TensorBoard(Path(place).expanduser()),
     "wandb": _project(WeightsAndBiases),
 }
-"""Function that makes a logger of each kind, given what follows the colon."""
+"""Constructor of each kind of logger, which takes the text after the colon."""

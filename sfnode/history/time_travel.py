@@ -1,7 +1,7 @@
-"""The past of a run by the log in a folder: its history and the states of its seals.
+"""The past of a run, from the log in a folder: its history and the states of its seals.
 
-Reads and changes nothing; its node may be running. States are cores, of which one is taken to another by what
-counts differently, so that a walk through all seals reads the log about once.
+Only reads; the folder's node may be running. A state is the cores at a seal. One state is computed from
+another by the difference of the counted updates. So a walk through all seals reads the log about once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 
 def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
-    """Return the decisions and the seals of a run, or the epochs of an open one. Raises UserError
-    LOG_CORRUPT."""
+    """Return the decisions and seals of a run, or the epochs of an open run. Raises UserError LOG_CORRUPT."""
     machine = settled(manifest.parameters(), update_log)
     if machine.organised is None:
         entries = _epochs(manifest, machine, update_log)
@@ -68,10 +67,10 @@ def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
 
 
 def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
-    """Return what became of a member's work, and why, by the decisions in a log; `whom` is its number, the
-    name that it gives itself, or how its key begins.
+    """Return which rounds of a member's work count, and why others do not, by the decisions in a log.
 
-    Raises UserError RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless it is one member.
+    `whom` is the member's number, its display name, or the beginning of its key. Raises UserError
+    RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless exactly one member matches.
     """
     if manifest.parameters().organised is None:
         raise UserError(
@@ -124,7 +123,7 @@ def _history(
 
 
 def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list[told.HistoryEntry]:
-    """Return the epochs of an open run, by what counts of the log."""
+    """Return the epochs of an open run, from the updates in the log that count."""
     counts: dict[int, Counter[bytes]] = {}
     names = machine.cards.names()
     for record in update_log.records():
@@ -167,7 +166,7 @@ class Past:
         self.history = RunHistory(self.run, self.names).follow(self.entries)
         """History of the run by all decisions."""
         self.latest = self.history.run_state
-        """State by all decisions."""
+        """Run state after all decisions."""
         self._core = Core(*manifest.core_shape)
         begins = checkpoint.start(Layout(data_dir).checkpoints, self.latest, update_log)
         self._applied = begins.counted
@@ -176,17 +175,17 @@ class Past:
         self._known: dict[int, Checkout] = {}
 
     def checkout(self, epoch: int) -> Checkout:
-        """Return what counted when an epoch was sealed. Raises UserError as `at_seal`."""
+        """Return the updates that counted when an epoch was sealed. Raises UserError as `at_seal`."""
         if epoch not in self._known:
             self._known[epoch] = at_seal(self.run, self.entries, self.machine.frontier.next, epoch)
         return self._known[epoch]
 
     def counted(self, epoch: int) -> Mapping[Feed, Counted]:
-        """Return what counted of each feed then."""
+        """Return the updates of each feed that counted at that seal."""
         return self.checkout(epoch).counted
 
     def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
-        """Return the cores of what is wanted, (layers, rank, rank) each, by subspace. Raises as
+        """Return the cores of these updates, (layers, rank, rank) each, by subspace. Raises as
         `replay.changes`."""
         advance(self._core, self._log, self._applied, wanted, self.run.subspace_of)
         self._applied = whole(self._applied, wanted)
@@ -210,8 +209,9 @@ class Past:
 # Worths of members by figures that are measured anew, beside those of the organiser (SPEC O16): for runs
 # whose validation rows everybody has.
 TOLERANCE = 0.05
-"""Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
-a real run; number formats differ, but bfloat16 and float32 were not compared in one."""
+"""Largest relative difference between signed and measured worths that still agrees. On one machine all digits
+were equal in a real run. Number formats differ by more, but bfloat16 and float32 were not compared within one
+run."""
 
 
 def remeasure(
@@ -222,8 +222,10 @@ def remeasure(
     engine: Trainer,
     tell: Callable[[told.Remeasured], None],
 ) -> list[told.Remeasured]:
-    """Measure the last so many epochs anew of which there are figures, and compare; `engine` has applied
-    nothing yet. Raises UserError LOG_CORRUPT, DATA_*."""
+    """Measure the worths of the last `epochs` epochs again, and compare them with the signed ones.
+
+    `engine` has applied no updates yet. Raises UserError LOG_CORRUPT, DATA_*.
+    """
     run, applied = manifest.parameters(), State()
     figures = _figures(entries)
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
@@ -244,7 +246,7 @@ def remeasure(
 
 
 def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
-    """Return what decisions say of each epoch, those of one epoch together."""
+    """Return the worths that decisions state, with the parts of an epoch together."""
     found: dict[int, Worth] = {}
     for entry in entries:
         decision = decisions.read(entry.record).decision
@@ -260,11 +262,11 @@ State = dict[Feed, Counted]
 def _asked(
     manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]
 ) -> Iterator[tuple[Worth, RunState, State, State, State]]:
-    """Yield the figures that were told before the seals of their epochs, with the states that were measured:
-    the one before, that with what made the step of the epoch, and that with all that its close has named.
+    """Yield the worths that were published before their epoch was sealed, with the states that were measured:
+    the state before the epoch, the state after its step, and the state with all updates that its close lists.
 
-    What was left out of a step then is what the evidence of that moment said, and what the seal skipped for
-    other reasons.
+    A step left out the members that the evidence doubted then, and the feeds that the seal skipped for other
+    reasons.
     """
     run = manifest.parameters()
     run_state, origins = RunState.of(run), MembersEvidence.of(manifest.training)
