@@ -121,7 +121,7 @@ def kept(source: str, revision: str, patterns: Sequence[str], kind: str = "model
 
 
 def _snapshot(source: str, revision: str, patterns: Sequence[str], kind: str, **how: Any) -> Path:
-    if not REVISION.fullmatch(revision):  # the library opens a file of that name
+    if not REVISION.fullmatch(revision):  # the library opens a file with this name
         raise ValueError(f"there is no revision {revision!r}")
     return Path(
         snapshot_download(

@@ -101,7 +101,7 @@ class BackgroundLogger:
         if not self._thread.is_alive():  # never begun
             self._end()
             return
-        with suppress(queue.Full):  # then it is at work, and looks at `_closing` itself
+        with suppress(queue.Full):  # then the thread is busy, and checks `_closing` itself
             self._waiting.put_nowait(None)
         self._thread.join(self._patience)
         if self._thread.is_alive():
@@ -145,7 +145,7 @@ class _Writer:
         """Do some work, and log its failures: the first one, and again whenever their number doubled."""
         try:
             work(self)
-        except Exception as error:  # of any library
+        except Exception as error:  # any error of a library
             self._failed += 1
             if _tells(self._failed):
                 log.warning("%s fails, %d times so far: %s", self.name, self._failed, error or type(error))
@@ -240,7 +240,7 @@ class TensorBoard:
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
         said = json.dumps({"run": name, "settings": dict(settings)}, indent=2, default=str)
-        code = "\n".join(f"    {line}" for line in said.splitlines())  # as Markdown has it: nothing is markup
+        code = "\n".join(f"    {line}" for line in said.splitlines())  # a code block in Markdown
         text = {"dtype": "DT_STRING", "string_val": [code.encode()], "tensor_shape": {}}
         metadata = create_summary_metadata(display_name="settings", description="")
         self._write(0, {"tag": "settings", "metadata": metadata, "tensor": text})
@@ -260,7 +260,7 @@ class TensorBoard:
         try:
             self._append(writer, step=step, summary={"value": values})
         except OSError:
-            with suppress(OSError):  # closes it without what could not be written to it
+            with suppress(OSError):  # closes the file even if its last bytes cannot be written
                 writer.close()
             raise
         self._writer = writer
@@ -354,7 +354,7 @@ def _opened(said: str) -> Logger:
         return KINDS[kind](place)
     except ImportError as error:
         raise missing(kind, f"--log-to {said}", error) from error
-    except (OSError, RuntimeError, ValueError) as error:  # of a user without a home, of a NUL in a name
+    except (OSError, RuntimeError, ValueError) as error:  # a user without a home, or NUL in a name
         raise UserError(
             Code.LOGGER_UNUSABLE,
             f"--log-to {said}: cannot write there: {getattr(error, 'strerror', None) or error}",

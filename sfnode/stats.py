@@ -339,7 +339,7 @@ class Contributions:
     def _read(self, tail: Tail, give_up: float) -> bool:
         """Count one feed. Return False if the time was too short for all of it."""
         following, epochs = self.counts.get(tail.feed) or FeedCount(0, {})
-        if following > tail.next:  # it has been cut since: what is behind the cut does not count
+        if following > tail.next:  # it was cut meanwhile: updates after the cut do not count
             following, epochs = 0, {}
         base = self._log.base(tail.feed)
         if following < base.step:
@@ -462,7 +462,7 @@ class Rate:
         usual = (last - since) / max(1, len(counts) - 1)
         if now - last > max(RATE_WINDOW, RATE_STEPS * usual):
             return 0.0
-        spent = max(last - since, now - since - usual)  # what is under way is not late yet
+        spent = max(last - since, now - since - usual)  # an update under way is not late yet
         return (count - first) / spent if spent else 0.0
 
 

@@ -216,7 +216,7 @@ class LocalSwarm:
             try:
                 result = await organiser.ask(organiser.client.decide(wish))
             except UserError as error:
-                if error.code is not Code.ORGANISER_NEEDED:  # it has only just started
+                if error.code is not Code.ORGANISER_NEEDED:  # it is still starting
                     raise
                 await asyncio.sleep(START_POLL)
             else:
@@ -339,7 +339,7 @@ class LocalSwarm:
             digests = await asyncio.gather(*(node.ask(node.client.digest()) for node in self.nodes))
         last = await self.look()
         statuses = [status for status in last.statuses if status]
-        # own updates by the signed log, so that those of an earlier start in the same folder count too
+        # own updates from the signed log, to include those of earlier starts in the same folder
         nodes = [
             NodeResult(node=n, own_updates=s.contributed, digest=d.digest, core_digest=d.core_digest)
             for n, (s, d) in enumerate(zip(statuses, digests, strict=True), 1)

@@ -48,17 +48,20 @@ def evaluate(
     details: bool,
     as_json: bool,
 ) -> None:
-    """Measure the base model, and the trained model, on the run's test rows.
+    """Measure the base model and the trained model on the run's test rows.
 
-    Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
-    which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
-    the run's loss is centred the trained model is measured less its own prior, too. Of a reward run it is the
-    share of the likeliest answers that are right, and their mean reward (docs/rewards.md).
-    Where a linear head alone is trained, a linear probe stands beside it, fitted here to the training rows
-    whose states are kept: what one machine with all rows would have, for no further forward pass of them.
-    The line on the drift says how far the model is from the base: by its weights, and by what it expects of
-    text that has nothing to do with the task.
-    Of an organised run it is the model of the last seal, of an open one that with all updates.
+    If a task has fixed answers, the base model is measured a second time, less its prior over the answers. Up
+    to 512 training rows without their labels show this prior. Only a gain beyond the second result was
+    learnt. If the run's loss is centred, the trained model is measured less its own prior, too. For a reward
+    run the result is the share of right greedy answers, and their mean reward (docs/rewards.md).
+
+    If only a linear head is trained, a linear probe is fitted here, to training rows with kept states. It
+    shows what one machine with all rows would reach, without another forward pass.
+
+    The line on the drift says how far the model is from the base model: by its weights, and by its
+    expectations on text unrelated to the task.
+
+    An organised run is measured at its last seal, an open run with all updates.
     """
     from sfnode.cli.trained_model import check, load
     from sfnode.store.data_folder import Layout
@@ -113,7 +116,8 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
 
 
 def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
-    """Measure the base model less its prior; None, said on standard error, if its rows cannot be read."""
+    """Measure the base model less its prior. If its rows cannot be read, warn on standard error and return
+    None."""
     manifest = trainer.manifest
     if not manifest.task.labelled or not (manifest.data.train or manifest.task.prior):
         return None
@@ -127,7 +131,7 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
 
 def _lines(result: EvalResult, moment: str, details: bool, folder: Path) -> list[str]:
     before, other, after = result.before, result.calibrated, result.after
-    if other and after.calibrated:  # what the card at the end of a run and the dashboard call so
+    if other and after.calibrated:  # as on the card and the dashboard
         before, other = other, before
     by = better_by(before.metric, before.value, after.value)
     name = metric_of(before.metric).name

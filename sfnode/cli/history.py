@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 SHOWN = 4
-"""Origins of an epoch that are shown: those that have brought most."""
+"""Maximum number of origins shown for an epoch, the most updates first."""
 
 DIGITS = 8
-"""Hex digits of their keys, where no name is known."""
+"""Hex digits of an origin's key without a name."""
 
 WHEN = 16
-"""Columns of a time of arrival."""
+"""Width of a time of arrival, in columns."""
 
 
 # -- log -----------------------------------------------------------------------------------------------
@@ -55,11 +55,11 @@ WHEN = 16
 def log(
     updates: bool, why: str | None, data_dir: Path, as_of_now: bool, details: bool, as_json: bool
 ) -> None:
-    """Show what was decided in the run of a node's folder, and what became of each round, oldest first.
+    """Show the decisions in the run of a node's folder, and the outcome of each round, oldest first.
 
-    With the time at which each came to this node. Of an open run, in which nobody decides, its rounds.
-    Nothing is verified (see `sfnode verify`). --as-of-now is for --updates, which are otherwise those that
-    count by the last decision.
+    Each has the time at which it arrived at this node. For an open run, which has no decisions, the rounds
+    are shown. Nothing is verified (see `sfnode verify`). --updates lists the updates that count by the last
+    decision, or with --as-of-now all of them.
     """
     if as_of_now and not updates:
         raise UserError(
@@ -94,7 +94,7 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
 
 
 def _why_lines(found: WhyResult) -> Iterator[str]:
-    """Say what became of a member's work, round by round."""
+    """Yield the outcome of a member's work, round by round."""
     for one in found.verdicts:
         because = f": {UNCOUNTED_WORDS[one.reason]}" if one.reason else ""
         yield f"round {one.epoch}: {one.counted:,} of {one.named:,} updates count{because}"
@@ -104,7 +104,7 @@ def _why_lines(found: WhyResult) -> Iterator[str]:
 
 
 def _begins(manifest: Manifest) -> Iterator[str]:
-    """Yield from which runs this one has come, the oldest first."""
+    """Yield the ancestors of this run, the oldest first."""
     from sfnode.cli.fork import ancestors
 
     for one in reversed(ancestors(manifest)):
@@ -130,7 +130,7 @@ def _lines(found: HistoryResult, details: bool) -> Iterator[str]:
 
 
 def entry_lines(entry: HistoryEntry, details: bool = False) -> Iterator[str]:
-    """Yield what to print of a part of a history; with its number, kind and figures for `details`."""
+    """Yield the lines of an entry of a history; with `details` also its number, kind and figures."""
     when = "" if entry.arrived is None else f"{datetime.fromtimestamp(entry.arrived):%Y-%m-%d %H:%M}"
     number = f"{'' if entry.position is None else entry.position:>6}  {entry.kind:<10}  " if details else ""
     figures = "".join(f", {said}" for said in _figures(entry.epoch, details)) if entry.epoch else ""
@@ -180,10 +180,10 @@ def checkout(
     device: str,
     as_json: bool,
 ) -> None:
-    """Recompute the state that the seal of EPOCH has made, and print its digests; needs no model.
+    """Recompute the state after the seal of EPOCH, and print its digests; needs no model.
 
-    It is the state by the decisions up to that seal: what was taken back later still counts in it, and
-    nothing of it ever changes. With --out the model is written, too.
+    The state follows from the decisions up to that seal. Updates that were taken back later still count in
+    it, and it never changes. With --out the model is written, too.
     """
     if out:
         from sfnode.cli.trained_model import check

@@ -1,4 +1,4 @@
-"""`sfnode leaderboard`: what the members of an organised run have brought, and what it was worth."""
+"""`sfnode leaderboard`: what the members of an organised run contributed, and its worth."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ def leaderboard(
     details: bool,
     as_json: bool,
 ) -> None:
-    """Show what each member of an organised run has brought, by what it was worth.
+    """Show what each member of an organised run contributed, by its worth.
 
-    Computed from the manifest and the log of a node's folder alone, running or not: everybody who has the
-    same decisions sees the same digits. The gain of a member is its part in what all have gained: by how much
-    its updates that count have lowered the loss on the organiser's validation rows, as signed
-    (docs/judging.md); --details has it in nats, or in reward."""
+    Computed from the manifest and the log of a node's folder alone, whether the node runs or not. With the
+    same decisions everybody sees the same digits. A member's gain is its share of the gain of all members. It
+    is measured by how much its counted updates lowered the loss on the organiser's validation rows, as signed
+    (docs/judging.md). --details shows it in nats, or in reward.
+    """
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled
         from sfnode.organising.reporting.run_history import RunHistory
@@ -130,7 +131,7 @@ def _compared(one: Remeasured) -> str:
 
 
 def _lines(found: LeaderboardResult, unit: str) -> Iterator[str]:
-    """Return the table, with worths in a unit if there is one."""
+    """Yield the lines of the table; with a `unit` also the worths in it."""
     whole = sum(abs(one.worth) for one in found.members)
     gain = ["gain"] * bool(whole)
     worths = ["measured", f"worth, {unit}"] if unit else []

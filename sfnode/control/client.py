@@ -259,7 +259,7 @@ class Client:
     def _read(self, kind: Kind[T], text: bytes) -> T:
         try:
             return kind().model_validate_json(text) if self._checked else cast(T, unchecked(text))
-        except ValueError as error:  # pydantic's ValidationError is one
+        except ValueError as error:  # also pydantic's ValidationError
             raise other_version(self._socket) from error
 
     async def _send(self, method: str, path: str, body: Any, deadline: float) -> bytes:
@@ -351,7 +351,7 @@ def _finished(call: Coroutine[Any, Any, R]) -> R:
 def _no_answer(socket: Path, error: Exception) -> UserError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     there = isinstance(error, ValueError | TimeoutError | PermissionError | ConnectionResetError)
-    if there:  # who has the socket
+    if there:  # somebody owns the socket
         return UserError(
             Code.NODE_NOT_ANSWERING,
             f"the node at {socket} does not answer: {reason}",
@@ -378,9 +378,9 @@ def _refused(answer: bytes) -> UserError:
 
 # -- answers as plain records --------------------------------------------------------------------------
 
-# Answers as plain records, for commands that print them and end. A record has the fields of the model that
-# the node filled in, so it may be used, and type-checked, as its stand-in, but no methods come with it:
-# validation needs pydantic, whose import alone takes as long as everything else that `sfnode status` does.
+# Answers as plain records, for commands that print them and end. Validation needs pydantic, whose import alone
+# takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but not its
+# methods. So it may be used, and type-checked, in place of the model.
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
 """Fields of type float that may not be finite. Such values are strings in JSON."""
 

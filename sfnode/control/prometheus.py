@@ -232,7 +232,7 @@ def route(status: Callable[[], Status]) -> web.RouteDef:
 
     async def metrics(request: web.Request) -> web.Response:
         encode, kind = exposition.choose_encoder(request.headers.get("Accept", ""))
-        now: Any = status()  # every value is of one status
+        now: Any = status()  # one status for all values
         families: Any = SimpleNamespace(collect=lambda: [_family(one, now) for one in METRICS])
         return web.Response(body=encode(families), headers={"Content-Type": kind})
 

@@ -346,7 +346,7 @@ def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:
     votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in said.votes)
     chain, key = bytes.fromhex(said.chain), bytes.fromhex(said.key)
     authority = manifest.parameters().organised
-    assert authority is not None  # the caller has seen that the run is organised
+    assert authority is not None  # the caller checked that the run is organised
     succession = Succession(said.term, said.kept, chain, key, votes)
     valid = valid_votes(authority, succession)
     if len(valid) < authority.votes:

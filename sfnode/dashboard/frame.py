@@ -194,7 +194,7 @@ def _bars(now: Now, width: int) -> list[Text]:
     run = f"{part_of(p.known, p.update_budget)} updates"
     number = (
         p.epoch if now.status.organised else p.epoch + 1
-    )  # of an organised run its label, as in decisions
+    )  # in an organised run the label, as in decisions
     epoch = f"{number} of {max(number, p.epochs)}, {part_of(p.epoch_known, p.epoch_updates)}"
     wide = max(10, width - 62)
     return [

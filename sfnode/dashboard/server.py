@@ -67,8 +67,9 @@ WRONG_HOST = (
 def guard(host: str, port: int, token: str) -> Middleware:
     """Return middleware for a dashboard at `host` and `port` that requires the token."""
     names = known_names(host)
-    # Of whoever has presented the token. Browsers send it to all ports of this host, so to servers of other
-    # users: its name has the port, and its value tells nothing of the token and opens no other dashboard.
+    # Cookie of a visitor who presented the token. Browsers send it to all ports of this host, so also to
+    # servers of other users. So its name has the port. Its value reveals nothing of the token and opens no
+    # other dashboard.
     cookie = f"sfnode-{port}", secrets.token_urlsafe(24)
 
     @web.middleware
@@ -105,7 +106,7 @@ def _login(request: web.Request, token: str, cookie: tuple[str, str]) -> web.Str
         return None
     if request.method == "GET" and _same(request.query.get("token", ""), token):
         answer = web.Response(status=303, headers={"Location": "/"})
-        # Lax: a browser that comes from a link in a chat would not send a Strict cookie
+        # Lax: after a click on a link in a chat, browsers do not send Strict cookies
         answer.set_cookie(*cookie, httponly=True, samesite="Lax", path="/")
         return answer
     return web.Response(status=401, text=NO_TOKEN)

@@ -85,7 +85,7 @@ async def measure(client: Client) -> None:
     if base_of(known) is None:
         await client.evaluate(base=True, limit=MEASURED_ROWS)
     if base_of(known, calibrated=True) is None:
-        with suppress(UserError):  # that there is no prior is no reason not to measure the model
+        with suppress(UserError):  # without a prior the model can still be measured
             await client.evaluate(base=True, calibrated=True, limit=MEASURED_ROWS)
     await client.evaluate(limit=MEASURED_ROWS)
 

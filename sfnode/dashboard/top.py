@@ -112,7 +112,7 @@ class Top:
                     loop.remove_signal_handler(number)
                 await self._stop(watching, quitting, self._measuring)
         if not watching.cancelled():
-            watching.result()  # it ends by itself only if it fails
+            watching.result()  # it ends only by an error
 
     async def _watch(self, live: Live) -> None:
         while True:
@@ -196,5 +196,5 @@ def _single_keys() -> Iterator[None]:
 
 
 def _one_by_one() -> None:
-    with suppress(termios.error):  # the terminal is gone; its end is read soon
+    with suppress(termios.error):  # the terminal is gone; reading it ends soon
         tty.setcbreak(sys.stdin.fileno())

@@ -206,8 +206,8 @@ class Past:
 
 # -- figures that are measured anew --------------------------------------------------------------------
 
-# Worths of members by figures that are measured anew, beside those of the organiser (SPEC O16): for runs
-# whose validation rows everybody has.
+# Worths of members, measured again and compared with the organiser's (SPEC O16). Needs the run's validation
+# rows.
 TOLERANCE = 0.05
 """Largest relative difference between signed and measured worths that still agrees. On one machine all digits
 were equal in a real run. Number formats differ by more, but bfloat16 and float32 were not compared within one

@@ -104,7 +104,7 @@ def chart(
         SubElement(mark, "title").text = _title(metric, one)
     for value in beside if box is not SPARK else ():
         _write(svg, right, y(value) - 6, "end", f"base model {value_in_words(metric, value)}")
-    return Markup(tostring(svg, encoding="unicode"))  # all texts in it are escaped
+    return Markup(tostring(svg, encoding="unicode"))  # ElementTree escaped all texts
 
 
 def _add(inside: Element, tag: str, style: str, **said: object) -> Element:

@@ -87,7 +87,7 @@ class PublishedFolder:
             ).encode()
             if public:
                 write(self._folder / MANIFEST, manifest.to_toml().encode())
-            else:  # one with others' words would be of another run
+            else:  # without the names of folders its hash, the run id, would differ
                 (self._folder / MANIFEST).unlink(missing_ok=True)
             plain = run.write()
             data = signer.write(run) if signer and public else plain
