@@ -94,7 +94,7 @@ class LazyGroup(click.Group):
         if words[0] not in self.entries and not (words[0].startswith("-") or context.resilient_parsing):
             root = context.find_root()
             paths = [f"{root.command_path} {path}" for path in _paths(root.command)]
-            paths += [f"{context.command_path} {name}" for name in self.entries]  # the nearest group comes first
+            paths += [f"{context.command_path} {name}" for name in self.entries]  # the nearest first
             known = {word: f"{root.command_path} {meant}" for word, meant in MEANT.items()}
             known |= {path.rpartition(" ")[2]: path for path in paths}
             close = [f"`{known[one]}`" for one in get_close_matches(words[0], known)]

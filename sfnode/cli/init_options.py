@@ -46,7 +46,7 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
 
 
 def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...] | None:
-    r"""Return the texts that end an answer, with `\\n` and `\\t` replaced by a line feed and a tab; None
+    r"""Return the texts that end an answer, with `\n` and `\t` replaced by a line feed and a tab; None
     without any."""
     return tuple(value.replace("\\n", "\n").replace("\\t", "\t") for value in values) or None
 

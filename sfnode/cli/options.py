@@ -362,7 +362,7 @@ def note(folder: Path) -> None:
     with suppress(OSError):  # only `sfnode list` needs it
         file = located(FOLDERS)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file.open("w" if full else "a", encoding="utf-8") as out:  # other processes may append at the same time
+        with file.open("w" if full else "a", encoding="utf-8") as out:  # others may append, too
             out.write("".join(f"{line}\n" for line in (*kept, folder)))
 
 

@@ -171,7 +171,7 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     from sfprotocol.decisions import Invite
 
     node = running_node(data_dir)
-    said = invitation.read(node.invitation().link)  # before signing: without a link the invitation would be useless
+    said = invitation.read(node.invitation().link)  # first: an invitation needs a link
     secret = secrets.token_bytes(SECRET_BYTES)
     key = invitation_key(said.run_id, secret).public_key().public_bytes_raw()
     result = _decide(node, Invite(key, uses), dry_run)

@@ -378,9 +378,9 @@ def _refused(answer: bytes) -> UserError:
 
 # -- answers as plain records --------------------------------------------------------------------------
 
-# Answers as plain records, for commands that print them and end. Validation needs pydantic, whose import alone
-# takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but not its
-# methods. So it may be used, and type-checked, in place of the model.
+# Answers as plain records, for commands that print them and end. Validation needs pydantic, whose import
+# alone takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but
+# not its methods. So it may be used, and type-checked, in place of the model.
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
 """Fields of type float that may not be finite. Such values are strings in JSON."""
 

@@ -89,10 +89,10 @@ async def _accept(listener: socket.socket, server: web.Server) -> None:
 # -- access --------------------------------------------------------------------------------------------
 
 # Access. The control API has no tokens: only this user can open its socket, and may ask and control the node.
-# A TCP server, for metrics or the dashboard, can also be reached by web pages (DNS rebinding): a page may give
-# its own host name the address of this machine. Its browser then treats our answers as the page's own. Such a
-# request carries the page's host name. So a server accepts only known names, and IP addresses, which cannot
-# be rebound.
+# A TCP server, for metrics or the dashboard, can also be reached by web pages (DNS rebinding): a page may
+# give its own host name the address of this machine. Its browser then treats our answers as the page's own.
+# Such a request carries the page's host name. So a server accepts only known names, and IP addresses, which
+# cannot be rebound.
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
