@@ -292,11 +292,6 @@ def test_a_manifest_has_what_options_ask_for(
     assert {name: attrgetter(name)(manifest) for name in found} == found
 
 
-def test_environment_variables_are_options_too(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SFNODE_UPDATE_BUDGET", "77")
-    assert written(sfnode("init", *REVIEWS)).training.update_budget == 77
-
-
 def test_a_plug_in_is_named_by_the_digest_of_its_file(
     model: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

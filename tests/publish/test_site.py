@@ -332,16 +332,8 @@ def test_a_private_run_keeps_its_link_unless_one_is_given(sfnode: Run, tmp_path:
     ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
     assert (ended.status, ended.err) == (0, "reading the log\n")
     assert run_file(tmp_path / "page").link == ""
-    sfnode(
-        "publish",
-        "page",
-        "--out",
-        tmp_path / "page",
-        "--data-dir",
-        tmp_path / "node",
-        "--public-link",
-        link_to(run),
-    )
+    where = ("--out", tmp_path / "page", "--data-dir", tmp_path / "node")
+    sfnode("publish", "page", *where, "--public-link", link_to(run))
     assert run_file(tmp_path / "page").link == link_to(run)
 
 
