@@ -236,8 +236,7 @@ def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict
 
 
 def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
-    """Return the options that these keys name. If a command of its own does not know a key, return all
-    others, too."""
+    """Return options by key: the command's own, and those of other commands until all keys are known."""
     known, unknown = dict(own), set(values) - own.keys()
     while unknown and (command := next(others, None)) is not None:
         known = _options(command) | known

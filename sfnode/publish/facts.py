@@ -58,7 +58,7 @@ class PageOrganiser(NamedTuple):
     who: PageMember | None
     """The stand-in whose key signs decisions, or else only that key; None if the log does not show it."""
     named_by: str
-    """The members or deputies that chose this organiser, in words."""
+    """Source of its authority, in words: the manifest, deputies or stand-ins."""
     since: int
     """Number of epochs that were sealed before its first decision."""
     stand_ins: Sequence[PageMember]
