@@ -65,13 +65,12 @@ class Now(NamedTuple):
 
 
 async def look(client: Client) -> Now:
-    """Ask the node for these answers. Raises UserError NODE_NOT_RUNNING without a node."""
+    """Ask the node for its current state. Raises UserError NODE_NOT_RUNNING without a node."""
     return Now(*await asyncio.gather(client.status(), client.progress(), client.swarm()))
 
 
 async def look_at_all(client: Client) -> tuple[Now, Curves]:
-    """Ask the node for these answers and the slowly changing ones. Raises UserError NODE_NOT_RUNNING without
-    a node."""
+    """Ask the node for its current state and its curves. Raises UserError NODE_NOT_RUNNING without a node."""
     return await asyncio.gather(look(client), client.curves())
 
 

@@ -72,7 +72,7 @@ Background = tuple[Sequence["EpochEvaluation"], "OwnStanding"]
 
 
 async def look_behind(client: Client, *, organised: bool) -> Background:
-    """Ask the node for these answers. Raises UserError NODE_NOT_RUNNING."""
+    """Ask the node for the slowly changing answers. Raises UserError NODE_NOT_RUNNING."""
     evaluations = (await client.organising()).evaluations if organised else ()
     return evaluations, await client.standing()
 
