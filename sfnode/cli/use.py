@@ -84,9 +84,9 @@ def use(
     sfnode use                                     one text after the other, until Ctrl-D
     sfnode use --file in.csv --out out.csv         the rows of a table
 
-    A model that has learnt to choose says how likely each answer is; any other goes on with the text. Where
-    the run's template has several columns give one TEXT for each, in their order, and then the answers to
-    choose from, if each row has its own.
+    A model that learnt to choose shows the probability of each answer. Any other model continues the text. If
+    the run's template has several columns, give one TEXT for each, in their order. If each row has its own
+    answers to choose from, give them after the columns.
     """
     if (file is None) != (out is None) or (file and texts):
         raise click.UsageError("give either TEXT, or --file together with --out, or nothing of these")

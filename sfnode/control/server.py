@@ -1,16 +1,17 @@
 """The local control API: HTTP with JSON on a Unix socket that only the node's user can open.
 
-Of any node: GET /status, /digest, /invitation, /metrics and /views/...; POST /evaluate {"base": bool,
-"limit": int} and /generate {"prompt": text, "tokens": int}.
+Any node answers GET /status, /digest, /invitation, /metrics and /views/..., POST /evaluate {"base": bool,
+"limit": int}, and POST /generate {"prompt": text, "tokens": int}.
 
-By which its owner directs it: POST /pause {"seconds": number or null}, /resume, /finish and /leave; GET and
-POST /limits. /pause and /resume answer with the node's status, /limits with the limits in force.
+The node's owner controls it by POST /pause {"seconds": number or null}, /resume, /finish and /leave, and by GET
+and POST /limits. /pause and /resume answer with the node's status, /limits with the limits in force.
 
-Of an organised run: GET /organising, /organising/members?offset=&limit=&find= and /organising/petitions; POST
-/organising/decision {"decision": hex, "dry_run": bool}, which only the node with the organiser's key signs;
-GET /organising/succession?key=&kept=, which proposes one, and POST /organising/succession, which takes one.
+A node of an organised run also answers GET /organising, /organising/members?offset=&limit=&find= and
+/organising/petitions. The node with the organiser's key signs POST /organising/decision {"decision": hex,
+"dry_run": bool}. GET /organising/succession?key=&kept= proposes a succession, POST /organising/succession
+submits one.
 
-Errors are {"error": text} with status 4xx or 5xx, and with "code" and "fix" where they have a number.
+Errors are {"error": text} with status 4xx or 5xx, and with "code" and "fix" if they have a number.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Shown(NamedTuple):
     note: str = ""
     """A message for the last line."""
     evaluations: Sequence[EpochEvaluation] = ()
-    """Results that the organiser has published."""
+    """Results that the organiser published."""
     own: OwnStanding | None = None
     """Contribution of this node; None before it was requested."""
     only_origins: bool = False

@@ -181,7 +181,7 @@ class RunFile(Answer):
     updates_per_hour: Annotated[Value, Field(ge=0)] | None
     """Rate of updates; None if it is not known yet."""
     seal: PublishedSeal | None
-    """None in an open run, and before the first seal."""
+    """The last seal; None in an open run, and before the first seal."""
     digest: Hex32 | None
     """State digest of an open run; None in an organised run, which has a seal instead."""
     quality: RunQuality | None
