@@ -3,8 +3,8 @@
 Any node answers GET /status, /digest, /invitation, /metrics and /views/..., POST /evaluate {"base": bool,
 "limit": int}, and POST /generate {"prompt": text, "tokens": int}.
 
-The node's owner controls it by POST /pause {"seconds": number or null}, /resume, /finish and /leave, and by GET
-and POST /limits. /pause and /resume answer with the node's status, /limits with the limits in force.
+Its owner controls it by POST /pause {"seconds": number or null}, /resume, /finish and /leave, and by GET and
+POST /limits. /pause and /resume answer with the node's status, /limits with the limits in force.
 
 A node of an organised run also answers GET /organising, /organising/members?offset=&limit=&find= and
 /organising/petitions. The node with the organiser's key signs POST /organising/decision {"decision": hex,

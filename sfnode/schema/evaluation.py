@@ -26,8 +26,8 @@ class Evaluation(Answer):
     """Scores of a model on some rows."""
 
     metric: str
-    """Name of the metric: accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat, long
-    answers of a completion) or pass_at_1 (share of right answers in a reward run, greedily decoded)."""
+    """Name of the metric: accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat,
+    long answers of a completion) or pass_at_1 (share of right answers in a reward run, greedily decoded)."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
