@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from sfnode.cli.options import note
-from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES
+from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES, located
 from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import UpdateLog
@@ -15,17 +17,18 @@ from tests.cli.helpers import Run
 
 
 def test_runs_are_found_in_the_default_folder_in_profiles_and_where_nodes_have_run(
-    home: Path, tmp_path: Path, sfnode: Run
+    tmp_path: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # a short path, as sockets need
     run = build({})
-    profile = home / PROFILES.relative_to("~") / "owls"
+    profile = located(PROFILES) / "owls"
     elsewhere = tmp_path / "elsewhere"
     profile.mkdir(parents=True)
     for folder in (profile, elsewhere):
         with open_data_dir(folder) as data_dir, UpdateLog.open(data_dir.log, run.run_id):
             data_dir.manifest.write_text(run.to_toml())
     note(elsewhere)
-    default = home / DATA_DIR.relative_to("~")
+    default = located(DATA_DIR)
     with fake_node(default), open_data_dir(default) as running:
         running.manifest.touch()
         found = json.loads(sfnode("list", "--json").out)
