@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sflab.baselines.centralised import mezo_step
+from sflab.bench.mezo import mezo_step
 from sflab.bench.subject import BenchSubject
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates

@@ -52,14 +52,9 @@ RANGES: Mapping[str, tuple[float, float, bool]] = {
     "keep": (0, 1, False),
     "origins": (0, 1, WHOLE),
     "gamma": (0, 1, False),
-    "outer_rate": (0, 1 << 32, False),
-    "momentum": (0, 1, False),
-    "weight_decay": (0, 1 << 32, False),
-    "threshold": (0, 1 << 32, False),
-    "candidates": (1, 1 << 24, WHOLE),
 }
-"""Least and largest values of all options, and whether they are whole numbers. 2^32 is more than
-anybody means; 2^24 candidates take 128 MiB."""
+"""Least and largest value of each option, and whether it is a whole number. 2^32 is more than anybody
+needs."""
 
 OPTIONS = RANGES.keys() - {option for one in registry.METHODS.values() for option in one.options}
 """Names of SeedFlood's options (`Cell.options`); docs/experiments.md explains them."""
@@ -118,9 +113,15 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
     on_vectors = ModelProblem(
         found.loaded, *data, cell.batch_size, cell.seed, baseline.problem, cell.rank, found.public
     )
-    edges, numbers = Conditions(cell.network, cell.seed).edges, (cell.learning_rate, cell.epsilon, cell.rank)
     setup = Setup(
-        on_vectors, cell.network.clients, edges, cell.seed, *numbers, cell.local_steps, cell.options
+        on_vectors,
+        cell.network.clients,
+        Conditions(cell.network, cell.seed).edges,
+        cell.seed,
+        cell.learning_rate,
+        cell.epsilon,
+        cell.local_steps,
+        cell.options,
     )
     return registry.make(cell.method, setup)
 

@@ -112,7 +112,6 @@ LONG = DEFAULT._replace(
     validation_rows=500,
     test_rows=1000,
     evaluations=8,
-    methods=(SEEDFLOOD, *(name for name in registry.METHODS)),
     topologies=("ring", "grid"),
     sized_methods=(SEEDFLOOD, "dsgd", "dzsgd"),
     hops=(1, 2, 4, 8, 0),
@@ -173,11 +172,6 @@ def rates(method: str, rate: float) -> list[float]:
     return list(usual) if first_order(method) else [min(one * rate / RATE, MOST) for one in usual]
 
 
-def centralised(method: str) -> bool:
-    """Return whether a method has one model, for which it is all the same who is whose neighbour."""
-    return method in registry.METHODS and registry.METHODS[method].centralised
-
-
 class _Plan:
     """Cells of a preset, in the order in which they are of use."""
 
@@ -228,8 +222,6 @@ class _Plan:
         preset = self._preset
         others = self._problems if preset.all_tasks else self._problems[:1]
         for topology, problem, method in product(preset.topologies, self._problems, preset.methods):
-            if topology != preset.topologies[0] and centralised(method):
-                continue
             yield from self._seeded("methods", problem, method, preset.zeroth_steps, topology=topology)
         for problem in others:
             yield from self._bytes(problem)

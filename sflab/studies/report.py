@@ -31,6 +31,9 @@ ABSENT = "-"
 
 CONTROLS = {"base": "untrained", "calibrated": "untrained, calibrated"}
 
+RATE_OF_SEEDFLOOD = "an update; clients' updates are added"
+RATE_OF_AVERAGED = "a local step of a client; clients are averaged"
+
 
 class StudyPart(NamedTuple):
     """A part of a study: a table for each task, and a figure of the score by what differs."""
@@ -170,7 +173,7 @@ def _tuning(findings: StudyFindings) -> str:
         tried = "; ".join(f"{trial.learning_rate:.2g}: {_shown(loss)}" for trial, loss in one.trials)
         best = f"{one.winner.learning_rate:.2g}" if one.winner else ABSENT
         edge = "at the edge" if one.at_the_edge else ""
-        rate_of = registry.METHODS[cell.method].rate if cell.method in registry.METHODS else registry.UPDATE
+        rate_of = RATE_OF_AVERAGED if cell.method in registry.METHODS else RATE_OF_SEEDFLOOD
         rows.append([cell.method, findings.subject(cell), tried, best, edge, rate_of])
     return table(("method", "task", "rate: validation loss", "chosen", "", "rate of"), rows)
 
