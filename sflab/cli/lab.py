@@ -32,11 +32,6 @@ SIMULATIONS = {
         "Train many virtual clients in one process.",
         "training --clients 4 --steps 20",
     ),
-    "sweep": (
-        "sflab.cli.studies",
-        "Train with every combination of some numbers.",
-        "sweep --rank 8 --rank 32",
-    ),
     "paper": ("sflab.cli.studies", "Compare the methods of the SeedFlood paper.", "paper --smoke"),
     "report": ("sflab.cli.studies", "Write the report of a study's folder.", "report paper"),
 }

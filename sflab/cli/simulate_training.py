@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -25,35 +25,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 METAVARS: dict[Any, str] = {int: "COUNT", float: "NUMBER", str: "NAME"}
 
 
-def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
-    """Return an option for every field of a cell, with the field's words; those in `several` may be repeated.
-    Of `options` each is given by name, as --option."""
+def cell_options(function: F) -> F:
+    """Add an option for every field of a cell, with the field's docstring as help, and --option for
+    `options`."""
     from sflab.experiments.cell import Cell, CellNetwork, Problem
 
     fields = Problem.model_fields | CellNetwork.model_fields | Cell.model_fields
-
-    def add(function: F) -> F:
-        function = option(
-            "--option",
-            "options",
-            multiple=True,
-            metavar="NAME=NUMBER",
-            callback=parse_options,
-            help="A number that only this method has (docs/experiments.md); may be given several times.",
-        )(function)
-        for name in reversed([name for name in fields if name not in ("problem", "network", "options")]):
-            field = fields[name]
-            kind = _kind(field)
-            shown = {"default": field.default, "show_default": field.default != ""}
-            if name in several:
-                shown |= {"default": (field.default,), "multiple": True}
-            flag = f"--{name.replace('_', '-')}"
-            metavar = {} if isinstance(kind, click.Choice) else {"metavar": METAVARS[field.annotation]}
-            text = " ".join((field.description or "").split("\n"))
-            function = option(flag, type=kind, help=text, **shown, **metavar)(function)
-        return function
-
-    return add
+    function = option(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="NAME=NUMBER",
+        callback=parse_options,
+        help="A number that only this method has (docs/experiments.md); may be given several times.",
+    )(function)
+    for name in reversed([name for name in fields if name not in ("problem", "network", "options")]):
+        field = fields[name]
+        kind = _kind(field)
+        shown = {"default": field.default, "show_default": field.default != ""}
+        flag = f"--{name.replace('_', '-')}"
+        metavar = {} if isinstance(kind, click.Choice) else {"metavar": METAVARS[field.annotation]}
+        text = " ".join((field.description or "").split("\n"))
+        function = option(flag, type=kind, help=text, **shown, **metavar)(function)
+    return function
 
 
 def _kind(field: Any) -> Any:
@@ -91,7 +85,7 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 
 
 @click.command
-@cell_options()
+@cell_options
 @results_option("results", "run")
 @option(
     "--write-log",

@@ -42,14 +42,6 @@ class CellResult(NamedTuple):
     end: Mapping[str, float] | None
     """End values; None while the cell is not finished."""
 
-    def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Return the local steps at which `name` was evaluated, and its values there, the end included."""
-        found: dict[int, float] = {}
-        for point in self.points:
-            if point.kind in ("evaluation", "end") and name in point.values:
-                found.setdefault(point.step, point.values[name])
-        return list(found), list(found.values())
-
 
 def path_of(cell: Cell, folder: Path) -> Path:
     """Return the file of a cell's results."""
@@ -86,11 +78,6 @@ def read_all(folder: Path) -> dict[str, CellResult]:
     """Read the results of all cells in a folder, by the names of the cells."""
     found = (read(file) for file in sorted(folder.glob("*.jsonl")))
     return {result.cell.name: result for result in found if result is not None}
-
-
-def write_text(cell: Cell, folder: Path, text: str) -> None:
-    """Write results that were made elsewhere, all at once."""
-    replace(path_of(cell, folder), text)
 
 
 def note_failure(cell: Cell, folder: Path, reason: str) -> None:

@@ -70,12 +70,6 @@ class Group(NamedTuple):
         ends = ((result.cell.seed, result.end or {}) for result in self.results)
         return [(seed, end[name]) for seed, end in ends if name in end]
 
-    def curve(self, name: str) -> tuple[list[int], list[float]]:
-        """Return the local steps at which `name` was evaluated in all finished cells, and its means there."""
-        series = [dict(zip(*result.series(name), strict=True)) for result in self.results]
-        steps = [step for step in (series[0] if series else {}) if all(step in one for one in series)]
-        return steps, [statistics.fmean(one[step] for one in series) for step in steps]
-
 
 class Tuning(NamedTuple):
     """The trials of one method on one task."""

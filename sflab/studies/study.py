@@ -87,7 +87,7 @@ def unusable(folder: Path, reason: str) -> UserError:
     return UserError(
         Code.RESULTS_UNUSABLE,
         f"{folder} cannot be used as the results of a study: {reason}",
-        "Name the folder that `sfnode lab simulate paper` or `sweep` has written to, or a new one.",
+        "Name the folder that `sfnode lab simulate paper` has written to, or a new one.",
     )
 
 
@@ -202,11 +202,9 @@ def _stage(cells: list[Cell], folder: Path, pool: Pool, count: _Counter) -> None
         else:
             todo.append(cell)
 
-    def ended(cell: Cell, text: str, failure: str) -> None:
+    def ended(cell: Cell, failure: str) -> None:
         if failure:
             results.note_failure(cell, folder, failure)
-        elif text:
-            results.write_text(cell, folder, text)
         count.ended(cell, failure)
 
     run_cells(todo, pool, ended)

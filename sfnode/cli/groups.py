@@ -140,7 +140,7 @@ def _imported(name: str, where: str) -> click.Command:
         raise UserError(
             Code.EXTRA_MISSING,
             f"`sfnode {name}` belongs to the lab, the package {LAB}, which is not installed",
-            "Install it: pip install 'sfnode[lab]'.",
+            "Install sfnode again, with all of its packages: pip install --force-reinstall sfnode.",
         ) from error
     return command
 

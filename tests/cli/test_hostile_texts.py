@@ -272,7 +272,6 @@ OWN = {
     "completion": "prints a script of this program",
     "lab simulate network": "simulates nodes of its own",
     "lab simulate training": "trains models of its own",
-    "lab simulate sweep": "trains models of its own",
     "lab simulate paper": "trains models of its own",
     "lab bench": "measures this machine",
 }
