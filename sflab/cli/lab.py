@@ -1,4 +1,4 @@
-"""`sfnode lab`: what researchers measure and simulate; networks under faults are run from here."""
+"""`sfnode lab`: the commands of researchers, and `lab simulate network`."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def simulate() -> None:
     """Try the protocol on simulated networks, and training on virtual clients. Nothing is sent."""
 
 
-# `sfnode lab simulate network`: what a network of nodes does under faults and attacks, on a virtual clock.
+# `sfnode lab simulate network`: nodes under faults and attacks, on a virtual clock.
 #
-# Every run follows from one integer, so whatever fails can be seen again.
+# Every run follows from one integer, so every failure can be reproduced.
 
 
 ALL = "all"
@@ -80,11 +80,11 @@ def network(
     as_json: bool,
     listing: bool,
 ) -> int:
-    """Run a network of nodes in virtual time, with simulated links, and check all that is promised.
+    """Run a network of nodes in virtual time, with simulated links, and check all promises.
 
-    The nodes are those of `sfnode join`; what they train is integers. While faults last nothing may be lost,
-    doubled or forged; when they are over, all nodes must become equal in bounded time. Exit status 1 if
-    anything of that fails.
+    The nodes are those of `sfnode join`, with an engine of integers. While faults last, nothing may be lost,
+    doubled or forged. When they are over, all nodes must become equal in bounded time. Exit status 1 if a
+    check fails.
     """
     from sflab.simulator.runner import simulate as run
     from sflab.simulator.scenarios import SCENARIOS

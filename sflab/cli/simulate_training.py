@@ -1,4 +1,4 @@
-"""`sfnode lab simulate training`: many virtual clients train one model in one process, by any method."""
+"""`sfnode lab simulate training`: virtual clients train one model in one process, by any method."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def _kind(field: Any) -> Any:
 
 
 def results_option(default: str, what: str) -> Callable[[F], F]:
-    """Return --out, with this default, for a study or a run."""
+    """Return the option --out with default `default`. `what` is a study or a run."""
     return option(
         "--out",
         "results",
         type=click.Path(path_type=Path, file_okay=False),
         default=default,
-        help=f"Where results are written, and where a {what} that was ended goes on.",
+        help=f"Where results are written, and where an interrupted {what} continues.",
     )
 
 
 def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> dict[str, float]:
-    """Return `NAME=NUMBER` pairs as a dictionary."""
+    """Parse `NAME=NUMBER` pairs."""
     found = {}
     for value in values:
         name, equals, number = value.partition("=")
@@ -111,10 +111,10 @@ def training(
     as_json: bool,
     **fields: Any,
 ) -> int:
-    """Train virtual clients of one model and measure what comes of it, beside the untrained model.
+    """Train virtual clients of one model, and compare the result with the untrained model.
 
-    The same fields give the same numbers, and the same name of the results: a run that was ended goes on with
-    the same command. SeedFlood's clients are nodes in virtual time that share one engine.
+    The same fields give the same numbers and the same name of the results. The same command continues an
+    interrupted run. SeedFlood's clients are nodes in virtual time that share one engine.
     """
     from sflab.experiments.cell import Place
     from sflab.experiments.runner import run_cell
@@ -137,7 +137,7 @@ def training(
 
 
 def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
-    """Return the cell that options by name describe. Raises UserError BAD_OPTION."""
+    """Return the cell of the given options. Raises UserError BAD_OPTION."""
     from pydantic import ValidationError
 
     from sflab.experiments.cell import Cell, CellNetwork, Problem
@@ -161,7 +161,7 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
 
 
 def _lines(values: Mapping[str, float]) -> list[str]:
-    """Return the end values for people."""
+    """Format the end values for people."""
     lines = [
         f"score              {values['score']:.3f}, loss {values['loss']:.4f}, on the test rows",
         f"untrained          {values['base_score']:.3f}, loss {values['base_loss']:.4f}",

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def typed() -> str:
-    """Return the command line as it was typed, for the report."""
+    """Return the command line as typed, for the report."""
     return command("sfnode", *sys.argv[1:])
 
 
@@ -57,7 +57,7 @@ def run_study(plan: Study, results: Path, count: int, device: str) -> dict[str, 
         try:
             return study.run(plan, results, pool, told)
         except KeyboardInterrupt:
-            echo(f"Interrupted. The same command goes on from {results}.", err=True)
+            echo(f"Interrupted. The same command continues from {results}.", err=True)
             raise SystemExit(INTERRUPTED) from None
 
 
@@ -139,9 +139,10 @@ def paper(
 ) -> int:
     """Compare SeedFlood with the methods of its paper and write a report with tables.
 
-    What is finished is kept: a study that was ended goes on with the same command, and a larger one takes
-    what it shares with a smaller one in the same folder. Without a size, the study takes about two hours of
-    two cores with a model of 4 million parameters and two tasks. Exit status 1 if a cell failed.
+    Finished cells are kept: the same command continues an interrupted study, and a larger study reuses the
+    cells of a smaller one in the same folder. Without a size, the study takes about two hours of two cores
+    with a model of 4 million parameters and two tasks. Exit status 1 if a cell failed.
+
     """
     from sflab.studies import paper as presets
 

@@ -20,7 +20,7 @@ from sflab.studies.study import describe, short, total
 REPORT = "report.md"
 
 SHOWN_MISSING = 40
-"""Missing cells that are named; of more, the number is said."""
+"""Maximum number of missing cells to list. The report gives only the number of the others."""
 
 ABSENT = "-"
 
@@ -177,7 +177,7 @@ def _missing(findings: StudyFindings) -> Iterator[str]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Format a table in Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
 
 
@@ -198,23 +198,23 @@ PAPER_UPDATES = 80_000
 """Updates of the paper's longest run: 16 clients with 5,000 steps each."""
 
 PAPER_BYTES = 400_000
-"""Bytes per edge that the paper counts for them."""
+"""Bytes per edge of these updates in the paper."""
 
 PAPER_GAP = -0.06
-"""Score of SeedFlood relative to DSGD in the paper, at worst (-4 % at best)."""
+"""Lowest score of SeedFlood relative to DSGD in the paper (the highest is -4 %)."""
 
 RIVALS = ("dzsgd", "dzsgd-lora", "chocosgd-lora")
-"""Methods that SeedFlood does not fall below in the paper."""
+"""Methods that do not score higher than SeedFlood in the paper."""
 
 NOT_MEASURED = "its cells are not finished, or not in this study"
 
 
 class PaperClaim(NamedTuple):
-    """A claim of the paper beside what was found."""
+    """A claim of the paper, with the finding about it."""
 
     words: str
     met: bool | None
-    """None: it was not measured."""
+    """Whether the claim is met; None: not measured."""
     found: str = NOT_MEASURED
 
     def __str__(self) -> str:
@@ -223,7 +223,7 @@ class PaperClaim(NamedTuple):
 
 
 def claims(findings: StudyFindings) -> list[PaperClaim]:
-    """Compare a study with the paper, claim by claim."""
+    """Judge all claims of the paper by a study."""
     found = []
     for task in findings.tasks:
         by_method = {
@@ -240,7 +240,7 @@ def claims(findings: StudyFindings) -> list[PaperClaim]:
 
 
 def paired(one: Group, other: Group, name: str = "score") -> Interval | None:
-    """Return the mean difference of an end value between cells of the same seed, with its interval."""
+    """Return the mean difference of an end value between cells with the same seed, with its interval."""
     others = dict(other.by_seed(name))
     return interval([value - others[seed] for seed, value in one.by_seed(name) if seed in others])
 
@@ -251,7 +251,7 @@ def _claims(findings: StudyFindings) -> Iterator[str]:
 
 
 def _not_below(words: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
-    """Return whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
+    """Judge whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
     difference = paired(ours, theirs) if ours and theirs else None
     if ours is None or theirs is None or difference is None:
         return PaperClaim(words, None)
@@ -270,7 +270,7 @@ def _gap(task: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
 
 
 def noise(difference: Interval) -> str:
-    """Write a difference with its interval, and whether it exceeds what seeds make of it."""
+    """Format a difference with its interval, and whether the interval includes 0."""
     if difference.seeds == 1:
         return f"difference {difference.mean:+.3f}, one seed: nothing is known of the noise"
     includes = "includes" if difference.low <= 0 <= difference.high else "does not include"
@@ -281,8 +281,7 @@ def noise(difference: Interval) -> str:
 
 
 def _bytes(findings: StudyFindings, task: str) -> Iterator[PaperClaim]:
-    """Yield what an edge carries, both directions together, signatures included: the paper leaves them
-    out."""
+    """Judge the bytes of an edge in both directions, with signatures, which the paper does not count."""
     words = f"{task}: an edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
     for group in findings.groups("bytes"):
         cell, size = group.cell, group.of("bytes_per_edge")
