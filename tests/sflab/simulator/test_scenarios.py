@@ -15,7 +15,7 @@ from sflab.simulator.scenarios import SCENARIOS
 from sfprotocol.decisions import Amend, Close, Decision, Seal, read
 from tests.sflab.simulator.conftest import SEEDS
 
-ELSEWHERE = () if SEEDS else ("checkpoints", "false-claims", "judged", "lost", "vectors")
+ELSEWHERE = () if SEEDS else ("checkpoints", "false-claims", "judged", "lost", "storm", "vectors")
 """Scenarios that are tried below, at full length and with more questions."""
 
 FEW = 8
