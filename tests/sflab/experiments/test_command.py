@@ -12,7 +12,10 @@ from sflab.cli.simulate_training import training
 from sflab.experiments.cell import Cell, CellNetwork, Problem
 from sfnode.cli.main import main
 
-FEW = ["--clients", "3", "--rows", "30", "--validation-rows", "10", "--test-rows", "20", "--steps", "3", "--rank", "4"]
+FEW = [
+    *("--clients", "3", "--rows", "30", "--validation-rows", "10", "--test-rows", "20"),
+    *("--steps", "3", "--rank", "4"),
+]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
