@@ -32,13 +32,13 @@ class CellJob(NamedTuple):
     threads: int = 1
 
 
-Failure = str
+CellFailure = str
 """Reason why a cell failed; empty if it did not."""
 
 
-def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, Failure], None]) -> None:
+def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, CellFailure], None]) -> None:
     """Run cells, and call `ended` with each cell and its failure."""
-    waiting, running = deque(cells), dict[Future[Failure], Cell]()
+    waiting, running = deque(cells), dict[Future[CellFailure], Cell]()
     while waiting or running:
         while waiting and len(running) < pool.size:
             cell = waiting.popleft()
@@ -65,8 +65,8 @@ class Here:
     def __init__(self, job: CellJob) -> None:
         self._job = job
 
-    def submit(self, cell: Cell) -> Future[Failure]:
-        future: Future[Failure] = Future()
+    def submit(self, cell: Cell) -> Future[CellFailure]:
+        future: Future[CellFailure] = Future()
         future.set_result(_attempt(self._job, cell))
         return future
 
@@ -87,9 +87,9 @@ class Processes:
         self.size = count
         self._job = job
         self._free: list[_Worker] = []
-        self._busy: dict[Future[Failure], _Worker] = {}
+        self._busy: dict[Future[CellFailure], _Worker] = {}
 
-    def submit(self, cell: Cell) -> Future[Failure]:
+    def submit(self, cell: Cell) -> Future[CellFailure]:
         for future in [one for one in self._busy if one.done()]:
             worker = self._busy.pop(future)
             if isinstance(future.exception(), BrokenExecutor):
@@ -132,7 +132,7 @@ Pool = Here | Processes
 """Runner of cells, `size` of them at a time. It is entered once. Leaving it, in any way, ends everything."""
 
 
-def _outcome(future: Future[Failure]) -> Failure:
+def _outcome(future: Future[CellFailure]) -> CellFailure:
     error = future.exception()
     if error is None:
         return future.result()
@@ -141,7 +141,7 @@ def _outcome(future: Future[Failure]) -> Failure:
     return f"its worker was lost: {str(error).strip() or type(error).__name__}"
 
 
-def _attempt(job: CellJob, cell: Cell) -> Failure:
+def _attempt(job: CellJob, cell: Cell) -> CellFailure:
     """Run a cell. Return errors as text: not all of them can be sent to another process."""
     try:
         job.run(cell, job.folder, job.device, job.threads)
