@@ -18,7 +18,7 @@ from tests.sflab.simulator.conftest import SEEDS
 ELSEWHERE = () if SEEDS else ("checkpoints", "false-claims", "judged", "lost", "storm", "vectors")
 """Scenarios that are tried below, at full length and with more questions."""
 
-FEW = 8
+FEW = 12
 """Nodes of a short course."""
 
 
