@@ -6,6 +6,7 @@ Data of the organiser, which alone decides; what was named of a feed is read fro
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -133,6 +134,8 @@ class HeldFeeds:
         """Time at which something of a member was last named."""
         self._unshown: dict[Feed, None] = {}
         """Feeds of which more is held than peers have shown."""
+        self._sealed = 0
+        """Seals by which boundaries were forgotten last."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -146,6 +149,7 @@ class HeldFeeds:
     def follow(self, view: View, moved: Iterable[Feed], now: float) -> int:
         """Look at feeds of which something else is held, counts or is proven; return how many updates have
         come."""
+        self._forget_sealed(view.run_state)
         return sum(self._look_at(feed, view, now) for feed in moved)
 
     def _look_at(self, feed: Feed, view: View, now: float) -> int:
@@ -159,6 +163,17 @@ class HeldFeeds:
         if state.next > held.shown:
             self._unshown[feed] = None
         return max(0, held.stop - first)
+
+    def _forget_sealed(self, run_state: RunState) -> None:
+        """Forget the boundaries before the last one that seals have judged, whoever signs the seals."""
+        if run_state.sealed == self._sealed:
+            return
+        self._sealed = run_state.sealed
+        for number, stop in run_state.positions(run_state.sealed - 1).items():
+            held = self._feeds.get(run_state.feed(number))
+            boundaries = held.boundaries if held else []
+            judged = bisect_left(boundaries, stop, key=lambda one: one.stop)
+            del boundaries[: min(judged, len(boundaries) - 1)]  # the last one says how much is held
 
     @staticmethod
     def _continues(feed: Feed, held: HeldFeed, view: View) -> bool:
@@ -305,12 +320,6 @@ class HeldFeeds:
                 return None
             found.append((number, stop, boundary.chain))
         return found
-
-    def forget(self, chains: list[tuple[int, int, bytes]], run_state: RunState) -> None:
-        """Forget the boundaries before these, which have been sealed."""
-        for number, stop, _ in chains:
-            held = self._feeds[run_state.feed(number)]
-            held.boundaries = [one for one in held.boundaries if one.stop >= stop]
 
     def oversized(self, epoch: int, run_state: RunState) -> set[int]:
         """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are

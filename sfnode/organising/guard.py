@@ -89,7 +89,7 @@ MOST_RETURNS = 8
 
 
 Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
-"""Losses of rows by epoch, whether it is the base model, and measure."""
+"""Losses of rows by epoch, by whether they are the base model's, and by measure."""
 
 
 class SealResult(NamedTuple):
@@ -160,14 +160,16 @@ class Guard:
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
         self._base: dict[tuple[str, bool], SealResult] = {}
-        """The base model's, as it is and calibrated, by measure."""
+        """Results of the base model, as it is and calibrated, by measure."""
         self.results: list[SealResult] = []
-        """Those of seals that were not taken back."""
-        self._mark: SealResult | None = None
-        """The last improvement: the last result that was evidently better than the improvement before it, and
-        by more than a little; the base model at first."""
+        """Results of seals that were not taken back."""
+        self._voided: list[range] = []
+        """Epochs that were taken back. Results of them that come later are of models that are gone."""
+        self._marks: list[SealResult] = []
+        """Improvements, in order: results that were evidently better than the improvement before them, and by
+        more than a little. The first one is compared with the base model."""
         self.rows: Rows = {}
-        """Losses of rows: all that a restart forgets. They take 2 kB for 256 rows."""
+        """Losses of rows of results that are to be published. A restart forgets all losses of rows."""
         self._unjudged = False
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
@@ -180,7 +182,9 @@ class Guard:
     # -- what is known -----------------------------------------------------------------------------
 
     def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:
-        """Remember the rows of a result that is to be published."""
+        """Remember the rows of a result that is to be published, in place of the seal's before."""
+        if not base:
+            self.rows = {key: rows for key, rows in self.rows.items() if key[1]}
         if isinstance(result, EvaluationOfRows):
             self.rows[epoch, base, measure_of(result)] = np.array(result.losses, np.float64)
 
@@ -195,26 +199,45 @@ class Guard:
                     self.returns[-1].until = decision.rates[0].epoch
             case Evaluated():
                 said = health.evaluation(decision)
-                self._on_result(SealResult(said, self.rows.get((said.epoch, said.base, measure_of(said)))))
+                self._on_result(
+                    SealResult(said, self.rows.pop((said.epoch, said.base, measure_of(said)), None))
+                )
             case Void():
                 self._on_void(decision)
 
     def _on_result(self, result: SealResult) -> None:
         if result.said.base:
             self._base[measure_of(result.said)] = result
-        elif not self.discards(result.epoch):
-            self.results = [one for one in self.results if measure_of(one.said) == measure_of(result.said)]
-            self.results.append(result)
-            self._mark = self._marked(self._mark, result)
+        elif not (self.discards(result.epoch) or any(result.epoch in epochs for epochs in self._voided)):
+            measure = measure_of(result.said)
+            self.results = [one for one in self.results if measure_of(one.said) == measure] + [result]
+            self._marks = [one for one in self._marks if measure_of(one.said) == measure]
+            mark = self._mark
+            if mark is None or self._is_improved(mark, result):
+                self._marks.append(result)
+            self._forget_rows()
             self._unjudged = True
+
+    def _forget_rows(self) -> None:
+        """Forget the rows of results that later ones are not compared with: all but the best one's and the
+        last two's. Improvements keep their rows. After a Void of the owner's an older result may be the best
+        one; a difference to it has a larger error."""
+        kept = {self._best().epoch, *(one.epoch for one in self.results[-2:])}
+        self.results = [one if one.epoch in kept else one._replace(losses=None) for one in self.results]
 
     def _on_void(self, void: Void) -> None:
         if not void.members and void.first <= void.last == self._sealed - 1:
             self.returns.append(Return(void.first))
         self._unjudged = False
-        self.results, self._mark = [one for one in self.results if one.epoch < void.first], None
-        for one in self.results:
-            self._mark = self._marked(self._mark, one)
+        self._voided.append(range(void.first, void.last + 1))
+        self.results, self._marks = (
+            [one for one in known if one.epoch < void.first] for known in (self.results, self._marks)
+        )
+
+    def verdict(self) -> health.HealthVerdict:
+        """Return the health of the run by the results so far."""
+        bases = {measure: one.said for measure, one in self._base.items()}
+        return health.verdict(bases, [one.said for one in self.results])
 
     # -- what is decided ---------------------------------------------------------------------------
 
@@ -372,13 +395,19 @@ class Guard:
         before = [one for one in self.results[:-1] if one.epoch > best.epoch][-1:]
         return worse(latest, little, chance) and (once or (before != [] and worse(before[0], little, chance)))
 
-    def _marked(self, mark: SealResult | None, one: SealResult) -> SealResult:
-        """Return the last improvement after another result."""
-        mark = mark or self._base_of(one) or one
+    @property
+    def _mark(self) -> SealResult | None:
+        """The last improvement, or the base model; None if neither is known."""
+        if self._marks or not self.results:
+            return self._marks[-1] if self._marks else None
+        return self._base_of(self.results[-1])
+
+    def _is_improved(self, mark: SealResult, one: SealResult) -> bool:
+        """Return whether a result is an improvement over the last one."""
         by, error = rise(one, mark)
         gain = max(LITTLE, self._start().loss - one.loss)
         better = by > BETTER * gain and by > ERRORS * error
-        return one if better or health.is_worse(mark.said, one.said) else mark
+        return better or health.is_worse(mark.said, one.said)
 
     def _since_mark(self) -> list[SealResult]:
         """Return the results since the last improvement, and the last return."""

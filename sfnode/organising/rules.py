@@ -189,7 +189,6 @@ def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
     judgement, less = _judged(known, epoch)
     skipped = _skipped(known, epoch, judgement)
     known.evaluations.sealing(epoch, skipped, less=less)
-    feeds.forget(chains, run_state)
     digest = named_digest(known.view.control.authority.run_id, chains)
     recounted = _recounted(known, epoch, judgement)
     return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)

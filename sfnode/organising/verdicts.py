@@ -18,7 +18,7 @@ from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import IDLE_ROUNDS, RECOUNTS_PER_SEAL, Judgement
 from sfnode.schema.node_state import Uncounted
-from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth
+from sfprotocol.decisions import INCARNATIONS, Decision, Oversized, Recount, Revoke, Void, Worth
 from sfprotocol.run_state import NEVER, RunState
 
 Brings = Callable[[int, int, RunState, range], bool]
@@ -35,11 +35,9 @@ class Verdicts:
         *,
         judged: bool = True,
         revokes: bool = True,
-        guards: bool = True,
     ) -> None:
-        """`judged`: seals follow the evidence; `revokes`: so do revocations. `guards`: the guard decides by
-        results, of which nobody else needs to know."""
-        self.evidence, self.guard, self._guards = evidence, guard, guards
+        """`judged`: seals follow the evidence; `revokes`: so do revocations."""
+        self.evidence, self.guard = evidence, guard
         self._judged, self._revokes = judged, judged and revokes
         self._oversized: set[Recount] = set()
         """Work that waits for the seal before the end."""
@@ -66,14 +64,14 @@ class Verdicts:
     def of_run(cls, training: Training | None) -> Self:
         """Return those of whoever reads the decisions of a run; without its numbers only who is revoked, and
         what is too large, is certain."""
-        return cls(MembersEvidence.of(training) if training else MembersEvidence(), Guard(), guards=False)
+        return cls(MembersEvidence.of(training) if training else MembersEvidence(), Guard())
 
     # -- what decisions tell -----------------------------------------------------------------------
 
     def take(self, decision: Decision) -> None:
         """Take in the next decision of the control feed."""
         self.evidence.take(decision)
-        if self.guard and (self._guards or not isinstance(decision, Evaluated)):
+        if self.guard:
             self.guard.take(decision)
         if isinstance(decision, Oversized) and decision.epoch > self._published:
             self._published = decision.epoch

@@ -6,14 +6,14 @@ Everybody who has the control feed comes to the same verdict. What to show of it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import measure_of, metric_of
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation
-from sfprotocol.decisions import Decision, Evaluated, Void
+from sfprotocol.decisions import Decision, Evaluated
 
 BASE = "base "
 """Beginning of the metric's name where the base model was measured: `base accuracy`."""
@@ -106,31 +106,17 @@ def evaluations(decisions: Iterable[Decision]) -> list[EpochEvaluation]:
     return [evaluation(said) for said in decisions if isinstance(said, Evaluated)]
 
 
-def verdict(decisions: Iterable[Decision]) -> HealthVerdict:
-    """Return the health of a run after these decisions.
+def verdict(
+    bases: Mapping[tuple[str, bool], EpochEvaluation], seals: Sequence[EpochEvaluation]
+) -> HealthVerdict:
+    """Return the health of a run with these results: of the base model, by measure, and of seals, by one
+    measure, that were not taken back.
 
-    Worse means that the two 95 % intervals do not touch: both are of the same rows, so this is cautious. What
-    was measured of epochs that were then voided, or later, does not count: those models are gone. Nor does
-    what is told of a voided epoch after that: its evaluation was under way.
+    Worse means that the two 95 % intervals do not touch. Both are of the same rows, so this is cautious.
     """
-    bases: dict[tuple[str, bool], EpochEvaluation] = {}
-    seals: list[EpochEvaluation] = []
-    voided: list[Void] = []
-    for decision in decisions:
-        match decision:
-            case Evaluated(epoch=epoch):
-                result = evaluation(decision)
-                if result.base:
-                    bases[measure_of(result)] = result
-                elif not any(void.first <= epoch <= void.last for void in voided):
-                    seals.append(result)
-            case Void(first=first):
-                voided.append(decision)
-                seals = [result for result in seals if result.epoch < first]
     if not seals:
         return HealthVerdict(RunHealth.UNKNOWN, bases=tuple(bases.values()))
     latest = max(seals, key=lambda result: result.epoch)
-    seals = [result for result in seals if measure_of(result) == measure_of(latest)]
     best = max(seals, key=lambda result: (_goodness(result), result.epoch))
     alike = (bases.get((latest.metric, calibrated)) for calibrated in (False, True))
     found = HealthVerdict(RunHealth.UNKNOWN, latest, tuple(filter(None, alike)), best)

@@ -73,7 +73,7 @@ class Results:
         """Number of decisions that were read, and the signature of the last of them: they change only by more
         of them, or by a succession, which signs the next one itself."""
         self.said: list[Decision] = []
-        """Results, what was taken back and announcements, in order."""
+        """Results and announcements, in order."""
         self.verdicts = Verdicts.of_run(training)
         """Consequences for members."""
 
@@ -94,7 +94,7 @@ class Results:
 
     def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
         self.verdicts.take(recorded.decision)
-        if isinstance(recorded.decision, Announce | Evaluated | Void):
+        if isinstance(recorded.decision, Announce | Evaluated):
             self.said.append(recorded.decision)
 
     @property
@@ -109,7 +109,9 @@ class Results:
 
     def verdict(self) -> health.HealthVerdict:
         """Return the health of the run."""
-        return health.verdict(self.said)
+        guard = self.verdicts.guard
+        assert guard is not None  # who reads decisions has one
+        return guard.verdict()
 
 
 class Sealed(NamedTuple):

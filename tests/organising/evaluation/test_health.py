@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from sfnode.organising.evaluation.health import evaluation, published, verdict
+from sfnode.organising.evaluation.health import HealthVerdict, evaluation, published
+from sfnode.organising.guard import Guard
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation
 from sfprotocol.decisions import Announce, Decision, Evaluated, Void, encode
@@ -17,6 +18,13 @@ UNKNOWN, BETTER, NO_BETTER, WORSE = RunHealth
 
 def told(epoch: int, value: float, *, metric: str = "accuracy", base: bool = False) -> Evaluated:
     return published(epoch, scores(value, metric=metric), base=base)
+
+
+def verdict(decisions: list[Decision]) -> HealthVerdict:
+    guard = Guard()
+    for decision in decisions:
+        guard.take(decision)
+    return guard.verdict()
 
 
 BASE = told(0, 0.5, base=True)
