@@ -254,7 +254,7 @@ class Guard:
             what = "what nodes learn from their rows has become too little to change it"
             self._due.extend(self._end(f"at the model of round {self._sealed - 1}", what))
         decision = self._due.popleft() if self._due else None
-        if isinstance(decision, Finish):  # what waits for its seal comes too late
+        if isinstance(decision, Finish):  # unsealed work comes too late
             self.returns.append(Return(self._sealed))
         return decision
 

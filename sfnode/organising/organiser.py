@@ -181,7 +181,7 @@ class Organiser:
         if reason:
             self.state, known.stopped, self._signing = OrganiserState.STOPPED, reason, None
             known.actions.append(StopSigning(reason))
-        elif feed.stop < before:  # a succession to the same key keeps less than was here
+        elif feed.stop < before:  # a succession to the same key keeps fewer decisions
             self.state, self._signing, known.alone = OrganiserState.RESTARTED, None, False
             gone = known.making[Checkpoint]
             gone.epoch = gone.made = None

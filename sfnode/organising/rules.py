@@ -71,9 +71,9 @@ def close_due(known: Knowledge, now: float) -> Close | None:
     run_state, search, steps = known.run_state, known.search, known.policy.steps
     rest = run_state.budget - run_state.promised
     if not _may_close(known) or rest <= 0:
-        return None  # without a rest the run is complete with the seals to come, unless they skip something
+        return None  # the seals to come complete the run, unless they skip something
     target = search.target(run_state) if search else known.policy.longest
-    # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show yet
+    # members wait after EPOCHS_AHEAD usual epochs of updates, which a second node may not show yet
     target = min(target, rest, int(GROWTH * run_state.usual_updates(known.policy.target_updates)))
     chosen = _chosen(known, rest, now)
     total = sum(one.moving for one in chosen)
@@ -91,7 +91,7 @@ def close_due(known: Knowledge, now: float) -> Close | None:
         known.close_at = earliest
         return None
     if not cut and total >= rest and _is_to_wait(known):
-        chosen = []  # by a seal of its own, what waits counts before the run ends
+        chosen = []  # skipped work counts first, by a seal of its own
     salt = known.draw(SALT_BYTES)
     return Close(run_state.open_epoch, salt, tuple(one.move(salt) for one in sorted(chosen)))
 
@@ -100,7 +100,7 @@ def _may_close(known: Knowledge) -> bool:
     """Return whether the run continues and few enough epochs wait for their seals."""
     run_state, search = known.run_state, known.search
     waits = known.policy.steps or (search and not search.settled)
-    most = 1 if waits else MAX_UNSEALED  # what comes at a wrong rate, or in a wrong unit, is lost
+    most = 1 if waits else MAX_UNSEALED  # work at a wrong rate, or in a wrong unit, is lost
     unsealed = run_state.open_epoch - run_state.sealed
     over = run_state.complete or run_state.open_epoch >= MAX_EPOCHS
     return not over and unsealed < most and not known.making[Bases].is_under_way
@@ -268,27 +268,27 @@ def _lost(known: Knowledge, skipped: tuple[int, ...]) -> int:
 Rule = Callable[[Knowledge, float], Decision | None]
 
 RULES: tuple[Rule, ...] = (
-    # a decision of the owner's that would change something
+    # an owner's decision that would change something
     owner_decisions.due,
     # an admission that needs no owner, at the rate that the policy allows (`admission`)
     lambda known, now: known.join_requests.next(known.run_state, now),
-    # the result of an evaluation of an epoch that is sealed, or of the base model (`evaluating`)
+    # a result of a sealed epoch, or of the base model (`evaluating`)
     lambda known, _: known.evaluations.result(known.run_state),
-    # a return, or the end, that these results call for (`guard`)
+    # a return, or the end of the run, by these results (`guard`)
     lambda known, _: known.guard.due(known.run_state) if known.guard else None,
-    # a worth that was measured, and what follows from it for a member (`verdicts`)
+    # a measured worth, and revocations that follow (`verdicts`)
     lambda known, _: known.verdicts.sanction(known.run_state),
-    # nothing: what follows depends on how long feeds and the epoch have waited
+    # nothing: the rules below depend on how long feeds and the epoch have waited
     times,
     # a seal of the oldest closed epoch, once it is evaluated or has waited long enough
     seal_due,
-    # bases, once those of now have served for long enough
+    # new bases, once the present ones have served long enough
     making.bases_due,
     # a close, once enough updates may be named, or one has waited long enough
     close_due,
-    # an amendment of a feed of which named steps are not to be had from anybody (`feeds`)
+    # an amendment of a feed whose named steps nobody has (`feeds`)
     lambda known, now: known.feeds.lost(known.view, known.policy.amend_after, now),
-    # a checkpoint of an epoch that nothing is expected to change any more
+    # a checkpoint of an epoch that is settled
     making.checkpoint_due,
 )
 

@@ -115,19 +115,19 @@ class Evaluations:
         if asked.epoch == epoch:
             asked.altered = asked.altered or less or asked.skipped != set(skipped)
 
-    # -- what comes of it --------------------------------------------------------------------------
+    # -- after the answer --------------------------------------------------------------------------
 
     def ended(self, event: EvaluationEnded, run_state: RunState, now: float) -> list[Worth]:
         """Take in the answer to the evaluation under way; return the measured contributions."""
         asked = self._asked
         asked.running = False
-        share = self._share(run_state)  # that of when it was asked for: it may just have settled
+        share = self._share(run_state)  # as of the question: the rate may have settled since
         self._tell_search(event, run_state)
         self._pause(share, now)
         bases = (base for base in (event.base, event.calibrated) if base)
         self._bases += [health.published(event.epoch, base, base=True) for base in bases]
         too_late = event.found and event.found.factor != 1.0 and event.epoch < run_state.sealed
-        if event.result and not too_late:  # what is sealed is another model
+        if event.result and not too_late:  # the sealed model is another one
             asked.result = health.published(event.epoch, event.result)
         return worths_of(event.epoch, asked.rows, parts_of(event.shares, run_state))
 
@@ -135,7 +135,7 @@ class Evaluations:
         if search := self._search:
             scored, rows = event.result is not None, event.found.rows if event.found else 0
             beyond = max(0, rows - self._asked.searched) * len(AMOUNTS)
-            cost = event.forwards - beyond  # what it took to save an epoch is no debt of later ones
+            cost = event.forwards - beyond  # the cost of saving an epoch is no debt of later ones
             search.ended(event.epoch, event.found, cost, scored=scored, run_state=run_state)
 
     def _share(self, run_state: RunState) -> float:

@@ -226,10 +226,10 @@ class Search:
             return self._unsearched(run_state, due, last)
         if self.settled and not last:
             return self._regular(run_state, due, cost)
-        # an epoch at a rate that may be far off is searched, whatever else is due
+        # at a rate that may be far off an epoch is searched first of all
         scored = last or (due and self._credit >= cost + self._cheapest)
         rest = max(0.0, self._credit - cost * scored)
-        if due and not scored:  # it saves up: else what is cheaper would always come first
+        if due and not scored:  # it saves: the cheaper one would always come first otherwise
             rest = min(rest, self._cheapest)
         origins = 0
         if policy.origins:

@@ -102,7 +102,7 @@ def alarms(
     if run_state.unsupported:
         found.append(_unsupported())
     if verdict.health is RunHealth.WORSE and verdict.latest:
-        guarded = guarded and not run_state.complete  # then it has done what it can
+        guarded = guarded and not run_state.complete  # afterwards a guard can do nothing
         fix = GUARDED if guarded else _take_back(verdict, run_state) if here else PAUSE_IF_YOU_LIKE
         found.append(_worse(verdict, fix))
     if verdict.no_gain and run_state.counted >= NO_GAIN * run_state.budget:
@@ -113,7 +113,7 @@ def alarms(
     elif silence and not feed.frozen:
         found.append(_silent(silence, here))
     waits = own and own.skipped and not own.counts_at_last
-    if own and waits and own.harmful_since is None:  # who is revoked is told so
+    if own and waits and own.harmful_since is None:  # a revoked member has its own message
         found.append(_skipped())
     return [shown(one) for one in found]
 

@@ -473,7 +473,7 @@ class Reports:
         if why := _restarted(organising):
             return WaitStatus(reason=Wait.ORGANISER, text=why)
         number, epoch = self.run_state.number(own), self.run_state.open_epoch
-        assert number is not None  # who stands as a member has feeds
+        assert number is not None  # a member has feeds
         quota = self._organised.quota(number // INCARNATIONS)
         if not quota:
             made = f"it is new and the places of newcomers in round {epoch} are taken"
