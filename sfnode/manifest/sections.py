@@ -1,4 +1,4 @@
-"""Tables of the manifest, frozen, strict, and in one canonical order: the base model and its trained matrices;
+"""Tables of the manifest, frozen, strict, in one canonical order: the base model and its matrices;
 the sources of training, validation and test rows; and admission, which is the price of an open run and the
 organiser of an organised one. The task and the training numbers have modules of their own.
 """
