@@ -225,12 +225,6 @@ def test_useless_work_is_skipped_and_nobody_is_revoked_for_it() -> None:
         assert swarm.revoked() == []
 
 
-def test_work_that_does_harm_is_revoked() -> None:
-    swarm = Swarm(20, 0.6, "flip").run(20)
-    assert swarm.revoked() == list(range(swarm.hostile))
-    assert {swarm.origins.members[member].harm_since for member in swarm.revoked()} <= {0, 1, 2}
-
-
 def test_flips_of_three_in_ten_show_in_the_first_epoch_though_scalars_agree_little() -> None:
     """Mean scores of an update as measured on AG News: the median of all is 0.14, that of the honest 0.28."""
     drifts = (0.47, 0.06, 0.04, 0.28, 0.57, 0.22, 0.33, -0.54, -0.34, -0.25)
