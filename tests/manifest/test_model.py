@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sfnode.manifest import Manifest
-from tests.manifest.fields import FIELDS, PARENT, changed
+from tests.manifest.fields import PARENT, changed
 
 
 @pytest.mark.parametrize(
