@@ -444,21 +444,6 @@ def test_in_a_program_data_without_a_task_are_not_taken_for_reviews() -> None:
 # -- what is measured ----------------------------------------------------------------------------------
 
 
-def test_the_limit_of_the_scalars_is_eight_times_what_is_measured(sfnode: Run) -> None:
-    numbers = sets("training.learning_rate=5e-4", "training.scalar_delta=0.001")
-    training = written(sfnode("init", *REVIEWS, *numbers, *MEASURED)).training
-    with scalars.any_trainer(build({}), scalars.Means())[0] as trainer:
-        spread = scalars.measure(trainer, 3 * 8 * FEW).spread
-    assert 0.5 < training.scalar_limit * training.scalar_delta / (8 * spread) < 2
-
-
-def test_a_centred_run_has_the_base_models_prior_for_nodes_without_public_rows(sfnode: Run) -> None:
-    flags = (*sets("task.loss=centred", "data.train_limit=40"), "--open", *MEASURED)
-    task = written(sfnode("init", *REVIEWS, *flags)).task
-    assert (task.loss, len(task.prior), max(task.prior)) == ("centred", 2, 0)
-    assert min(task.prior) < 0
-
-
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -538,16 +523,6 @@ def test_what_cannot_be_tried_out_stays_and_is_said(model: Path, sfnode: Run) ->
     ended = sfnode("init", "--model", model, *TEXT, *MEASURED)
     assert "Numbers were not tried out (the run names no data): they are the defaults, or as" in ended.out
     assert "Bases are random ones, as none were made from errors: " in ended.out
-
-
-def test_numbers_with_which_one_update_wrecks_the_model_are_refused_with_better_ones(sfnode: Run) -> None:
-    fast = ("init", *REVIEWS, *sets("training.learning_rate=1e-3"), *MEASURED)
-    ended = sfnode(*fast, *sets("training.scalar_limit=32767"))
-    assert (ended.status, ended.out, Path("run.toml").exists()) == (1, "", False)
-    assert "sfnode: SF017: " in ended.err
-    advice = re.search(r"Lower training.scalar_limit to ([0-9]+)\.", ended.err)
-    assert advice is not None
-    assert written(sfnode(*fast, *sets(f"training.scalar_limit={advice[1]}")))
 
 
 def test_a_big_model_need_not_be_loaded_and_one_is_told_what_that_means(
