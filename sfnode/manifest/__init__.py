@@ -156,7 +156,7 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _first_order(self) -> Manifest:
-        """Check what holds in a run with gradients (SPEC U11)."""
+        """Check the conditions of a run with gradients (SPEC U11)."""
         if self.protocol < FIRST_ORDER_VERSION and (
             self.training.is_first_order or self.task.loss == "calibrated"
         ):
@@ -249,7 +249,8 @@ class Manifest(Section):
         return found
 
     def canonical(self) -> bytes:
-        """Return canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as float64."""
+        """Return the manifest as canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as
+        float64."""
         encoded: bytes = msgpack.packb(sorted_keys(self.fields()), use_bin_type=True)
         return encoded
 
@@ -325,9 +326,9 @@ class Manifest(Section):
         return round(self.training.learning_rate * RATE_ONE)
 
     def current(self, source: str) -> Manifest:
-        """Return this manifest, which is from `source`, if nodes of this version can take part in its run.
+        """Return this manifest if nodes of this version can take part in its run.
 
-        Raises UserError OLDER_PROTOCOL otherwise.
+        `source` names its origin in errors. Raises UserError OLDER_PROTOCOL otherwise.
         """
         if self.protocol < OLDEST_VERSION:
             raise UserError(
@@ -359,7 +360,7 @@ class Manifest(Section):
 
     @classmethod
     def from_canonical(cls, encoded: bytes, source: str) -> Manifest:
-        """Decode a manifest that came from a peer; bytes that are not canonical are refused."""
+        """Decode a manifest from a peer. Bytes that are not canonical are refused."""
         if len(encoded) > MAX_MANIFEST_BYTES:
             raise UserError(
                 Code.BAD_MANIFEST, f"the manifest from {source} is too large", "Join through another peer."

@@ -23,7 +23,7 @@ MAX_EPOCHS = 65_536
 
 
 class Section(BaseModel):
-    """A frozen table of the manifest; unknown keys are errors, so that a typo cannot pass silently."""
+    """A frozen table of the manifest. Unknown keys are errors, so that a typo cannot pass silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -121,7 +121,7 @@ class Target(Section):
         return f"{self.name}:{self.out_features}x{self.in_features}"
 
     def core_shape(self, rank: int) -> tuple[int, int]:
-        """Return rows and columns of its core in a first-order run of this rank (SPEC U11)."""
+        """Return the rows and columns of its core in a first-order run of this rank (SPEC U11)."""
         return min(rank, self.out_features), min(rank, self.in_features)
 
 
@@ -207,7 +207,7 @@ class OrganisedSection(Section):
     votes: int = Field(default=1, ge=1)
     """Number of deputies that it takes: more than half of them, so that they cannot decide two things."""
     quota: int = Field(default=0, ge=0, le=MAX_QUOTA)
-    """Updates of one feed with one epoch label that an admission allows unless it says otherwise."""
+    """Updates of one feed with one epoch label, unless an admission says otherwise."""
     subspace_epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
     """Epochs that share the bases of one subspace."""
     private: bool = False

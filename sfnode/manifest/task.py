@@ -39,29 +39,30 @@ def composed(text: str) -> str:
 
 
 class Task(Section):
-    """The meaning of a row of data: `template` is the prompt, and an answer follows it.
+    """Meaning of a row of data: `template` is the prompt, and an answer follows it.
 
-    The fields of a row are named in braces, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists
-    the filters). A space sets the answer off unless the prompt ends or the answer begins in white space.
+    Braces name the fields of a row, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists the
+    filters). A space separates the answer, unless the prompt ends or the answer begins in white space.
 
-    classification: `verbalizer` maps the row's label to the answer;
-    sequence-classification: `template` is all the text, which `{separator}` may part in two, and `verbalizer`
-    maps the row's label to the name of a class; a model with a classification head gives the classes scores,
-    in the verbalizer's order;
-    choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`
-    filled in, and `label_field` has the right one (its text, its index, or a list of texts);
-    completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`;
-    chat: `messages_field` holds a conversation, the loss is on what the assistant says in it;
-    reward: the model writes the answer, of at most `answer_tokens` tokens and up to one of the texts `stop`;
-    the loss is 1 less what the `verifier` gives it. Tokens are the likeliest ones, or drawn at a
-    `temperature` (docs/rewards.md).
+    classification: `verbalizer` maps the row's label to the answer.
+    sequence-classification: `template` is all the text, which `{separator}` may part in two. `verbalizer`
+    maps the row's label to the name of a class. A classification head scores the classes, in the verbalizer's
+    order.
+    choice: the row brings its candidates (`candidates_field`). The answer is `completion` with `{candidate}`
+    filled in. `label_field` has the right one: its text, its index, or a list of texts.
+    completion: the answer is `completion`.
+    text: there is no answer, and the loss is on the whole of `template`.
+    chat: `messages_field` holds a conversation, and the loss is on the assistant's messages.
+    reward: the model writes the answer, of at most `answer_tokens` tokens and up to one of the texts `stop`.
+    The loss is 1 less the score by the `verifier`. Tokens are the likeliest ones, or drawn at a `temperature`
+    (docs/rewards.md).
 
-    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
+    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, the usual one of the kind.
 
     `loss` of the kinds with a verbalizer: plain; centred (SPEC T5), where mini-batches are balanced and
-    scores are compared less their means; or calibrated: scores less the `prior`, row by row. `prior`: the
-    base model's over the answers, in the verbalizer's order and in units of 2^-16 nats: in a run that is
-    centred, for nodes without public training rows; none if it is empty.
+    scores are compared less their means; or calibrated, scores less the `prior`, row by row. `prior` is the
+    base model's over the answers, in the verbalizer's order and in units of 2^-16 nats. A centred run has it
+    for nodes without public training rows; it may be empty.
     """
 
     kind: Literal[

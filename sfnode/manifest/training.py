@@ -196,7 +196,7 @@ class Training(Section):
         return self.model_copy(update={"basis": "random", "bases": "", "features": ""})
 
     def rate(self, epoch: int) -> float:
-        """Return the learning rate of the updates of `epoch`, counted from 0."""
+        """Return the learning rate of the updates of `epoch`, counted from 0, by the schedule."""
         progress = epoch / self.epochs
         factor = {
             "constant": 1.0,

@@ -39,12 +39,12 @@ _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
 
 def work(run_id: bytes, origin: bytes, nonce: int) -> int:
-    """Return the number of leading zero bits that a nonce (1 to 2^64 - 1) achieves; 0 for none shown."""
+    """Return the number of leading zero bits of a nonce (1 to 2^64 - 1); 0 without a nonce."""
     return signing.WORK_BITS - signing.work(run_id, origin, nonce).bit_length() if nonce else 0
 
 
 def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
-    """Return the first nonce with that much work, 2^bits hashes on average; None once `interrupted`."""
+    """Return the first nonce with that much work, after 2^bits hashes on average; None once `interrupted`."""
     found = signing.solutions(run_id, origin, signing.work_bound(bits), count(1), interrupted)
     return next(found, None)
 

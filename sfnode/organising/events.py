@@ -32,7 +32,7 @@ class EvaluationEnded:
     calibrated: Evaluation | None = None
     """The base model's result less its prior over the answers, where it can be measured."""
     found: SearchResult | None = None
-    """Result of the line search, if there was one. The evaluation is then of the model with its factor."""
+    """Result of the line search, if there was one. The evaluated model has its factor."""
     forwards: int = 0
     """Example-forwards that the evaluation took."""
     shares: Mapping[Feed, StepShare] = field(default_factory=dict)

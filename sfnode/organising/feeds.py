@@ -110,7 +110,7 @@ class Nameable(NamedTuple):
     since: float
     """Time since which the part waits."""
     boundary: Boundary
-    """The boundary at which the close may stop."""
+    """Boundary at which the close would stop."""
     zeros: int
     """Number of steps in the part that change nothing."""
     waiting: int

@@ -68,10 +68,10 @@ PATIENCE = 6
 that learn, one in two or three is an improvement."""
 
 LEAST_BUDGET = 1 / 40
-"""Least share of the budget that these evaluations must span."""
+"""Minimum updates, as a share of the budget, that PATIENCE evaluations must span."""
 
 LEAST_MADE = 1 / 4
-"""Least share of the updates before the last improvement that they must span, too."""
+"""Minimum updates that they must span, as a share of those before the last improvement."""
 
 END = 2
 """Factor on all three limits before a run with a gain ends. By then its searches have lowered the rate if
@@ -153,7 +153,7 @@ class Return:
 
 
 class Guard:
-    """The guard of one organiser, from one start to the next."""
+    """Guard of one organiser, from one start to the next."""
 
     def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
         """`patience`: rounds without a better evaluation after which the run ends at the best one; 0 for no

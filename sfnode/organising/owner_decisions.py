@@ -121,7 +121,7 @@ def _voids(run_state: RunState, void: Void) -> bool:
 # -- that a run goes on as another one: an announcement for people, and for nodes that follow --------------
 
 FORM = "This run goes on as another one; nodes that were started with --follow go there: sfnode join {}"
-"""Text of the announcement; the braces stand for the link."""
+"""Text of the announcement; the link replaces the braces."""
 
 _FORM = re.compile(re.escape(FORM).replace(r"\{\}", r"(sfnode:[A-Za-z0-9_-]+)"))
 

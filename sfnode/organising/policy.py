@@ -56,8 +56,8 @@ class OrganiserPolicy:
     """Number of updates with which an epoch is closed: the manifest's `epoch_updates`. With searches epochs
     begin shorter."""
     longest_epoch: float = 600.0
-    """Seconds after which an epoch is closed, however few updates it has, if one has waited as long. People
-    who watch see their updates count within a coffee break."""
+    """Seconds after which an epoch is closed if one of its updates has waited as long, however few there are.
+    People who watch see their updates count within a coffee break."""
     seal_wait: float
     """Seconds for which a closed epoch waits for its evaluation before it is sealed unchecked. Trainers
     continue meanwhile. With 0 nothing is evaluated."""
@@ -91,12 +91,11 @@ class OrganiserPolicy:
     (`guard`). Needs evaluations."""
     renew_updates: int = 0
     """Updates for which published bases serve before new ones, made at sealed weights, replace them; 0 for no
-    limit. An epoch has no more updates than that. The open epoch ends with the bases that were made
-    meanwhile."""
+    limit. An epoch has no more updates than that, and is closed early once new bases are made."""
     update_forwards: int
     """Example-forwards of one update."""
     steps: Steps | None = None
-    """Steps of a first-order run; None in any other."""
+    """Schedule of a first-order run; None in any other."""
     patience: int = 0
     """Rounds without a better evaluation after which the guard ends the run at the best one. With 0 the guard
     reacts to evident changes only, and goes back from harm alone."""

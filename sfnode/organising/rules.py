@@ -171,8 +171,7 @@ def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
 
 
 def _is_to_wait(known: Knowledge) -> bool:
-    """Return whether skipped work should count before the updates of this close, and no epoch was closed for
-    it yet."""
+    """Return whether an epoch should first be closed for skipped work, and none was closed for it yet."""
     last = known.run_state.open_epoch - 1
     begun = is_for_waiting(known, last)
     return known.search is not None and not begun and bool(waiting(known))

@@ -95,7 +95,8 @@ class Steps:
     updates: int
     """Updates of a usual round: the manifest's epoch_updates."""
     whole: bool
-    """Whether an update is of all rows of its node, as a head's is. Its noise then needs no falling rate."""
+    """Whether an update covers all rows of its node, as a head's does. Such updates are hardly noisy, and
+    need no falling rate."""
     drawn: bool = False
     """Whether updates are of drawn answers, as with rewards. A mini-batch whose answers are all equally good
     gives 0, which says nothing about the length of other updates."""
@@ -126,7 +127,7 @@ class Steps:
         return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
 
     def _factor(self, run_state: RunState, counts: int) -> int:
-        """Return the factor with which a round goes no further than the first one may."""
+        """Return the factor that keeps a round from going further than the first one may."""
         made = counts * run_state.rate(run_state.sealed)
         meant = self.updates * self.rate
         return FACTOR_ONE if made <= meant else max(1, FACTOR_ONE * meant // made)

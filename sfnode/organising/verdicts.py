@@ -22,7 +22,7 @@ from sfprotocol.decisions import INCARNATIONS, Decision, Oversized, Recount, Rev
 from sfprotocol.run_state import NEVER, RunState
 
 Brings = Callable[[int, int, RunState, range], bool]
-"""Tells whether the close of an epoch has named updates of a feed with one of these labels."""
+"""Returns whether the close of an epoch has named updates of a feed with one of these labels."""
 
 
 class Verdicts:
@@ -36,11 +36,11 @@ class Verdicts:
         judged: bool = True,
         revokes: bool = True,
     ) -> None:
-        """`judged`: seals follow the evidence; `revokes`: so do revocations."""
+        """`judged`: seals follow the evidence. `revokes`: revocations follow it, too."""
         self.evidence, self.guard = evidence, guard
         self._judged, self._revokes = judged, judged and revokes
         self._oversized: set[Recount] = set()
-        """Work that waits for the seal before the end."""
+        """Oversized work, which is recounted by the seal before the end."""
         self._too_large = Counter[int]()
         """Number of epochs in which a member's scalars were too large."""
         self._published = -1

@@ -1,6 +1,6 @@
 """The node as its organiser reads it: decisions and peers from the machine, updates from the log.
 
-Synchronous, and nothing here changes anything.
+Synchronous, and changes nothing.
 """
 
 from __future__ import annotations

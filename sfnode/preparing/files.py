@@ -1,4 +1,4 @@
-"""Writes what lies beside a run's manifest: its rows, its data and its bases. All of it, or nothing."""
+"""Writes the files next to a run's manifest: its rows, its data and its bases. It writes all or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sfnode.tasks.dataset import Examine, Row
 from sfprotocol.model_listing import MAX_DATA
 
 OWN_KINDS = (".txt", ".json")
-"""Suffixes of files whose rows `sfnode init FILE` writes anew."""
+"""Suffixes of files whose rows `sfnode init FILE` writes to new files."""
 
 
 class Shared(NamedTuple):

@@ -527,7 +527,7 @@ def _absolute(source: str) -> str:
 
 
 def _is_encoder(config: dict[str, Any]) -> bool:
-    """Return whether a model classifies whole texts rather than predicting the next token."""
+    """Return whether a model classifies whole texts instead of predicting the next token."""
     names = vetting.architectures(config)
     if any(name.endswith(vetting.ENCODER_HEADS) for name in names):
         return True
@@ -556,7 +556,7 @@ def _positions(home: Path, task: Task) -> int:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one if the model has no such file."""
+    """Return the object in a file; an empty one if there is no such file."""
     return vetting.read(file) if file.is_file() else {}
 
 

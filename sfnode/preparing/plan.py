@@ -1,4 +1,4 @@
-"""The run that a table and its owner's answers describe, and what is proposed where nothing is answered."""
+"""The run that a table and its owner's answers describe, with proposals in place of missing answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Answers:
     model: str = ""
     organised: bool = True
     share: bool = True
-    """Whether everybody who joins gets the rows."""
+    """Whether everybody who joins receives the rows."""
     join: bool = True
     """Whether labels that look like another label become that one."""
     name: str = ""
@@ -59,7 +59,7 @@ class Answers:
 
 
 class Plan(NamedTuple):
-    """The run that follows from a table and answers."""
+    """Run that follows from a table and answers."""
 
     proposal: Proposal
     task: Task

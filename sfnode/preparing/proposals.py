@@ -110,7 +110,7 @@ PLAIN = ("codes", "numbers", "booleans", "others", "nothing")
 """Contents of columns that are left unread without a message."""
 
 NOTHING = "none"
-"""Name in place of the column that says what is right: there is none, and the texts themselves are learnt."""
+"""Stands for the column that says what is right where there is none: the texts themselves are learnt."""
 
 
 TWO_POINT = frozenset(["epsilon", "group", "schedule"])
@@ -166,7 +166,7 @@ def propose(table: DataTable, right: str = "", texts: Sequence[str] = (), way: s
 
 
 def _guess(table: DataTable, texts: Sequence[str], way: str) -> Proposal:
-    """Return the likeliest task, with a doubt if it is not the only one."""
+    """Return the likeliest task, with a doubt if others are as likely."""
     tried = [(name, _tried(table, name, texts, way)) for name in _candidates(table)]
     good = [one for _, one in tried if isinstance(one, Proposal)]
     named = [_rank(table.columns[name]) < UNNAMED for name, _ in tried]
@@ -220,7 +220,7 @@ def _says_same(table: DataTable, one: str, other: str) -> bool:
 
 
 def _candidates(table: DataTable) -> Iterator[str]:
-    """Yield the columns that may say what is right, the likeliest first."""
+    """Yield the columns that may hold the right answer, the likeliest first."""
     columns = [one for one in table.columns.values() if _role(one) != "never"]
     yield from (column.name for column in columns if column.holds == "messages")
     last_first = [column for column in reversed(columns) if column.holds != "messages"]
@@ -261,7 +261,7 @@ def _plain(name: str) -> str:
 
 
 def _task(table: DataTable, right: str, texts: Sequence[str], way: str) -> Proposal:
-    """Return the task in which a column says what is right. Raises UserError DATA_MALFORMED."""
+    """Return the task whose right answer is in a column. Raises UserError DATA_MALFORMED."""
     if right == NOTHING:
         texts = texts or _longest(table, ())
         return Proposal(Task(kind="text", template=_lines(texts)), right, tuple(texts))

@@ -44,11 +44,11 @@ class _Asked:
     rest: EpochPlan | None = None
     """Remaining measurements, which are asked for once nothing is under way."""
     skipped: frozenset[int] = frozenset()
-    """Feeds that were left out."""
+    """Feeds that the evaluation leaves out."""
     rows: int = 0
     """Rows on which the contribution of each feed is measured."""
     searched: int = 0
-    """Rows of the line search."""
+    """Maximum rows of the line search."""
 
 
 class Evaluations:

@@ -280,7 +280,7 @@ class Evidence:
     _outlying: float = 0.0
     """Discounted number of epochs in which the member was an outlier."""
     _harm: float = 0.0
-    """Evidence of harm since `harm_since`."""
+    """Evidence of harm since epoch `harm_since`."""
     _doubt: float = -math.inf
     """Logarithm of the wealth that bets against `does no harm`."""
 
@@ -324,8 +324,8 @@ class Evidence:
         return self._drift / self.weight if self.weight else 0.0
 
     def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
-        """Add the scores of the member's feeds in one epoch to its drift; `usual`: the median member's drift,
-        None if too few members were there to tell."""
+        """Add the scores of the member's feeds in one epoch to its drift. `usual` is the median member's
+        drift, or None if too few members tell it."""
         drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
         self.weight = MEMORY * self.weight + updates

@@ -46,9 +46,8 @@ EVIDENCE = 2.0
 the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
 
 SURE = 3.0
-"""Standard errors by which an epoch must do harm before nothing of it counts, where there are fewer than
-SURE_ROWS rows; with as many EVIDENCE is enough. Without evidence of harm the rate is lowered, and the work
-counts: it is everybody's."""
+"""Standard errors by which an epoch must do harm before nothing of it counts. With SURE_ROWS rows or more
+EVIDENCE suffices. Without evidence of harm the rate is lowered, and the work counts: it is everybody's."""
 
 SUSPICION = 1.0
 """Standard errors by which a best c above 0 and up to 1 must beat c = 2; the rate is then at its limit. Where
@@ -68,7 +67,7 @@ whole of it carries noise into the weights of which no later epoch rids them.
 """
 
 DOUBTFUL_MOVE = 0.05
-"""The same where, besides, the least loss was found before the epoch's end."""
+"""The same limit where, besides, the least loss was found before the epoch's end."""
 
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
 """Maximum divisor of a rate, while the run is young and later; a rate is never more than doubled. From a
@@ -85,7 +84,7 @@ class SearchResult(NamedTuple):
     """Result of a search."""
 
     factor: float
-    """Factor of the epoch; 1 also where nothing better was evident."""
+    """Factor of the epoch; 1 where nothing better was evident."""
     best: float
     """Value of c with the least loss."""
     rows: int
@@ -133,7 +132,7 @@ class LineSearch:
         return found._replace(factor=self._scale * found.factor, best=self._scale * found.best)
 
     def _found(self) -> SearchResult:
-        """Return the result in terms of the scale."""
+        """Return the result for a scale of 1."""
         rows = len(self._losses)
         if rows < LEAST_ROWS:
             return SearchResult(1.0, 1.0, rows, useful=False)

@@ -98,7 +98,7 @@ class Signing(Protocol):
 
     @property
     def guarded(self) -> bool:
-        """Whether a guard goes back when the run gets worse."""
+        """Whether a guard takes back work when the run gets worse."""
         ...
 
     def join_requests(self) -> list[JoinRequest]:
@@ -339,7 +339,8 @@ class Reports:
         ]
 
     def invitation(self, decision: Decision) -> int | None:
-        """Return the number, counted from 1, of the invitation that a signed decision has published."""
+        """Return the number, counted from 1, of the invitation that a signed decision has published; None for
+        any other decision."""
         keys = [invitation.key for invitation in self.run_state.invitations]
         return 1 + keys.index(decision.key) if isinstance(decision, Invite) and decision.key in keys else None
 

@@ -117,7 +117,7 @@ class Sealed(NamedTuple):
     """The seal of an epoch."""
 
     position: int
-    """Number of the decision."""
+    """Position of the decision in the control feed."""
     seal: Seal
 
 
@@ -310,7 +310,7 @@ def parts(counts: Mapping[bytes, int], names: Called) -> list[OriginPart]:
 
 
 def name_of(origin: bytes, names: Called) -> str | None:
-    """Return the name that an origin gives itself, if it gives one."""
+    """Return the name that an origin gives itself; None if it gives none."""
     return names.get(origin, NAMELESS).name or None
 
 
