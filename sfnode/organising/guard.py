@@ -149,7 +149,7 @@ class Return:
     first: int
     """First epoch that was taken back."""
     until: int = NEVER
-    """First epoch with the lower rate; NEVER until a seal has signed it."""
+    """First epoch that counts again, at a lower rate if a guard decides; NEVER until a seal tells it."""
 
 
 class Guard:
@@ -199,13 +199,14 @@ class Guard:
                 self._opened += 1
             case Seal(epoch=epoch) if epoch == self._sealed:
                 self._sealed += 1
-                if decision.rates and self.returns and self.returns[-1].until == NEVER:
-                    self.returns[-1].until = decision.rates[0].epoch
+                last = self.returns[-1] if self.returns else None
+                if last and last.until == NEVER and (decision.factor or decision.rates):
+                    # an organiser without a guard lowers no rate, and counts the next epoch
+                    last.until = epoch if decision.factor else decision.rates[0].epoch
             case Evaluated():
                 said = health.evaluation(decision)
-                self._on_result(
-                    SealResult(said, self.rows.pop((said.epoch, said.base, measure_of(said)), None))
-                )
+                rows = self.rows.pop((said.epoch, said.base, measure_of(said)), None)
+                self._on_result(SealResult(said, rows))
             case Void():
                 self._on_void(decision)
 
@@ -216,8 +217,7 @@ class Guard:
             measure = measure_of(result.said)
             self.results = [one for one in self.results if measure_of(one.said) == measure] + [result]
             self._marks = [one for one in self._marks if measure_of(one.said) == measure]
-            mark = self._mark
-            if mark is None or self._is_improved(mark, result):
+            if (mark := self._mark) is None or self._is_improved(mark, result):
                 self._marks.append(result)
             self._forget_rows()
             self._unjudged = True
@@ -234,9 +234,8 @@ class Guard:
             self.returns.append(Return(void.first))
         self._unjudged = False
         self._voided.append(range(void.first, void.last + 1))
-        self.results, self._marks = (
-            [one for one in known if one.epoch < void.first] for known in (self.results, self._marks)
-        )
+        self.results = [one for one in self.results if one.epoch < void.first]
+        self._marks = [one for one in self._marks if one.epoch < void.first]
 
     def verdict(self) -> health.HealthVerdict:
         """Return the health of the run by the results so far."""
