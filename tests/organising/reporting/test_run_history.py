@@ -69,7 +69,7 @@ def seal(epoch: int) -> Seal:
     return Seal(epoch, (), (), bytes(32), FACTOR_ONE, ())
 
 
-SAID = [
+SAID: list[tuple[Decision, str]] = [
     (Invite(bytes(32), 5), "publishes invitation 1, for 5"),
     (Revoke(0, 7), f"revokes member 0, {A} from round 7 on"),
     (Revoke(1, 7), "revokes member 1, nobody from round 7 on"),
