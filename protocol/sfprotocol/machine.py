@@ -369,7 +369,7 @@ class Machine:
         actions = self._own.look_for_room()
         for link in list(self.links.values()):
             if now - link.heard > LINK_TIMEOUT:
-                actions += self._drop(link, "L7: silent for too long", now)
+                actions += self._drop(link, "", now)
             elif link.inbox.let_down >= MAX_LET_DOWN:
                 actions += self._drop(link, "A9: promises and does not deliver", now)
             else:
