@@ -122,7 +122,7 @@ class Advanced:
     """Notice that the updates of `feed` below step `before` counted until now, and those below `stop` do now.
 
     `stop` is below `before` after a cut, and equal to it where factors have changed and nothing else (see
-    `Machine.runs`). In an organised run every proof of a fork comes as one, also where what counts stays the
+    `Machine.spans`). In an organised run every proof of a fork comes as one, also where what counts stays the
     same: an organiser names nothing beyond it. Whoever applies updates reads them from the store.
     """
 

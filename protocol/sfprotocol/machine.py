@@ -37,7 +37,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, OriginBuckets
-from sfprotocol.run_state import NEVER, Run
+from sfprotocol.run_state import NEVER, Span
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
@@ -145,15 +145,15 @@ class Machine:
         """Number of updates of our own that may be made in a second (SPEC O20)."""
         return self.organised.run_state.pace if self.organised else float("inf")
 
-    def runs(self, feed: messages.Feed) -> tuple[Run, ...]:
+    def spans(self, feed: messages.Feed) -> tuple[Span, ...]:
         """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
-        return self.counted(feed).runs
+        return self.counted(feed).spans
 
     def counted(self, feed: messages.Feed, most: int = NEVER) -> Counted:
         """Return what of the first `most` steps of `feed` counts and how much, as far as they are here."""
         held = min(self.frontier.next(feed), most)
         if self.organised:
-            return Counted(self.organised.runs(feed, held), self.organised.rates)
+            return Counted(self.organised.spans(feed, held), self.organised.rates)
         return once(held)
 
     @property

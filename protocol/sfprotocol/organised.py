@@ -22,7 +22,7 @@ from sfprotocol.join_requests import JoinRequests
 from sfprotocol.link import Link
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.pulls import Pulls
-from sfprotocol.run_state import NEVER, Run, RunState
+from sfprotocol.run_state import NEVER, RunState, Span
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
@@ -118,7 +118,7 @@ class Organised:
         checkpoint = self._frontier.checkpoint
         return checkpoint is not None and checkpoint not in self.run_state.checkpoints
 
-    def runs(self, feed: messages.Feed, held: int) -> tuple[Run, ...]:
+    def spans(self, feed: messages.Feed, held: int) -> tuple[Span, ...]:
         """Return the factors with which the first `held` updates of `feed` count here as of now (O8)."""
         number = self.run_state.number(feed)
         return () if number is None else self.run_state.live(number, held)
@@ -136,7 +136,7 @@ class Organised:
         positions = run_state.positions(epoch) | {n: run_state.named(n, epoch - 1) for n in skipped}
         stops = ((number, run_state.feed(number), stop) for number, stop in positions.items())
         return {
-            feed: Counted(run_state.runs(number, min(stop, held(feed)), again.get(number, ())), self.rates)
+            feed: Counted(run_state.spans(number, min(stop, held(feed)), again.get(number, ())), self.rates)
             for number, feed, stop in stops
         }
 

@@ -42,7 +42,7 @@ _EPOCH, _SUBSPACE = attrgetter("epoch"), attrgetter("subspace")
 _NOTHING = NamedSteps()
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
     """Steps of a feed up to `stop` (from where the run before ends) that count with `factor`."""
 
     stop: int
@@ -349,11 +349,11 @@ class RunState:
     def _named_stop(self, feed: NamedSteps, place: int) -> NamedStop:
         return NamedStop(feed.stops[place], self._closes[feed.epochs[place]].salt, feed.tag(place))
 
-    def runs(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Run, ...]:
+    def spans(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Span, ...]:
         """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run. As
         if a seal had `recounted`, with factor 1, what the closes of these epochs have named."""
         known = self._steps(feed)
-        runs: list[Run] = []
+        spans: list[Span] = []
         factors = known.factors[:]
         for epoch in recounted:
             if (place := known.place(epoch)) is not None:
@@ -363,22 +363,22 @@ class RunState:
             place += len(list(places))
             stop = min(held, known.stops[place - 1] if place <= len(known.stops) else held)
             if stop > first:
-                runs.append(Run(stop, factor))
+                spans.append(Span(stop, factor))
             if stop == held:
                 break
             first = stop
-        return tuple(runs)
+        return tuple(spans)
 
-    def live(self, feed: int, held: int) -> tuple[Run, ...]:
+    def live(self, feed: int, held: int) -> tuple[Span, ...]:
         """Return the factors of the first `held` steps of a feed for whoever makes updates: as `runs`, but
         that of what no seal has judged only as much counts as its member has credit for, and only of the feed
         that it goes on with (SPEC O8)."""
         credit = self.credit(feed // decisions.INCARNATIONS) if self.goes_on_with(feed) else 0
         stop = self.named(feed, self.sealed - 1) + credit
         if held <= stop:
-            return self.runs(feed, held)
-        runs = self.runs(feed, stop)
-        return (*(runs if not runs or runs[-1].factor else runs[:-1]), Run(held, 0))
+            return self.spans(feed, held)
+        spans = self.spans(feed, stop)
+        return (*(spans if not spans or spans[-1].factor else spans[:-1]), Span(held, 0))
 
     def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
         """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of

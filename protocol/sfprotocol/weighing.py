@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, RateFrom, Worth
 from sfprotocol.fields import Values
 from sfprotocol.messages import Feed
-from sfprotocol.run_state import NEVER, Run, RunState, multiplier
+from sfprotocol.run_state import NEVER, RunState, Span, multiplier
 
 _EPOCH = attrgetter("epoch")
 
@@ -50,7 +50,7 @@ class Rates(NamedTuple):
 class Counted(NamedTuple):
     """Steps of one feed that count, and how much."""
 
-    runs: tuple[Run, ...]
+    spans: tuple[Span, ...]
     """Factors of its first steps."""
     rates: Rates | None = None
     """None in an open run, in which whatever counts counts once."""
@@ -71,19 +71,19 @@ NOTHING = Counted(())
 
 def once(steps: int) -> Counted:
     """Return that the first `steps` steps of a feed count once."""
-    return Counted((Run(steps, FACTOR_ONE),) if steps else ())
+    return Counted((Span(steps, FACTOR_ONE),) if steps else ())
 
 
 def named(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
     """Return how what closes up to that of `epoch` have named counts now, by feed."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch)
-    return {run_state.feed(feed): Counted(run_state.runs(feed, stop), rates) for feed, stop in stops.items()}
+    return {run_state.feed(feed): Counted(run_state.spans(feed, stop), rates) for feed, stop in stops.items()}
 
 
 def made(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
     """Return all that closes up to that of `epoch` have named, by feed, as if every seal counted it."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch) if epoch >= 0 else {}
-    return {run_state.feed(feed): Counted((Run(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
+    return {run_state.feed(feed): Counted((Span(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
 
 
 def live(run_state: RunState, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
@@ -118,9 +118,9 @@ def differences(before: Counted, now: Counted) -> Iterator[Difference]:
     """Yield the steps whose weight may differ, in order."""
     same_rates = before.rates is None or now.rates is None or before.rates.hold_in(now.rates)
     one = other = first = 0
-    while one < len(before.runs) or other < len(now.runs):
-        old = before.runs[one] if one < len(before.runs) else Run(NEVER, 0)
-        new = now.runs[other] if other < len(now.runs) else Run(NEVER, 0)
+    while one < len(before.spans) or other < len(now.spans):
+        old = before.spans[one] if one < len(before.spans) else Span(NEVER, 0)
+        new = now.spans[other] if other < len(now.spans) else Span(NEVER, 0)
         stop = min(old.stop, new.stop)
         if old.factor != new.factor or (old.factor and not same_rates):
             yield Difference(first, stop, old.factor, new.factor)

@@ -219,7 +219,7 @@ class Past:
         counts: Counter[bytes] = Counter()
         for feed, counted in self.counted(epoch).items():
             first = 0
-            for stop, factor in counted.runs:
+            for stop, factor in counted.spans:
                 counts[feed.origin] += (stop - first) * (factor > 0)
                 first = stop
         return counts

@@ -22,7 +22,7 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
-from sfprotocol.run_state import Run
+from sfprotocol.run_state import Span
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
 from sfprotocol.wire_codec import LENGTH_BYTES
@@ -95,7 +95,7 @@ class Node:
         self.updates_sent = 0
         self.faults: list[str] = []
         """Why links were dropped; empty for an ordinary parting."""
-        self.counted: dict[messages.Feed, tuple[Run, ...]] = {}
+        self.counted: dict[messages.Feed, tuple[Span, ...]] = {}
         """What counted of each feed when whoever adds updates up was last told to look."""
         self.host = self._host(proven=True, waiting=waiting)
 
@@ -183,7 +183,7 @@ class Node:
             case JoinRequested(join_request=join_request):
                 self.join_requests.append(join_request)
             case Advanced(feed=feed):
-                self.counted[feed] = self.machine.runs(feed)
+                self.counted[feed] = self.machine.spans(feed)
 
     def _send(self, send: Send) -> None:
         if send.link not in self.wires:

@@ -43,7 +43,7 @@ from sfprotocol.decisions import (
     Worth,
 )
 from sfprotocol.messages import Feed
-from sfprotocol.run_state import MAX_MEMBERS, NEVER, NamedStop, Run, RunState, multiplier, named_digest
+from sfprotocol.run_state import MAX_MEMBERS, NEVER, NamedStop, RunState, Span, multiplier, named_digest
 from tests.protocol.organised import DIGEST, SALT, Reference, admit, close, fold, origin, seal, tag
 
 ONE = FACTOR_ONE
@@ -81,7 +81,7 @@ def of_feed(run_state: RunState, feed: int) -> Any:
         run_state.named(feed),
         run_state.ended(feed),
         list(run_state.named_stops(feed)),
-        run_state.runs(feed, held),
+        run_state.spans(feed, held),
     )
 
 
@@ -109,8 +109,8 @@ def changes(run_state: RunState, decision: Decision) -> bool:
 
 def test_what_a_recount_would_come_to_can_be_told_before() -> None:
     run = fold(*MEMBERS, close(0, {A: 3, B: 2}), seal(0, skip=(B,)), close(1, {A: 1, B: 5}))
-    assert run.runs(B, 7) == (Run(2, 0), Run(7, ONE))
-    assert run.runs(B, 7, {0, 4}) == (Run(7, ONE),)
+    assert run.spans(B, 7) == (Span(2, 0), Span(7, ONE))
+    assert run.spans(B, 7, {0, 4}) == (Span(7, ONE),)
 
 
 def test_a_new_run_has_an_open_epoch_and_nothing_else() -> None:
@@ -118,14 +118,14 @@ def test_a_new_run_has_an_open_epoch_and_nothing_else() -> None:
     assert (run.open_epoch, run.sealed, run.counted, run.complete) == (0, 0, 0, False)
     assert (run.rate(0), run.rate(65_535)) == (77, 77)
     assert run.positions() == {}
-    assert run.runs(A, 4) == (Run(4, ONE),)
-    assert run.runs(A, 0) == ()
+    assert run.spans(A, 4) == (Span(4, ONE),)
+    assert run.spans(A, 0) == ()
 
 
 def test_the_last_step_of_a_feed_can_be_named() -> None:
     run = fold(*MEMBERS, close(0, {A: 3}), close(1, {A: 2**32 - 4}))
     assert run.named(A) == 2**32 - 1
-    assert run.runs(A, 2**32 - 1) == (Run(2**32 - 1, ONE),)
+    assert run.spans(A, 2**32 - 1) == (Span(2**32 - 1, ONE),)
     assert not changes(run, close(2, {A: 1}))
 
 
@@ -356,7 +356,7 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
         assert list(run.named_stops(feed)) == stops
         assert (run.ended(feed) < NEVER) == (feed in reference.ended)
         for held in range(len(named) + 3):
-            assert run.runs(feed, held) == reference.runs(feed, held)
+            assert run.spans(feed, held) == reference.spans(feed, held)
             if feed // 64 < len(run.members):
                 assert run.live(feed, held) == reference.live(feed, held)
 
@@ -485,7 +485,7 @@ def test_what_a_usable_checkpoint_is_about_has_not_changed_since(
 
 def counts_up_to(run: RunState, epoch: int) -> Any:
     """Return what closes up to that of `epoch` have named, and with which factors it counts."""
-    return {feed: run.runs(feed, stop) for feed, stop in run.positions(epoch).items()}
+    return {feed: run.spans(feed, stop) for feed, stop in run.positions(epoch).items()}
 
 
 def test_the_feeds_digest_is_a_hash_of_the_run_and_of_what_continues_every_feed() -> None:
@@ -517,7 +517,7 @@ def factors_of(run: RunState, feed: int) -> dict[int, int]:
     """Return the factors of the steps that seals have judged."""
     judged = run.positions(run.sealed - 1).get(feed, 0) if run.sealed else 0
     factors, first = {}, 0
-    for stop, factor in run.runs(feed, judged):
+    for stop, factor in run.spans(feed, judged):
         factors |= dict.fromkeys(range(first, stop), factor)
         first = stop
     return factors
@@ -602,7 +602,7 @@ def test_no_sequence_of_decisions_is_too_much(said: list[Decision], feed: int, h
         changed = run.apply(Recorded(decision))
         assert all(0 <= number < len(run.members) * INCARNATIONS for number in changed)
     assert run.counted >= 0
-    runs = run.runs(feed, held)
+    runs = run.spans(feed, held)
     assert (runs[-1].stop if runs else 0) == held
     assert run.named(feed) <= run.ended(feed)
     assert list(run.named_stops(feed)) == list(run.named_stops(feed, 0, run.named(feed)))
