@@ -368,16 +368,15 @@ class Swarm:
         self.now = end
 
     def _step(self, end: float) -> bool:
-        node, deadline = None, float("inf")
-        for candidate in self.nodes.values():
-            if not candidate.host.busy and candidate.host.next_deadline() < deadline:
-                node, deadline = candidate, candidate.host.next_deadline()
+        free = [node for node in self.nodes.values() if not node.host.busy]
+        deadlines = [node.host.next_deadline() for node in free]
+        deadline = min(deadlines, default=float("inf"))
         arrival = self._agenda[0][0] if self._agenda else float("inf")
         if min(deadline, arrival) > end:
             return False
         self.now = max(self.now, min(deadline, arrival))
-        if node and deadline < arrival:
-            node.pump()
+        if deadline < arrival:
+            free[deadlines.index(deadline)].pump()
             return True
         heappop(self._agenda)[2]()
         return True
