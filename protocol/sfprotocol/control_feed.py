@@ -143,9 +143,9 @@ class ControlFeed:
         self.chains = [genesis(authority.run_id)]
         """Chain hashes after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
-        """By term, its fork at the lowest position."""
+        """The fork at the lowest position, by term."""
         self.liars: dict[bytes, DoubleVote] = {}
-        """By key, the proof that a stand-in has elected two keys for one term. Its statements are ignored."""
+        """Proofs, by key, that a stand-in has elected two keys for one term. Its statements are ignored."""
         self.successions: dict[bytes, Succession] = {}
         """Successions by their signed message: one of each term, or the lowest two, which void each other."""
         self.succession: Succession | None = None

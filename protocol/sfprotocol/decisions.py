@@ -289,7 +289,7 @@ class Evaluated:
     epoch: int
     metric: str
     value: int
-    """In units of 10^-6, as are `low`, `high` and `loss`."""
+    """The value in units of 10^-6, which are also those of `low`, `high` and `loss`."""
     low: int
     high: int
     loss: int

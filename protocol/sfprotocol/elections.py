@@ -92,7 +92,7 @@ class Elections:
         self._grow, self._prove = grow, prove
         self._heard: dict[bytes, _Heard] = {}
         self._votes: dict[bytes, list[Statement]] = {}
-        """By key, its statements that elect somebody: one of each term that is not over."""
+        """Statements, by key, that elect somebody: one of each term that is not over."""
         self._own = own
         self._sign: Sign | None = None
         self.key = b""
@@ -106,11 +106,11 @@ class Elections:
         self._beats: dict[int, float] = {}
         """The times of our own recent statements, by number."""
         self._answered: dict[bytes, float] = {}
-        """By key, the time of our latest statement that the key has answered."""
+        """Times, by key, of our latest statement that the key has answered."""
         self._way: LinkId | None = None
         """The link that brought the organiser's last statement."""
         self._told_at: dict[bytes, float] = {}
-        """By key, the time at which its statement was last forwarded to all neighbours."""
+        """Times, by key, at which its statement was last forwarded to all neighbours."""
         self._stand_at: float | None = None
         self._stood = 0, 0
         """Number of decisions when we last stood as a candidate, and number of our candidacies since."""

@@ -60,7 +60,7 @@ class JoinRequests:
         self._links = links
         self._control = control
         self._seen: dict[tuple[type, bytes], float] = {}
-        """By kind and origin, the time at which one was forwarded; the oldest first."""
+        """Times, by kind and origin, at which one was forwarded; the oldest first."""
         self._own: dict[type, JoinRequest | Offer] = {}
         """Our own, until they are granted."""
         self._send_at = float("inf")

@@ -229,7 +229,7 @@ class Link:
     inbox: Inbox = field(default_factory=Inbox)
     agreement: Agreement = field(default_factory=Agreement)
     shown: dict[Feed, tuple[int, float]] = field(default_factory=dict)
-    """By feed, the cut of the last fork proof that the peer was sent, and the time (SPEC E3)."""
+    """The cut of the last fork proof that the peer was sent, and the time, by feed (SPEC E3)."""
     to_show: dict[Feed, None] = field(default_factory=dict)
     """Feeds with a new, lower cut, whose proof will be sent at the next tick."""
     intake: Intake = field(default_factory=lambda: Intake(Bucket(0.0, 0.0)))

@@ -110,7 +110,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._first: dict[Feed, LinkId] = {}
-        """By feed, the link that was the first to bring its newest updates."""
+        """The link that was the first to bring the newest updates, by feed."""
         self._pushes: dict[Feed, Bucket] = {}
 
     def brought(self, link: Link, feed: Feed, now: float) -> None:

@@ -78,10 +78,10 @@ class Quotas:
     def __init__(self, room: int) -> None:
         """`room`: the updates that all members together make with the first label."""
         self._quotas: list[list[tuple[int, int]]] = []
-        """By member: (label, quota with this and later labels), ascending."""
+        """Pairs (label, quota with this and later labels) by member, ascending."""
         self._feeds: dict[int, list[tuple[int, int]]] = {}
-        """By member: (label, incarnation with this and later labels); only members that have left incarnation
-        0."""
+        """Pairs (label, incarnation with this and later labels) by member; only of members that have left
+        incarnation 0."""
         self._shares = [Share(room, 0, UNLIMITED)]
         """The share with each label that was opened, in order."""
         self._strangers: set[int] = set()

@@ -144,7 +144,7 @@ class RunState:
         self._epoch_updates = epoch_updates
         self.quotas = quotas.Quotas(self.room)
         self._credits: dict[int, tuple[int, int]] = {}
-        """By member: the credit, and the number of seals until which it holds."""
+        """The credit and the number of seals until which it holds, by member."""
         self._judged: set[int] = set()
         """Members whose credit may have changed since the open epoch was opened."""
 
