@@ -535,19 +535,20 @@ def test_a_node_whose_log_has_lost_what_was_named_of_its_feed_does_not_continue_
     assert same(made)
 
 
+def join_request(name: str) -> messages.JoinRequest:
+    unsigned = messages.JoinRequest(origin_of(name), 7, 0, b"", b"")
+    return replace(unsigned, signature=signing_key(name).sign(join_request_message(RUN.run_id, unsigned)))
+
+
 def test_a_join_request_reaches_the_organiser_over_others_and_is_not_sent_for_ever() -> None:
     made = swarm("a b")
     made.add("new")
     made.connect(made["new"], made["b"])
-    origin = origin_of("new")
-    join_request = messages.JoinRequest(origin, 7, 0, b"", b"")
-    signed = replace(
-        join_request, signature=signing_key("new").sign(join_request_message(RUN.run_id, join_request))
-    )
-    made["new"].handle(OwnJoinRequest(signed))
+    asked = join_request("new")
+    made["new"].handle(OwnJoinRequest(asked))
     made.run(2)
-    assert made["a"].join_requests == [signed]
-    decide(made["a"], Admit(origin, QUOTA, 0))
+    assert made["a"].join_requests == [asked]
+    decide(made["a"], Admit(asked.origin, QUOTA, 0))
     made.run(2)
     made.forget_costs()
     made.run(100)
@@ -560,15 +561,12 @@ def test_a_join_request_that_found_no_way_to_the_organiser_does_when_it_is_sent_
     made.add("new")
     made.cut(made["a"], made["b"])
     made.connect(made["new"], made["b"])
-    join_request = messages.JoinRequest(origin_of("new"), 7, 0, b"", b"")
-    signed = replace(
-        join_request, signature=signing_key("new").sign(join_request_message(RUN.run_id, join_request))
-    )
-    made["new"].handle(OwnJoinRequest(signed))
+    asked = join_request("new")
+    made["new"].handle(OwnJoinRequest(asked))
     made.run(2)
     made.connect(made["a"], made["b"])
     made.run(SEND_AGAIN)
-    assert made["a"].join_requests == [signed]
+    assert made["a"].join_requests == [asked]
 
 
 @pytest.mark.parametrize("decision", [Finish(), Budget(3)])
