@@ -33,7 +33,7 @@ FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
 costs nothing: this stops a broken program from coming back, and makes an attacker begin anew each time."""
 
 FAULT_MEMORY = 3_600.0
-"""Seconds after such a refusal in which another fault counts as repeated. A link of use forgives it sooner."""
+"""Seconds after such a refusal in which another fault counts as a repeat. A link of use forgives sooner."""
 
 MAX_FAULTS = 256
 """Peers whose faults are remembered; 40 KiB. Beyond that the one that is soonest forgiven is forgotten."""
@@ -180,8 +180,8 @@ class AddressBook:
     # -- peers that broke a rule -------------------------------------------------------------------
 
     def was_mute(self, peer: str, now: float) -> None:
-        """Note that the peer said nothing of use. Refuse a stranger any link for a while. A trusted peer may be
-        suspended, and must find a place when it comes back."""
+        """Note that the peer said nothing of use. Refuse a stranger any link for a while. A trusted peer may
+        be suspended, and must find a place when it comes back."""
         if self.trusted(peer):
             self.failed(peer, now)
         else:

@@ -58,10 +58,11 @@ def test_the_next_update_of_a_node_that_was_away_arrives_soon(
     world: World, away: Callable[[World, float], None]
 ) -> None:
     node = world["n3"]
+    others = [other for other in world.living() if other is not node]
     for number in range(TIMES):
         away(world, 70 + 20 * number / (TIMES - 1))
         before, back, own = node.said, world.now, node.machine.own
-        while not any(other.machine.frontier.next(own) > before for other in world.living() if other is not node):
+        while not any(other.machine.frontier.next(own) > before for other in others):
             assert world.now - back < SOON, f"absence {number + 1}"
             if node.said <= before:
                 world.do(node.compute, 1)
