@@ -481,8 +481,9 @@ def test_what_validators_of_before_say_changes_nothing_is_not_passed_on_and_coun
     seal(a)
     made.run(2)
     assert same(made)
+    again = Received(link, wire_codec.encode(commitment("b"), RUN.scalar_bytes))
     for _ in range(5000):
-        a.handle(Received(link, wire_codec.encode(commitment("b"), RUN.scalar_bytes)))
+        a.handle(again)
     assert [fault[:2] for fault in a.faults] == ["L8"]
 
 
