@@ -36,8 +36,8 @@ FIRST_INCARNATION = 0
 other incarnation only after a close lists its first update (SPEC O20)."""
 
 LEAD_SHARE = 16
-"""Divisor: after a removal of updates, our labels may be ahead of the run by this part of it (a sixteenth).
-If they are further ahead, we begin a new feed."""
+"""Divisor of a run. After a removal of updates, our labels may be ahead of the run by this part of it (a
+sixteenth). If they are further ahead, we begin a new feed."""
 
 
 def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
@@ -191,8 +191,8 @@ ENOUGH = 32
 its scalar. An update of a first-order run has hundreds of scalars and does not wait."""
 
 EPOCH_SHARE = 10
-"""Divisor: while an update waits, the run makes at most this part of an epoch or of the rest of the run (a
-tenth), estimated from our share."""
+"""Divisor of an epoch, or of the rest of the run. While an update waits, the run makes at most this part of
+it (a tenth), as estimated from our share."""
 
 SEEN_SHARES = 2
 """Number of such parts that may arrive before we sign, whatever our share is, as others may have become

@@ -27,12 +27,13 @@ LEAST_USUAL = 128
 morning is not limited to a few updates."""
 
 OTHERS = 2
-"""Divisor: of one other member's updates at most this part of an epoch (a half) takes room. So one member
-alone cannot make all others wait by updates that it has not measured."""
+"""Divisor of an epoch. At most this part of it (a half) is taken from the room by any one other member, so
+that one member alone cannot make all others wait by updates that it has not measured."""
 
 UNPROVEN_PART = 8
-"""Divisor: all members without credit together have this part of the room (an eighth), and count for as much
-towards the end of an epoch. Half of it is for strangers known when a label opens, half for later ones."""
+"""Divisor of the room. All members without credit together have this part of it (an eighth), and count for as
+much towards the end of an epoch. Half of it is for strangers known when a label opens, half for later
+ones."""
 
 RECENT_SEALS = 16
 """Number of last seals from which credit follows: a run's last minutes. Strangers that turn hostile together
