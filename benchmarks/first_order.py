@@ -290,7 +290,9 @@ class Swarm:
         for one in self.members:
             number = self._number(one)
             live = self.run_state.live(number, len(one.made))
-            runs = live if epoch is None else self.run_state.runs(number, self.run_state.named(number, epoch))
+            runs = (
+                live if epoch is None else self.run_state.spans(number, self.run_state.named(number, epoch))
+            )
             before = 0 if epoch is None else self.run_state.named(number, epoch - 1)
             first = 0
             for run in runs:

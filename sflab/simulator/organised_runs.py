@@ -17,7 +17,7 @@ from sfprotocol import decisions, validation
 from sfprotocol.decisions import Amend, Close, Seal, Void, read
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import Feed
-from sfprotocol.run_state import Run, RunState
+from sfprotocol.run_state import RunState, Span
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 WORKED_OUT = ("_credits", "_judged")
@@ -29,7 +29,7 @@ class OrganisedRuns:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Run, ...]]]] = {}
+        self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Span, ...]]]] = {}
         """Number of a node's decisions, the chain hash after them, and the runs counted by seals, at the last
         check."""
         self._looked: dict[tuple[str, Feed], tuple[int, bytes, bytes]] = {}
@@ -47,7 +47,7 @@ class OrganisedRuns:
         self._sealed(node)
 
     def _applied(self, node: Computer, feed: Feed) -> None:
-        if applied(node, feed) != node.machine.runs(feed):
+        if applied(node, feed) != node.machine.spans(feed):
             raise Violation("applied", f"{node.name} has not applied what counts of a feed", (node.name,))
 
     def _within(self, node: Computer, feed: Feed) -> None:
@@ -91,21 +91,21 @@ class OrganisedRuns:
             news = [decisions.read(entry.record).decision for entry in feed.entries[decided:]]
             undone = any(isinstance(d, Void | Amend) or (isinstance(d, Seal) and d.recounted) for d in news)
             for number, runs in counted.items():
-                if not undone and run_state.runs(number, runs[-1].stop) != runs:
+                if not undone and run_state.spans(number, runs[-1].stop) != runs:
                     raise Violation("sealed", f"what was counted of feed {number} has changed", (node.name,))
         counted = {
-            number: run_state.runs(number, stop)
+            number: run_state.spans(number, stop)
             for number, stop in run_state.positions(run_state.sealed - 1).items()
             if stop and run_state.sealed
         }
         self._seen[node.name] = feed.stop, feed.chain, counted
 
 
-def applied(node: Computer, feed: Feed) -> tuple[Run, ...]:
+def applied(node: Computer, feed: Feed) -> tuple[Span, ...]:
     """Return the factors with which a node's engine applied the updates of a feed."""
     thread = node.running.model.thread
     found = thread._applied.get(feed) if thread else None
-    return found.runs if found else ()
+    return found.spans if found else ()
 
 
 def total(node: Computer) -> int | bytes | None:
@@ -191,7 +191,7 @@ def complete(world: World) -> str:
             return "updates were made for a feed that nobody may hold"
         stop = max(node.disk.stop(feed) for node in nodes)
         undone = feed.origin in world.undone or story.forked
-        runs = run_state.runs(number, first.machine.frontier.next(feed))
+        runs = run_state.spans(number, first.machine.frontier.next(feed))
         counted = world.judged or all(run.factor for run in runs)
         last = runs[-1].stop if runs else 0
         if not undone and not (counted and last == stop) and not _taken_back(world, feed, last):

@@ -195,7 +195,7 @@ def _replay(
     begins = checkpoint.start(checkpoints, run_state, update_log)
     if state := begins.state(trainer.manifest, run_state):
         trainer.begin(state.cores)
-    done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
+    done, total = 0, sum(max((run.stop for run in one.spans), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:
         for batch in changes(
             update_log, begins.counted, whole(begins.counted, counted), machine.run.subspace_of

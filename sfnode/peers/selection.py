@@ -50,8 +50,8 @@ newcomers can replace one another."""
 
 BLANK_TIME = 5.0
 """Seconds after which a peer that has shown nothing at all need not be kept: a full Summary has arrived by
-then, and every participant has something to report. Once given up it is refused for a while. So mute peers
-may fill every place at once but cannot hold it, and each honest peer that gets in stays."""
+then, and every participant has something to report. A stranger that was given up is refused for a while. So
+mute peers may fill every place at once but cannot hold it, and each honest peer that gets in stays."""
 
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3

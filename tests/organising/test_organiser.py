@@ -38,7 +38,7 @@ from sfprotocol.decisions import (
     Unknown,
 )
 from sfprotocol.messages import ControlFork
-from sfprotocol.run_state import MAX_EPOCHS, Run, RunState, named_digest
+from sfprotocol.run_state import MAX_EPOCHS, RunState, Span, named_digest
 from tests.organising.bench import (
     BUDGET,
     EVALUATED,
@@ -412,8 +412,8 @@ def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_o
     assert (second.factor, second.skipped, second.recounted) == (2048, (64,), ())
     assert second.rates == (RateFrom(5, 7), RateFrom(9, 3))
     assert (third.factor, third.skipped, third.recounted) == (6963, (), (Recount(64, 1),))
-    assert bench.run_state.runs(0, 300) == (Run(100, 0), Run(200, 2048), Run(300, 6963))
-    assert bench.run_state.runs(64, 180) == (Run(60, 0), Run(180, 6963))
+    assert bench.run_state.spans(0, 300) == (Span(100, 0), Span(200, 2048), Span(300, 6963))
+    assert bench.run_state.spans(64, 180) == (Span(60, 0), Span(180, 6963))
 
 
 def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
