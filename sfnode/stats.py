@@ -132,7 +132,7 @@ class LogIndex:
         if self._decided is None:
             return None
         self._decided.names = self._find_names()
-        return self._decided.follow(self._log.control())
+        return self._decided.read_on(self._log.control)
 
     def _refresh(self) -> None:
         """Read the log up to its end, unless the last answer is still valid."""

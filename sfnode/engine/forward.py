@@ -50,9 +50,14 @@ LAUNCHING = 4_096
 """Overhead of a pass on an accelerator: tokens that it could compute while the kernels are launched, layer by
 layer. Estimated, not measured; with some thousands nearly every batch is one pass."""
 
-PASS_LOGITS = 1 << 29
-"""Targets of a pass times the vocabulary, on any device: 1 GiB in half precision. Where every token is a
-target, logits are by far the largest thing that a pass holds."""
+CPU_PASS_BYTES = 256 << 20
+"""Maximum size of a pass's logits in float32 on a CPU, and of beginnings that are read once, in bytes. Where
+every token is a target, nothing in a pass is larger than the logits: 200 MB for 1,024 tokens of SmolLM2. A
+machine of 8 GiB has room for that beside a browser."""
+
+PASS_BYTES, MEMORY_SHARE = 2 << 30, 16
+"""The same limit on a GPU, in bytes and in parts of its memory. All memory counts, not only what is free, so
+that the same rows always go through in the same passes, with the same rounding."""
 
 LOGITS_AT_A_TIME = 1 << 24
 """Logits that are in float32 at a time: 64 MiB."""
@@ -60,9 +65,6 @@ LOGITS_AT_A_TIME = 1 << 24
 LEAST_SHARED = 16
 """Tokens that all texts have to begin with before these are read once for all: fewer are not worth a pass of
 their own."""
-
-BEGUN_BYTES = 1 << 30
-"""Keys and values of what texts begin with, at all points together."""
 
 
 class Batch(NamedTuple):
@@ -197,7 +199,7 @@ def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int, bef
     if tokens - before < LEAST_SHARED or sequences < 2 * points:
         return False
     size: int = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
-    return 0 < size * tokens * points <= BEGUN_BYTES
+    return 0 < size * tokens * points <= pass_bytes(loaded.device)
 
 
 def begin(
@@ -335,6 +337,18 @@ def _passes(
         yield sequences[group]
 
 
+def pass_bytes(device: torch.device) -> int:
+    """Return the maximum bytes of a pass's logits in float32, and of beginnings that are read once."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return CPU_PASS_BYTES
+    return min(PASS_BYTES, torch.cuda.get_device_properties(device).total_memory // MEMORY_SHARE)
+
+
+def pass_logits(device: torch.device) -> int:
+    """Return the maximum number of logits of a pass."""
+    return pass_bytes(device) // torch.float32.itemsize
+
+
 def groups(
     lengths: NDArray[np.int64], width: int, device: torch.device, logits: NDArray[np.int64]
 ) -> list[NDArray[np.int64]]:
@@ -355,7 +369,7 @@ def groups(
     for first, last in _cuts((-descending).tolist(), starts.tolist(), overhead):
         group = order[starts[first] : starts[last]]
         tokens, entries = len(group) * int(-descending[first]), len(group) * int(logits[group].max())
-        parts = max(-(-tokens // limit), -(-entries // PASS_LOGITS))
+        parts = max(-(-tokens // limit), -(-entries // pass_logits(device)))
         found += np.array_split(group, min(parts, len(group)))
     return found
 

@@ -175,7 +175,7 @@ class _Decoder:
         """Rows in the order of their places in the cache."""
         columns = max(len(row.prompt) for row in rows) + plan.tokens
         self._vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
-        most = min(len(rows), max(1, forward.PASS_LOGITS // self._vocabulary))
+        most = min(len(rows), max(1, forward.pass_logits(loaded.device) // self._vocabulary))
         kept = forward.kept_of_a_token(loaded)
         if not kept:
             whole = np.full(most, columns)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sfnode.models.cuts import ModelCut, Run
-
-MEMORY = 512 << 20
-"""Bytes of states in memory, of which the oldest make room: of a model of width 576 those of 230,000 texts
-before a head, or of 3,900 texts of 60 tokens between blocks."""
+from sfnode.tasks.bounded_cache import BoundedCache
 
 DISK = 4 << 30
 """Bytes of states in files, of all models together; folders that were written to longest ago make room."""
@@ -97,16 +93,15 @@ class KeptStates:
         self.forwards = 0
         """Texts that went through the part below the cut."""
         self._device, self._dtype = device, dtype
-        self._states: OrderedDict[Text, Tensor] = OrderedDict()
+        self._states = BoundedCache[Text, Tensor]()
         """States of each text, (rows, features) float32 on the CPU."""
-        self._bytes = 0
 
     def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
         """Return the texts whose states are not here, each once and with a place of it."""
         for text in texts if self.folder else ():
             state = None if text in self._states else self._read(text)
             if state is not None:
-                self._take(text, state)
+                self._states.put(text, state, state.nbytes)
         return {text: place for place, text in enumerate(texts) if text not in self._states}
 
     def fill(self, texts: Sequence[Text], run: Run) -> None:
@@ -120,7 +115,7 @@ class KeptStates:
             ]
         self.forwards += len(texts)
         for text, state in zip(texts, states, strict=True):
-            self._take(text, state)
+            self._states.put(text, state, state.nbytes)
         if self.folder:
             self.folder.write((text.key, state) for text, state in zip(texts, states, strict=True))
 
@@ -128,21 +123,11 @@ class KeptStates:
         shape = (self.cut.rows(text.tokens), self.cut.features)
         return self.folder.read(text.key, shape) if self.folder else None
 
-    def _take(self, text: Text, state: Tensor) -> None:
-        self._states[text] = state
-        self._bytes += state.nbytes
-
-    def _make_room(self) -> None:
-        """Forget the oldest beyond MEMORY; whoever asked for some has them."""
-        while self._bytes > MEMORY:
-            _, oldest = self._states.popitem(last=False)
-            self._bytes -= oldest.nbytes
-
     def of(self, texts: Sequence[Text]) -> Tensor:
         """Return the states of texts that are here, (texts, rows of the longest, features), with zeros for
         the rows that a text lacks, on the device and in the dtype of the layers behind the cut."""
         found = pad_sequence([self._states[text] for text in texts], batch_first=True)
-        self._make_room()
+        self._states.make_room()  # only now: a batch may have more than there is room for
         return found.to(self._device, self._dtype)
 
     def outputs(self, texts: Sequence[Text], begun: int, run: Run) -> Tensor:

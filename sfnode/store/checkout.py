@@ -61,6 +61,13 @@ def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed
     return _checkout(run_state, latest, held)
 
 
+def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None:
+    """Return what counts by the last seal of `run_state`, without reading decisions; None if something that
+    it counts is not held."""
+    whole = _first_lacking(run_state, held) is None
+    return _checkout(run_state, run_state, held) if whole else None
+
+
 def at_seal(
     run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int], epoch: int
 ) -> Checkout:

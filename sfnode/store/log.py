@@ -322,10 +322,10 @@ class UpdateLog:
         with self._reading, disk_faults(self.path):
             return tables.arrival(self._reader, position)
 
-    def control(self) -> list[Entry]:
-        """Return the decisions of the control feed, in order."""
+    def control(self, first: int = 0) -> list[Entry]:
+        """Return the decisions of the control feed from position `first` on, in order."""
         with self._reading, disk_faults(self.path):
-            return tables.control(self._reader)
+            return tables.control(self._reader, first)
 
     def authority(self) -> list[bytes]:
         """Return the encoded Successions and ControlForks, in the order in which they came."""

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfnode.errors import Code, UserError
-from sfnode.tasks import chat, tokenizer_calls
+from sfnode.tasks import chat, prompts, tokenizer_calls
+from sfnode.tasks.bounded_cache import BoundedCache
 from sfnode.tasks.prompts import Conversation, LabelledTexts, Prompt, RowText
 from sfnode.tasks.templates import common_prefix, join
 
-CACHED_TOKENS = 4_000_000
-"""Tokens of seen examples that are kept for each tokenizer, at 5 to 21 bytes each. SST-2 fits whole."""
+ARRAY_BYTES = 100
+"""Bytes of an array's head, measured."""
 
 I32 = NDArray[np.int32]
 
@@ -38,13 +39,17 @@ class Example(NamedTuple):
     right: tuple[int, ...]
     """Indices of the correct candidates."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, with their heads."""
+        return sum(part.nbytes + ARRAY_BYTES for part in (*self.inputs, *self.types, self.targets))
 
-class _TokenCache:
+
+class _TokenCache(BoundedCache[tuple[RowText, int], Example]):
     """The examples that one tokenizer has encoded, and its lock."""
 
     def __init__(self) -> None:
-        self.examples: dict[tuple[RowText, int], Example] = {}
-        self.tokens = 0
+        super().__init__()
         self.lock = Lock()
 
 
@@ -60,14 +65,12 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
     """
     cache = _cache_of(tokenizer)
     key = (words, max_tokens)
-    found = cache.examples.get(key)
+    found = cache.get(key)
     if found is None:
         with cache.lock:
-            if cache.tokens > CACHED_TOKENS:
-                cache.examples.clear()
-                cache.tokens = 0
-            found = cache.examples[key] = _tokenise(tokenizer, words, max_tokens)
-            cache.tokens += sum(len(ids) for ids in found.inputs)
+            found = _tokenise(tokenizer, words, max_tokens)
+        cache.put(key, found, found.nbytes + prompts.length(words))
+        cache.make_room()
     return found
 
 

@@ -190,7 +190,7 @@ def by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "PASS_LOGITS", 200)
+    monkeypatch.setattr(forward, "pass_bytes", lambda device: 800)
 
 
 @pytest.mark.parametrize("cut", [by_tokens, by_logits])
@@ -247,7 +247,7 @@ def test_no_pass_of_an_evaluation_has_more_logits_than_fit_but_for_one_sequence(
         return found
 
     monkeypatch.setattr(forward, "logits", watched)
-    monkeypatch.setattr(forward, "PASS_LOGITS", 200)
+    monkeypatch.setattr(forward, "pass_bytes", lambda device: 800)
     found = node.evaluate()
     assert found.value == pytest.approx(wanted.value, rel=1e-5)
     assert found.loss == pytest.approx(wanted.loss, rel=1e-5)
@@ -263,9 +263,11 @@ def test_a_group_passes_the_limit_of_logits_by_less_than_one_sequence(
     rows: list[tuple[int, int]], place: str
 ) -> None:
     lengths, targets = np.array(rows).T
-    logits = targets * (forward.PASS_LOGITS // 1000)
-    for group in forward.groups(lengths, WIDTH, torch.device(place), logits):
-        assert logits[group].sum() < forward.PASS_LOGITS + logits[group].max()
+    device = torch.device(place)
+    most = forward.pass_logits(device)
+    logits = targets * (most // 1000)
+    for group in forward.groups(lengths, WIDTH, device, logits):
+        assert logits[group].sum() < most + logits[group].max()
 
 
 def test_a_pass_is_no_wider_than_its_longest_sequence_and_keeps_each_target_at_its_place() -> None:

@@ -21,6 +21,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import kept_states, loader
 from sfnode.models.kept_states import KeptStates
 from sfnode.models.targets import Selection
+from sfnode.tasks import bounded_cache
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import (
     ENCODERS,
@@ -201,7 +202,7 @@ def test_states_serve_another_process_and_a_spoilt_file_costs_time_alone(
 def test_what_memory_has_no_room_for_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_states, "MEMORY", 1_000)
+    monkeypatch.setattr(bounded_cache, "BUDGET", 1_000)
     monkeypatch.setattr(kept_states, "DISK", 0)
     run = running(tmp_path, "llama")
     check(run)

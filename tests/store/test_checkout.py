@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sfnode.errors import Code
-from sfnode.store.checkout import Checkout, last_seal, warning
+from sfnode.store.checkout import Checkout, last_of, last_seal, warning
 from sfprotocol.decisions import Amend, Void
 from sfprotocol.messages import Feed
 from tests.store.organised import ORGANISED, Logged
@@ -42,7 +42,10 @@ def seen(made: Logged, name: str = "b", **lacking: int) -> Checkout:
     def held(feed: Feed) -> int:
         return frontier.next(feed) - fewer.get(feed, 0)
 
-    return last_seal(ORGANISED, made.logs[name].control(), held)
+    found = last_seal(ORGANISED, made.logs[name].control(), held)
+    assert frontier.run_state
+    assert last_of(frontier.run_state, held) == (None if found.lacking else found)
+    return found
 
 
 def steps(checkout: Checkout) -> list[int]:

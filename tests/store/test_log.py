@@ -512,7 +512,7 @@ def test_decisions_have_the_time_at_which_they_came_but_for_those_of_an_earlier_
     began = int(time.time())
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([], control=[KeepControl(1, (second,))])
-        assert log.control() == [first, second]
+        assert (log.control(), log.control(1), log.control(2)) == ([first, second], [second], [])
         unknown, arrived = log.arrivals()
         assert (log.arrival(0), log.arrival(1), log.arrival(2)) == (unknown, arrived, None)
     assert unknown is None

@@ -27,7 +27,7 @@ from sfnode.node.training.limiter import ResourceLimiter
 from sfnode.node.training.step_scheduler import StepScheduler, batches_of
 from sfnode.settings import Settings
 from sfnode.store import checkpoint as states
-from sfnode.store.checkout import Checkout, last_seal
+from sfnode.store.checkout import Checkout, last_of, last_seal
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import places_of
 from sfnode.store.replay import changes
@@ -296,14 +296,15 @@ class LocalModel:
 
         Until the first seal it is the base model. Raises as `ask`.
         """
-        if self._machine.organised is None:
+        organised, held = self._machine.organised, self._machine.frontier.next
+        if organised is None:
             moment, now = await self.ask(question, what=what)
             return moment._replace(epoch=self._machine.epoch), now
         found: list[Checkout] = []
 
         def counted() -> Mapping[Feed, Counted]:
-            control = self._context.log.control()
-            found.append(last_seal(self._machine.run, control, self._machine.frontier.next))
+            last = last_of(organised.run_state, held)
+            found.append(last or last_seal(self._machine.run, self._context.log.control(), held))
             return found[-1].counted
 
         _, (digest, answer) = await self.ask(

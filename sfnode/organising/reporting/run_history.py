@@ -8,7 +8,7 @@ themselves.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
@@ -79,12 +79,14 @@ class Results:
     def follow(self, entries: Sequence[Entry]) -> Self:
         """Take in the new decisions. Begin anew if earlier ones have disappeared."""
         known, last = self.read
-        if known and (known > len(entries) or entries[known - 1].signature != last):
+        entries = control(max(0, known - 1))
+        if known and (not entries or entries[0].signature != last):
             self._begin()
-            known = 0
-        for position, entry in enumerate(entries[known:], known):
-            self._take(position, entry, read(entry.record))
-        self.read = len(entries), entries[-1].signature if entries else b""
+            entries, known = control(0), 0
+        for position, entry in enumerate(entries, max(0, known - 1)):
+            if position >= known:
+                self._take(position, entry, read(entry.record))
+        self.read = max(0, known - 1) + len(entries), entries[-1].signature if entries else b""
         return self
 
     def _begin(self) -> None:

@@ -196,3 +196,17 @@ def test_decisions_that_are_gone_are_forgotten() -> None:
     assert found.announcements == ["three"]
     assert len(found.run_state.members) == 1
     assert [one.kind for one in found.entries()] == ["admit", "succession", "announce"]
+
+
+def test_of_a_log_only_what_is_new_is_read() -> None:
+    every = [one._replace(signature=bytes([n])) for n, one in enumerate(entries(ADMIT, *[Announce("x")] * 5))]
+    found, asked = RunHistory(ORGANISED), list[int]()
+    for known in (0, 3, 3, 6):
+
+        def control(first: int, stop: int = known) -> list[Entry]:
+            asked.append(first)
+            return every[first:stop]
+
+        found.read_on(control)
+        assert len(found.announcements) == max(0, known - 1)
+    assert asked == [0, 0, 2, 2]
