@@ -1,10 +1,10 @@
-"""The exact state of a run: for every subspace, an int64 accumulator per target, r x r in a zeroth-order run
-(SPEC U4, U11).
+"""The exact state of a run: one int64 accumulator per subspace and target (SPEC U4, U11). It is r x r in a
+zeroth-order run.
 
-In an open run every epoch has a subspace of its own. Integer addition commutes, so any order, batching and
-delay of the same updates leaves the same bits; and it is modulo 2^64, so that what is taken out again leaves
-no trace. This module guards that property: it knows neither floats nor torch, and it does not detect
-duplicates, which the frontier has done long before (SPEC).
+In an open run every epoch has its own subspace. Integer addition commutes: any order, batching and delay of
+the same updates gives the same bits. It is modulo 2^64, so subtracting an update leaves no trace. This module
+guards that property. It uses neither floats nor torch. It does not detect duplicates: the frontier has done
+so before (SPEC).
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import numpy as np
 from sfprotocol.seeds import I64, U64, coordinates
 
 CHUNK_ENTRIES = 1 << 14
-"""Updates x layers handled at a time: temporaries of 128 KiB stay in the processor's cache, memory stays
-bounded, and no single numpy call keeps the interpreter's lock for as long as a millisecond."""
+"""Maximum updates x layers handled at a time. Temporaries of 128 KiB stay in the processor's cache, and no
+single numpy call holds the interpreter's lock for a millisecond."""
 
 FEW = 4
-"""An epoch's core becomes one array when it has a quarter as many updates as a layer has entries: up to there
-they take less than half of the array's memory, and a single one takes 1/512 of it at rank 32."""
+"""Divisor of a layer's entries: with that many updates an epoch's core becomes one array. Fewer updates take
+less than half of the array's memory, and a single one takes 1/512 of it at rank 32."""
 
 
 class UpdateBatch(NamedTuple):
     """n updates as columns; each array has shape (n,) unless told otherwise."""
 
     epochs: I64
-    """Subspace that each update moves, from 0: in an open run the epoch that it is labelled with."""
+    """Subspace that each update changes, from 0. In an open run it is the epoch of the update's label."""
     seeds: U64
     scalars: I64
-    """Quantised derivatives, in units of scalar_delta; in an organised run times weights. (n, cells) in a
-    first-order run."""
+    """Quantised derivatives, in units of scalar_delta; multiplied by weights in an organised run. (n, cells)
+    in a first-order run."""
 
 
 class Core:
-    """`A[epoch][layer][i, j] += sign * scalar` over all updates (SPEC U4); in a first-order run each adds its
-    scalars to all entries, in their order.
+    """`A[epoch][layer][i, j] += sign * scalar` over all updates (SPEC U4). In a first-order run each update
+    adds its scalars to all entries, in their order.
 
-    What an epoch costs follows from its updates: anybody may make one and name any epoch.
+    An epoch's cost depends on its updates, because anybody may make one and name any epoch.
     """
 
     def __init__(self, layers: int, rows: int, columns: int = 0) -> None:
-        """Begin with zeros of this shape (`Manifest.core_shape`); without `columns` layers are square."""
+        """Begin with zeros of this shape (`Manifest.core_shape`). Without `columns` layers are square."""
         self._shape = layers, rows, columns or rows
         self._cores: dict[int, _EpochCore] = {}
         self._hashed: dict[int, hashlib.blake2b] = {}
@@ -59,8 +59,8 @@ class Core:
     def add(self, batch: UpdateBatch, *others: Core) -> None:
         """Add updates, none of them twice, to this core and to `others`, which have the same shape.
 
-        Finding out which entries an update moves takes several times as long as moving them, so that several
-        cores are best served at once. Negated scalars subtract what was added; those that are 0 cost nothing.
+        Computing an update's entries takes several times as long as adding to them, so serve several cores in
+        one call. Negated scalars subtract an update again. Updates with scalar 0 cost nothing.
         """
         if batch.scalars.ndim == 2:
             self._add_cells(batch, others)
@@ -99,11 +99,12 @@ class Core:
         return sorted(epoch for epoch, core in self._cores.items() if core.any())
 
     def touched(self) -> list[int]:
-        """Return the epochs that have updates, ascending: cheaper than `epochs`, and more if they cancel."""
+        """Return the epochs that have updates, ascending. Cheaper than `epochs`; includes epochs whose
+        updates cancel."""
         return sorted(self._cores)
 
     def newest(self) -> int:
-        """Return the last epoch whose core is not zero; 0 if there is none. Cheap, however many there are."""
+        """Return the last epoch whose core is not zero; 0 if there is none. Cheap even with many epochs."""
         return next((epoch for epoch in sorted(self._cores, reverse=True) if self._cores[epoch].any()), 0)
 
     def of(self, epoch: int) -> I64:
@@ -129,8 +130,8 @@ class Core:
                 del self._cores[epoch]
 
     def digest(self) -> bytes:
-        """Return the core digest (SPEC D5), 32 bytes; takes as long as hashing the epochs from the first that
-        has changed since it was last asked for."""
+        """Return the core digest (SPEC D5), 32 bytes. Hashes only the epochs from the first changed one
+        on."""
         newest = next(reversed(self._hashed), -1)
         state = self._hashed[newest] if self._hashed else hashlib.blake2b(digest_size=32)
         for epoch in sorted(epoch for epoch in self._cores if epoch > newest):
@@ -140,7 +141,8 @@ class Core:
         return state.digest()
 
     def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
-        """Return which entry of a core each update moves in each layer, and by how much; each (n, layers)."""
+        """Return the entry of a core that each update changes in each layer, and the amount; each (n,
+        layers)."""
         layers, rank, _ = self._shape
         entries, column, amounts = coordinates(seeds, layers, rank)
         entries *= rank  # in place, as the memory for a copy takes longer than the sum
@@ -177,20 +179,20 @@ def _hash(state: hashlib.blake2b, epoch: int, entries: I64) -> None:
 
 
 class _EpochCore:
-    """The core of one epoch: the moves as they came while they are few, and one array from then on."""
+    """The core of one epoch: a list of changes while there are few, one array afterwards."""
 
     __slots__ = ("_count", "_dense", "_few", "_shape")
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         self._shape = shape
         self._few: list[tuple[I64, I64]] = []
-        """Entries and amounts, each (n, layers); while there is no array."""
+        """Entries and amounts, each (n, layers); empty once there is an array."""
         self._count = 0
         """Updates of `_few`."""
         self._dense: I64 | None = None
 
     def add(self, entries: I64, amounts: I64) -> None:
-        """Move these entries of the flat core by these amounts, each (n, layers)."""
+        """Add these amounts to these entries of the flat core, each (n, layers)."""
         if self._dense is not None:
             np.add.at(self._dense.reshape(-1), entries.reshape(-1), amounts.reshape(-1))
             return
@@ -245,7 +247,7 @@ class _EpochCore:
         return bool(amounts.any())
 
     def _moves(self) -> tuple[I64, I64]:
-        """Return all entries and amounts, each (n, layers), and keep them so."""
+        """Return all entries and amounts, each (n, layers), and keep them as one pair."""
         if len(self._few) > 1:
             entries, amounts = (np.concatenate(parts) for parts in zip(*self._few, strict=True))
             self._few = [(entries, amounts)]

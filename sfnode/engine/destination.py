@@ -1,6 +1,7 @@
-"""The folder that an export is written to: complete if it exists, and as readable as any other new folder.
+"""The folder that an export is written to. It is complete if it exists, and as readable as any other new
+folder.
 
-Output is written beside its destination and renamed. Needs no torch, so that a destination can be refused
+Files are written to a folder beside it, which is then renamed. Needs no torch: a destination is refused
 before anything slow is loaded.
 """
 
@@ -20,8 +21,8 @@ PARTIAL = ".partial"
 
 
 def require_new(out: Path) -> None:
-    """Raise UserError BAD_OPTION unless `out` can be made: it is not there, or empty, in a folder that may be
-    written to."""
+    """Raise UserError BAD_OPTION unless the folder `out` can be made: it is missing or empty, and its parent
+    is writable."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             Code.BAD_OPTION, f"{out} exists already", "Name a new folder, or remove that one first."
@@ -62,7 +63,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Give files the permissions of any new file: safetensors writes its own for their owner alone."""
+    """Give files the permissions of any new file. safetensors makes its files readable for their owner
+    only."""
     usual = folder.stat().st_mode & 0o666  # the folder was made under the umask
     for file in folder.rglob("*"):
         if file.is_file():

@@ -1,9 +1,9 @@
-"""Drift of a model from its base: how far its weights are from the base's, and how differently it goes on
-with text that has nothing to do with the task, written here or by the base model. Long runs of evolution
-strategies forget; this shows it.
+"""Drift of a model from its base: the distance of its weights, and the change of its predictions on text that
+has nothing to do with the task. That text is given, or the base model has written it. Long runs of evolution
+strategies forget, and drift shows it.
 
-Measures only: nothing here feeds back into a run. It knows cores, bases and a model; it knows neither
-updates nor the task.
+Measures only: nothing here feeds back into a run. Knows cores, bases and a model, but neither updates nor the
+task.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ Please keep this door closed. If you need help, ring the bell, and somebody will
 Early maps of the coast were drawn by sailors, who measured the depth of the water with a rope.
 When the children had finished their work, they carried the chairs inside and swept the floor.
 """
-"""Text of no task, written for this: every line is a text of its own."""
+"""Text of no task, written for this purpose. Every line is a text of its own."""
 
 WRITTEN = 16
-"""Tokens that the base model goes on with after each line, the likeliest ones: what it is surest of, in words
-of its own."""
+"""Tokens that the base model appends to each line. They are the likeliest ones, so the base model is sure of
+them."""
 
 TOKENS = 512
-"""Most tokens that are predicted: with a few hundred the mean is known to some percent, which is enough to
-see a drift, in a fraction of a second on small models."""
+"""Maximum number of predicted tokens. A few hundred give the mean to some percent, which shows a drift, and
+take a fraction of a second on small models."""
 
 KEPT_ENTRIES = 1 << 25
-"""Most probabilities that the base model's answers on the text may have: 128 MiB. A vocabulary of 150,000
-leaves 220 tokens."""
+"""Maximum number of kept probabilities of the base model, 128 MiB. A vocabulary of 150,000 leaves 220
+tokens."""
 
 
 def drift(model: TrainableModel) -> LayeredDrift:
@@ -100,15 +100,16 @@ def _kl(model: TrainableModel) -> tuple[float, int]:
 
 
 def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:
-    """Return the Frobenius norm of what these cores change of each target.
+    """Return the Frobenius norm of the change that these cores make to each target.
 
-    Of all subspaces together, with the products between them: with P = [U_1 A_1, U_2 A_2, ...] and
-    V = [V_1, V_2, ...] it is the root of the sum of the entries of (P^T P) * (V^T V), for which no matrix is
-    made; where the subspaces have so many columns that this takes more work than the matrix, that is made in
-    blocks. Cores, bases and the products of bases alone are exact integers; scales, and sums with them, are
-    rounded in float64. The error is thus about 1e-16 of the sum of the norms of all subspaces' terms in the
-    second way, and the root of that, 1e-8, in the first, if they all but cancel. What float32 weights lose by
-    their own rounding is not in it.
+    All subspaces count together, with the products between them. With P = [U_1 A_1, U_2 A_2, ...] and V =
+    [V_1, V_2, ...] the norm is the root of the sum of the entries of (P^T P) * (V^T V), which needs no matrix
+    of the target's size. With very many columns that is more work than the matrix itself, which is then made
+    in blocks.
+
+    Cores, bases and their products are exact integers. Scales, and sums with them, are rounded in float64. If
+    the subspaces' terms all but cancel, the error relative to the sum of their norms is about 1e-8 without
+    the matrix and 1e-16 with it. The rounding of float32 weights is not included.
     """
     merged = _by_bases(space, scale, cores)
     return [_norm(space, merged, number) for number in range(len(space.targets))]
@@ -117,8 +118,8 @@ def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, ND
 def _by_bases(
     space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]
 ) -> list[tuple[int, NDArray[Any]]]:
-    """Return subspaces with different bases, and their cores in units of a move along u v^T, (layers, rows,
-    columns) float64: those of equal bases are one."""
+    """Return subspaces with different bases, and their cores, (layers, rows, columns) float64. Cores of equal
+    bases are added. Their unit is a change along u v^T."""
     found: dict[int | str, tuple[int, NDArray[Any]]] = {}
     for subspace, core in cores.items():
         name = space.basis.digest(subspace) if isinstance(space.basis, PublishedBasis) else subspace
@@ -156,7 +157,7 @@ def _base_norm(loaded: LoadedModel, number: int) -> float:
 
 
 def _ratio(change: float, base: float) -> float:
-    """Return a change relative to the base; infinite for a change of a target that is zero in the base."""
+    """Return a change relative to the base; infinite if the target is zero in the base."""
     return change / base if base else math.inf if change else 0.0
 
 
@@ -189,7 +190,7 @@ def _passes(loaded: LoadedModel) -> list[Pass]:
 
 
 def _log_probs(loaded: LoadedModel, this: Pass) -> Tensor:
-    """Return what the model holds likely after each token, (tokens, vocabulary) float32 at least."""
+    """Return the log-probabilities after each token, (tokens, vocabulary) float32 at least."""
     with torch.inference_mode():
         found = forward.logits(loaded, this)
         return found.to(torch.promote_types(found.dtype, torch.float32)).log_softmax(-1)

@@ -44,10 +44,10 @@ class Estimate(NamedTuple):
     """Result of one query, in units of the task's loss."""
 
     alpha: float
-    """(L+ - L-) / (2 eps); in a group (L - mean of the other L) / eps."""
+    """(L+ - L-) / (2 eps); in a group (L - mean of the other losses) / eps."""
     loss: float
-    """The mean of L+ and L-, which is the unperturbed loss up to a term of order eps squared; in a group that
-    of all its losses."""
+    """Mean of L+ and L-, which differs from the unperturbed loss by a term of order eps squared. In a group
+    the mean of all its losses."""
 
     @property
     def failed(self) -> bool:
@@ -56,8 +56,8 @@ class Estimate(NamedTuple):
 
 
 class Points(NamedTuple):
-    """The mini-batches of q queries, S sequences in all, as one batch: all at one side, then all at the
-    next."""
+    """The mini-batches of q queries, S sequences in all, as one batch: all at the first side, then all at the
+    second."""
 
     batch: Batch
     queries: NDArray[np.int64]
@@ -72,12 +72,12 @@ class Points(NamedTuple):
 
 
 BOTH_SIDES, ONE_SIDE = (1, -1), (1,)
-"""Sides of the weights at which pairs and groups are measured."""
+"""Sides of the weights at which pairs, or groups, are measured."""
 
 
 Perturb = Callable[[NDArray[np.int64], NDArray[np.floating], forward.Pass], Perturbation]
-"""Returns the perturbation of a pass: its rows' queries (R,), by how much to move each along its query's
-direction (R,), and the pass."""
+"""Returns the perturbation of a pass, from the query of each row (R,), the amount along that query's
+direction (R,) and the pass."""
 
 
 def estimates(
@@ -85,7 +85,7 @@ def estimates(
 ) -> list[Estimate]:
     """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
 
-    By pairs, or with `group` in groups of so many, whose mini-batches are the same.
+    By pairs, or with `group` by groups of that size, whose members share a mini-batch.
     """
     exact = representable(epsilon, directions)
     losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES)
@@ -99,8 +99,8 @@ def losses_along(
     epsilon: float,
     sides: Sequence[int] = BOTH_SIDES,
 ) -> list[Tensor]:
-    """Return the losses of all rows, (B,) float64 for each mini-batch, at epsilon along the direction of the
-    same number: of all at the first side, and then of all at the next."""
+    """Return the losses of all rows at epsilon along the direction of their mini-batch, (B,) float64 for each
+    mini-batch. First come the losses of all mini-batches at the first side, then those at the second."""
     with torch.inference_mode():
         measured, along = points(batches, sides), along_queries(directions)
         log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
@@ -110,15 +110,15 @@ def losses_along(
 
 
 def representable(epsilon: float, directions: Directions) -> float:
-    """Return what is added for epsilon: in half precision that is the nearest number to it."""
+    """Return the number that is added for epsilon: the nearest one that the directions' precision has."""
     return float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
 
 
 def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
-    """Return the estimates from the losses of all rows, (B,) float64 each, of all queries at +epsilon and
-    then of all at -epsilon.
+    """Return the estimates from the losses of all rows, (B,) float64 each: of all queries at +epsilon, then
+    of all at -epsilon.
 
-    The difference is taken row by row: it is a small part of either loss.
+    Differences are taken row by row, because they are small beside either loss.
     """
     half = len(losses) // 2
     return [
@@ -130,7 +130,7 @@ def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
 def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Estimate]:
     """Return the estimates from the losses of all rows, (B,) float64 each, of queries in groups of `group`.
 
-    Differences are taken row by row, as in pairs. Where one of a group is not finite none of it is.
+    Differences are taken row by row, as in pairs. If one estimate of a group is not finite, none is.
     """
     found = []
     for start in range(0, len(losses), group):
@@ -144,8 +144,8 @@ def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Esti
 def quantise(alpha: float, delta: float, limit: int) -> int:
     """Return `clip(round(alpha / delta), -limit, limit)`, halves to even.
 
-    An alpha that is not finite becomes 0: the measurement failed, and would fail again, as its seed draws
-    both direction and mini-batch. An update of 0 changes nothing, and the feed goes on without a gap.
+    An alpha that is not finite becomes 0. Its measurement would fail again, because its seed draws both
+    direction and mini-batch. An update of 0 changes nothing, and the feed continues without a gap.
     """
     if not math.isfinite(alpha):
         return 0
@@ -153,8 +153,8 @@ def quantise(alpha: float, delta: float, limit: int) -> int:
 
 
 def points(batches: Sequence[Encoded], sides: Sequence[int] = BOTH_SIDES) -> Points:
-    """Return the sequences of all mini-batches in order, padded on the right to the longest, once for each
-    side."""
+    """Return the sequences of all mini-batches in order, once for each side, padded on the right to the
+    longest."""
     count = len(sides)
     sizes = [len(batch.input_ids) for batch in batches]
     firsts = np.cumsum([0, *sizes])
@@ -201,8 +201,9 @@ def _log_probs(
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
 ) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
-    """Yield all sequences: with `in_turns` those of each point, else by what they begin with, such as one
-    prompt of several answers, which is read at every point; None if that is not worth it."""
+    """Yield all sequences, in parts that are read together. With `in_turns` a part is one point. Otherwise
+    its sequences share a beginning, such as the prompt of several answers, which is read once at every point.
+    The beginning is None if sharing it does not pay."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):
@@ -221,8 +222,8 @@ def _begun(
     perturb: Perturb,
     before: forward.Begun | None = None,
 ) -> forward.Begun | None:
-    """Return what these sequences begin with, read at their points; None if it is not worth it, beside what
-    is read `before`."""
+    """Return the common beginning of these sequences, read at their points. None if it does not pay, given
+    the part that is read `before`."""
     tokens = forward.shared(loaded, measured.batch, members)
     points, firsts = np.unique(measured.points[members], return_index=True)
     if not forward.may_begin(loaded, tokens, len(points), len(members), before.tokens if before else 0):
@@ -234,10 +235,10 @@ def _begun(
 
 
 def along_queries(directions: Directions) -> Perturb:
-    """Return what moves each row of a pass along the direction of its query by its amount.
+    """Return a function that perturbs each row of a pass along its query's direction by its amount.
 
-    Along the directions of those queries alone that a pass has rows of: a product with the directions of all
-    q would cost every row q times what its own direction costs; and a batch of many queries has many passes.
+    It uses only the directions of queries that have rows in the pass. A product with all q directions would
+    cost every row q times as much, and a batch of many queries has many passes.
     """
 
     def perturb(
@@ -258,7 +259,7 @@ def along_queries(directions: Directions) -> Perturb:
 
 
 def standing(directions: Directions) -> forward.Perturb:
-    """Return what the live core alone moves, which acts on every row alike."""
+    """Return the perturbation by the live core alone, which is the same for every row."""
     live = _of_queries(directions, np.zeros(0, np.int64))
     return lambda this: forward.everywhere(live, this)
 
@@ -276,11 +277,11 @@ def _of_queries(every: Directions, queries: NDArray[np.int64]) -> Directions:
 def moving_vectors(
     loaded: LoadedModel, directions: Directions
 ) -> Iterator[Callable[[int, float], None] | None]:
-    """Yield what moves the one-dimensional targets along a query's direction by some amount, or None if there
-    are none; restore them afterwards.
+    """Yield a function that moves the vectors among the targets along a query's direction by some amount;
+    None if there are no vectors. Restore them afterwards.
 
-    They have no input to project, and are changed in place. That takes a pass for each point, and exact
-    copies to restore: vectors are small.
+    Vectors have no input to project, so they are changed in place. That takes a pass for each point, and
+    exact copies for restoring, which are small.
     """
     sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
     own = slice(directions.live, None)  # vectors have no live core
@@ -311,21 +312,22 @@ class LocalNoise:
     """A clip and noise, in units of slopes."""
 
     multiplier: float
-    """Standard deviation of the noise, in units of the most that one row can change."""
+    """Standard deviation of the noise, in units of the largest change that one row can cause."""
     clip: float
     draw: Callable[[float, float], float] = field(default=SystemRandom().normalvariate, repr=False)
-    """Draws by mean and deviation, also for several threads, as replicas have: `gauss` may give two of them
+    """Draws by mean and deviation; safe in several threads, as replicas need. `gauss` may give two threads
     the same number."""
 
     def __call__(self, alpha: float) -> float:
-        """Return what may be told of a slope; of a measurement that failed as if it were 0, as the row that
-        made it fail may be the one to protect."""
+        """Return a slope as it may be sent: clipped, with noise. A failed measurement counts as 0, because
+        the row that made it fail may be the one to protect."""
         clipped = min(max(alpha, -self.clip), self.clip) if math.isfinite(alpha) else 0.0
         return clipped + self.draw(0.0, 2 * self.clip * self.multiplier)
 
     def of_gradient(self, cells: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
-        """Return what may be told of the mean gradient of so many rows, each drawn once and no longer than
-        the clip: another row in the place of one changes it by 2 clip / rows at most."""
+        """Return the mean gradient of `rows` rows as it may be sent: with noise. Each row was drawn once, and
+        its gradient is no longer than the clip. Replacing one row changes the mean by 2 clip / rows at
+        most."""
         deviation = 2 * self.clip * self.multiplier / rows
         told: NDArray[np.float64] = cells + [self.draw(0.0, deviation) for _ in cells]
         return told

@@ -1,7 +1,8 @@
-"""Evaluation of a trainable model: of its weights as of now, of the base model, and towards later cores.
+"""Evaluation of a trainable model: with its current weights, with the base weights, and on the way to later
+cores.
 
-Unless the loss of a run is plain, answers are compared less the model's prior over them, which is measured
-here, too, or the manifest's. What is found of the base model is kept: it does not change.
+Unless the loss of a run is plain, the model's prior over the answers is subtracted from their scores. The
+prior is measured here, or is the manifest's. Results of the base model are kept, because it does not change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sfprotocol.seeds import I64
 
 @contextmanager
 def _weights(model: TrainableModel, *, base: bool) -> Iterator[bytes]:
-    """Have the base weights within the block, or those as of now, and yield the digest that they go by."""
+    """Have the base weights, or the current ones, within the block; yield the digest that names them."""
     if base:
         model.restore()
         with model.weights.at_base():
@@ -35,9 +36,9 @@ def _weights(model: TrainableModel, *, base: bool) -> Iterator[bytes]:
 def evaluate(
     model: TrainableModel, limit: int = 0, keep_going: KeepGoing = always, rows: dataset.HeldOut = "test"
 ) -> Evaluation:
-    """Measure the rebuilt model as of now on `limit` of these rows (0: as many as the manifest says).
+    """Measure the current model, rebuilt, on `limit` of these rows (0: as many as the manifest says).
 
-    Raises UserError DATA_*, and PAUSED when `keep_going`, asked now and then, says no.
+    Raises UserError DATA_*, and PAUSED if `keep_going`, asked now and then, returns False.
     """
     model.rebuild()
     return model.objective.evaluate(model.run_rows.held_out(rows, limit), model.core.digest(), keep_going)
@@ -51,7 +52,7 @@ def evaluate_base(
     *,
     calibrated: bool = False,
 ) -> Evaluation:
-    """Measure the base model like `evaluate`, once; `calibrated`: less its own prior.
+    """Measure the base model once, as `evaluate` does. With `calibrated` its own prior is subtracted.
 
     Raises as `evaluate` does, and with `calibrated` as `prior`.
     """
@@ -71,7 +72,7 @@ def evaluate_towards(
     keep_going: KeepGoing = always,
     rows: dataset.HeldOut = "test",
 ) -> Evaluation:
-    """Measure the model at `amount` of the way to the cores `after` like `evaluate`."""
+    """Measure the model at `amount` of the way to the cores `after`, as `evaluate` does."""
     if not amount:  # what does not count makes nothing older
         return evaluate(model, 0, keep_going, rows)
     with line.line_to(model, after).at(amount) as perturb:
@@ -79,27 +80,26 @@ def evaluate_towards(
 
 
 def prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
-    """Return the prior over the task's answers of the model as of now, (K,). Raises as `Priors.of`."""
+    """Return the current model's prior over the task's answers, (K,). Raises as `Priors.of`."""
     model.rebuild()
     return model.priors.of(model.core.digest(), keep_going)
 
 
 def named_prior(model: TrainableModel) -> dict[str, float]:
-    """Return the prior of the model as of now by answer, with 0 for the likeliest. Raises as `prior`
-    does."""
+    """Return the current model's prior by answer, with 0 for the likeliest. Raises as `prior` does."""
     parts = (part / PRIOR_ONE for part in calibration.for_manifest(prior(model)))
     return dict(zip(model.manifest.task.verbalizer.values(), parts, strict=True))
 
 
 def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
-    """Return the same of the base model. Raises as `prior` does."""
+    """Return the base model's prior by answer. Raises as `prior` does."""
     with _weights(model, base=True) as of:
         return model.priors.of(of, keep_going)
 
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
-    """Return how the model as of now, or the base model, answers `rows` test rows, for everybody the same
-    ones: by turns of each class. Scores are less the prior where the loss is not plain.
+    """Return the answers of the current model, or of the base model, to `rows` test rows. Everybody gets the
+    same rows, each class in turn. The prior is subtracted unless the loss is plain.
 
     Raises UserError DATA_*, and as `prior` does.
     """
@@ -109,7 +109,7 @@ def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answ
 
 
 def generate(model: TrainableModel, prompt: str, tokens: int) -> tuple[str, str]:
-    """Return what the base model and the model as of now write after `prompt`, in at most `tokens`
+    """Return the texts that the base model and the current model write after `prompt`, in at most `tokens`
     tokens.
 
     Raises UserError BAD_OPTION for a model that classifies.
@@ -121,6 +121,6 @@ def generate(model: TrainableModel, prompt: str, tokens: int) -> tuple[str, str]
 
 
 def read_test_rows(model: TrainableModel) -> None:
-    """Read the test rows, so that questions about them read no file. Any thread may call this: it touches
+    """Read the test rows, so that later questions read no file. Any thread may call this, because it touches
     nothing that training uses. Raises UserError DATA_*."""
     model.run_rows.held_out("test")

@@ -44,13 +44,13 @@ class AdapterFit(NamedTuple):
     """Errors of factors of a capped rank."""
 
     rank: int
-    """The largest rank of a matrix."""
+    """Largest rank of a matrix."""
     full: int
-    """The rank that it takes to leave nothing out."""
+    """Rank at which nothing is left out."""
     largest: float
     """Largest relative error of a matrix, in the Frobenius norm."""
     total: float
-    """The same of all matrices together."""
+    """The same error of all matrices together."""
 
     @property
     def in_words(self) -> str:
@@ -73,8 +73,8 @@ class Factors(NamedTuple):
 
 
 def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factors], AdapterFit]:
-    """Return what training has changed of each target as factors of rank `most` at most, by truncated SVD;
-    None: of the rank that it has. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+    """Return the change that training made to each target, as factors of rank `most` at most, by truncated
+    SVD. None: factors of its full rank. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
     cores = model.decay.faded(model.core.cores())
     found, full, largest, lost, all_ = list[Factors](), 1, 0.0, 0.0, 0.0
     for layer, target in enumerate(model.space.targets):
@@ -102,7 +102,7 @@ def _term(model: TrainableModel, epoch: int, a: NDArray[Any], layer: int) -> tup
 def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return U (out, k), S (k,) descending and V (k, in) of the sum of all `b @ a`.
 
-    Terms of less rank together than the matrix has are factorised side by side, without ever making it.
+    If the terms have less rank together than the matrix, they are factorised without making it.
     """
     width = sum(b.shape[1] for b, _ in terms)
     if width < min(rows, columns):
@@ -122,7 +122,7 @@ def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tup
 
 
 def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
-    """Return factors that share the singular values evenly; of rank 1 and zero if there is nothing."""
+    """Return factors that share the singular values evenly; zeros of rank 1 if the change is zero."""
     if not len(s):  # an adapter must have a rank
         return Factors(torch.zeros(len(u), 1), torch.zeros(1, v.shape[1]))
     root = s.sqrt()
@@ -130,11 +130,11 @@ def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
 
 
 def export_model(model: TrainableModel, out: Path, about: Provenance | None = None) -> None:
-    """Write the model as of now to the new folder `out`, for `from_pretrained` of the same Auto class.
+    """Write the current model to the new folder `out`, for `from_pretrained` of the same Auto class.
 
     Weights are rebuilt from the base weights first: two nodes with equal digests write equal weights, to the
     bit if both have loaded the model in the same dtype. `about` is for the card. Raises UserError BAD_OPTION
-    when `out` holds something already or cannot be written, DISK_FULL when there is no room.
+    if `out` is not empty or cannot be written, DISK_FULL if there is no room.
     """
     with new_folder(out) as folder:
         model.weights.rebuild()
@@ -150,12 +150,11 @@ def export_model(model: TrainableModel, out: Path, about: Provenance | None = No
 def export_lora(
     model: TrainableModel, out: Path, about: Provenance | None = None, rank: int | None = None
 ) -> AdapterFit:
-    """Write what training changed to the new folder `out`, for `peft.PeftModel.from_pretrained`; return how
-    well that gives it.
+    """Write the change that training made to the new folder `out`, for `peft.PeftModel.from_pretrained`.
+    Return how well the adapter approximates it.
 
-    Every matrix has the rank that it takes to leave nothing out, or `rank` if that is less (`adapter`).
-    Raises UserError as `export_model` does, and BAD_OPTION when vectors or embeddings were trained, for which
-    PEFT's adapters have no such term.
+    Every matrix has its full rank, or `rank` if that is less (`adapter`). Raises UserError as `export_model`
+    does, and BAD_OPTION if vectors or embeddings were trained, which PEFT's adapters cannot hold.
     """
     for site in model.loaded.sites:
         if site.form not in (Form.LINEAR, Form.CONV1D):
@@ -182,11 +181,11 @@ def export(
     about: Provenance | None = None,
     rank: int | None = None,
 ) -> AdapterFit | None:
-    """Write the model as of now to the new folder `out`.
+    """Write the current model to the new folder `out`.
 
-    `hf` is a whole Hugging Face model, `lora` a PEFT adapter of what training changed, of this rank at
-    most; of that, return how well it gives it. `about` is for the model's card. Raises UserError
-    BAD_OPTION or DISK_FULL (`engine.export`).
+    `hf` is a whole Hugging Face model. `lora` is a PEFT adapter of the change that training made, of this
+    rank at most; return how well it approximates the change. `about` is for the model's card. Raises
+    UserError BAD_OPTION or DISK_FULL (`engine.export`).
     """
     model.restore()
     if form == "lora":
@@ -201,7 +200,8 @@ def _sha256(file: Path) -> str:
 
 
 def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str, object]:
-    """Return PEFT's settings; `ranks` are those of the targets, which it multiplies by alpha / rank: 1."""
+    """Return PEFT's settings. `ranks` are the targets' ranks; PEFT multiplies an adapter by alpha / rank,
+    which is 1."""
     rank = max(ranks.values())
     others = {name: one for name, one in ranks.items() if one != rank}
     source = model.manifest.model
@@ -224,12 +224,13 @@ def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str
 
 
 LEFT_OUT = ("auto_map", "_name_or_path", "num_labels")
-"""Keys of config.json that name code or folders which are not in an export, or the number of `id2label`."""
+"""Keys of config.json that name code or folders that an export lacks, or that repeat the number of
+`id2label`."""
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 FAST = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""The class of any fast tokenizer, as transformers 5 calls it, and as both versions do."""
+"""Class of any fast tokenizer: as transformers 5 calls it, and as versions 4 and 5 both do."""
 
 
 def write_settings(
@@ -256,7 +257,7 @@ def write_settings(
 def _config(
     settings: dict[str, Any], model: PretrainedModel, pad: int | None, labels: Sequence[str]
 ) -> dict[str, Any]:
-    """Return config.json: that of the base, `settings`, for the class and dtype that are written."""
+    """Return config.json: the base's `settings`, changed for the class and dtype that are written."""
     if settings.get("model_type") != model.config.model_type:  # of a larger model this is the part for text
         settings = model.config.to_diff_dict()
     settings = {key: value for key, value in settings.items() if key not in LEFT_OUT}

@@ -1,7 +1,7 @@
 """Runs a model: from sequences to the log-probabilities of their targets.
 
-A batch is cut into passes so that neither padding nor memory is wasted, and the logits of a pass, the widest
-thing there is, are reduced at once. This module knows neither updates nor losses.
+A batch is cut into passes, so that neither padding nor memory is wasted. The logits of a pass, its largest
+tensor, are reduced at once. This module knows neither updates nor losses.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.tasks.encoding import Encoded, Scored
 
 CPU_PASS_ENTRIES = 3 << 19
-"""Tokens of a pass times the widest layer's outputs, on a CPU: more make no token cheaper, and activations
-no longer fit the caches (docs/benchmarks.md: 512 tokens at OPT-125M's 3,072, 1,536 at 1,024)."""
+"""Maximum tokens of a pass on a CPU, times the widest layer's outputs. More tokens are not cheaper each, and
+their activations no longer fit the caches (docs/benchmarks.md: 512 tokens at OPT-125M's 3,072, 1,536 at
+1,024)."""
 
 LEAST_PASS_TOKENS = 256
-"""Least tokens of a pass, however wide the layers: below this, reading the weights costs more than is
-saved."""
+"""Minimum limit on the tokens of a pass, however wide the layers. With fewer, reading the weights costs more
+than is saved."""
 
 OTHER_PASS_TOKENS = 65_536
-"""Tokens of a pass on an accelerator, where larger is better; bounded for the sake of its memory."""
+"""Maximum tokens of a pass on an accelerator. More would be faster, but take too much memory."""
 
 READING = 64
-"""Overhead of a pass on a CPU for reading the weights, in tokens that could be computed meanwhile."""
+"""Overhead of a pass on a CPU for reading the weights, in tokens that could be computed in that time."""
 
 INTERPRETING = 1 << 15
-"""Overhead of a pass on a CPU for the interpreter's work: this many tokens divided by the widest layer's
-outputs, since tokens of wider layers take longer. Both together measured at 40 (Llama, 2,048) to 200 tokens
+"""Overhead of a pass on a CPU for the interpreter, in tokens times the widest layer's outputs, since tokens
+of wider layers take longer. Both overheads together were measured at 40 (Llama, 2,048) to 200 tokens
 (256)."""
 
 LAUNCHING = 4_096
-"""Overhead of a pass on an accelerator: tokens that it could compute while the kernels are launched, layer by
-layer. Estimated, not measured; with some thousands nearly every batch is one pass."""
+"""Overhead of a pass on an accelerator for launching kernels, in tokens that could be computed in that time.
+Estimated, not measured. With some thousands nearly every batch is one pass."""
 
 CPU_PASS_BYTES = 256 << 20
 """Maximum size of a pass's logits in float32 on a CPU, and of beginnings that are read once, in bytes. Where
@@ -60,11 +61,11 @@ PASS_BYTES, MEMORY_SHARE = 2 << 30, 16
 that the same rows always go through in the same passes, with the same rounding."""
 
 LOGITS_AT_A_TIME = 1 << 24
-"""Logits that are in float32 at a time: 64 MiB."""
+"""Maximum number of logits that are in float32 at a time: 64 MiB."""
 
 LEAST_SHARED = 16
-"""Tokens that all texts have to begin with before these are read once for all: fewer are not worth a pass of
-their own."""
+"""Minimum number of tokens that all texts must begin with before these are read once for all. Fewer are not
+worth a pass of their own."""
 
 
 class Batch(NamedTuple):
@@ -101,17 +102,17 @@ class Pass(NamedTuple):
     """(p,)."""
 
     def behind(self, tokens: int) -> Pass:
-        """Return the pass without the first tokens of each row, on which there are no targets."""
+        """Return the pass without the first `tokens` tokens of each row, on which there are no targets."""
         ids, mask, types = (part[:, tokens:] for part in self[:3])
         return Pass(ids, mask, types, self.rows, self.columns - tokens, self.targets)
 
 
 class Begun(NamedTuple):
-    """Keys and values of what some texts begin with, at each of some points."""
+    """Keys and values of the common beginning of some texts, at each of some points."""
 
     tokens: int
     points: NDArray[np.int64]
-    """Their numbers, ascending."""
+    """Numbers of the points, ascending."""
     layers: Sequence[tuple[Tensor, Tensor]]
     """(points, heads, tokens, d) each."""
 
@@ -133,15 +134,15 @@ Perturb = Callable[[Pass], Perturbation]
 
 
 def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
-    """Score a batch that is small enough for one pass: what a step is compared with in benchmarks."""
+    """Score a batch that is small enough for one pass. Benchmarks compare a step with it."""
     batch = batch_of(encoded)
     with torch.inference_mode():
         return _scored(loaded, batch, np.arange(len(batch.input_ids)), np.arange(len(batch.targets)))
 
 
 def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Scored:
-    """Score a batch of any size, in passes that take no more memory than those of training; perturbed if
-    `perturb` is given."""
+    """Score a batch of any size, in passes that take no more memory than those of training. With `perturb`
+    the weights are perturbed."""
     batch = batch_of(encoded)
     found, numbers = [], []
     with torch.inference_mode():
@@ -154,7 +155,8 @@ def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | No
 
 
 def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
-    """Return what enters the head of a model that trains it alone, (S, features), in the head's dtype."""
+    """Return the states that enter the head, (S, features), in the head's dtype. Only of a model that trains
+    its head alone."""
     assert loaded.kept is not None
     batch = batch_of(encoded)
     _keep(loaded, loaded.kept, batch, np.arange(len(batch.input_ids)))
@@ -172,7 +174,8 @@ def log_probs(
 
 
 def shared(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> int:
-    """Return how many tokens these sequences of a batch begin with, all alike, up to their first target."""
+    """Return the number of tokens that all these sequences of a batch begin with, up to their first
+    target."""
     if loaded.classifies:
         return 0
     ids = batch.input_ids[sequences]
@@ -181,8 +184,8 @@ def shared(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> i
 
 
 def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.int64]]:
-    """Return the sequences of a batch in families of which each begins alike, with LEAST_SHARED tokens more
-    than the `begun` ones of all; those without a family are together."""
+    """Return the sequences of a batch in families. Each family begins with LEAST_SHARED tokens in common
+    beyond the `begun` ones of all. Sequences without a family are together."""
     if loaded.classifies:
         return [np.arange(len(batch.input_ids))]
     texts, numbers = np.unique(batch.input_ids, axis=0, return_inverse=True)  # in their order
@@ -194,8 +197,8 @@ def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.i
 
 
 def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int, before: int = 0) -> bool:
-    """Return whether it is worth it, and possible, to read so many tokens of all these sequences once for
-    each of some points, where the first of them are read `before`."""
+    """Return whether reading the first `tokens` tokens of all these sequences once for each point is possible
+    and pays. The first `before` of them are read already."""
     if tokens - before < LEAST_SHARED or sequences < 2 * points:
         return False
     size: int = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
@@ -209,8 +212,8 @@ def begin(
     perturb: Callable[[Pass], Perturbation | None],
     before: Begun | None = None,
 ) -> Begun:
-    """Read the tokens (T,) that texts begin with at some points, ascending; those that are read `before`
-    are not read again."""
+    """Read the tokens (T,) that texts begin with, at some points, ascending. Tokens read `before` are not
+    read again."""
     first = before.tokens if before else 0
     ids, every = np.tile(tokens, (len(points), 1)), np.arange(len(points))
     last = np.full(len(points), len(tokens) - 1)
@@ -228,12 +231,12 @@ def begin(
 
 
 _KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""Answers of `kept_of_a_token` by model: each takes a pass."""
+"""Answers of `kept_of_a_token` by model, since each takes a pass."""
 
 
 def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
-    """Return the layers of a cache that holds a single token; none if there is more to a model's past than
-    keys and values, as in state-space models and hybrids."""
+    """Return the layers of a cache that holds a single token. None if the model's past is more than keys and
+    values, as in state-space models and hybrids."""
     if loaded.model not in _KEPT:
         _KEPT[loaded.model] = _kept_of_a_token(loaded)
     return _KEPT[loaded.model]
@@ -255,8 +258,8 @@ def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
 def mean_loss(
     loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None, *, at_once: bool = False
 ) -> Tensor:
-    """Return the mean loss of a mini-batch that is small enough for one pass, for a backward pass, too; what
-    its texts begin with is read once for all, unless they are to be read `at_once`."""
+    """Return the mean loss of a mini-batch that is small enough for one pass; a backward pass may follow. A
+    common beginning is read once, unless all texts are to be read `at_once`."""
     batch = batch_of(encoded)
     every = np.arange(len(batch.input_ids))
     point = np.zeros_like(every)
@@ -278,10 +281,10 @@ def batch_of(encoded: Encoded) -> Batch:
 
 
 def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], targets: NDArray[np.int64]) -> Pass:
-    """Return the pass with these sequences in this order; `targets` are the numbers of the targets on them.
+    """Return the pass with these sequences in this order; `targets` are the numbers of their targets.
 
-    Raises UserError MODEL_UNSUPPORTED for tokens that the model does not know: a GPU would only say later
-    that something is wrong, and compute no more.
+    Raises UserError MODEL_UNSUPPORTED for tokens that the model does not know. A GPU would report only later
+    that something is wrong, and compute nothing more.
     """
     width = int(batch.attention_mask[sequences].sum(1).max())
     row_of = np.zeros(len(batch.input_ids), np.int64)
@@ -305,7 +308,7 @@ def take(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], target
 
 
 def everywhere(directions: Directions, this: Pass) -> Perturbation:
-    """Return the perturbation of a pass that moves all of its rows by 1 along each of these directions."""
+    """Return the perturbation that moves all rows of a pass by 1 along each of these directions."""
     one = directions.u[0].new_ones(1, 1)
     sequences, width = this.input_ids.shape
     tokens, rows, outputs = (
@@ -318,8 +321,8 @@ def everywhere(directions: Directions, this: Pass) -> Perturbation:
 def passes(
     loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64], begun: int = 0
 ) -> Iterator[NDArray[np.int64]]:
-    """Cut these sequences of a batch, given by number, into passes, if the first `begun` tokens of each are
-    read already; one where a head is all that is left to compute of them."""
+    """Cut these sequences of a batch, given by number, into passes; the first `begun` tokens of each are read
+    already. It is one pass if only a head remains to be computed."""
     if loaded.kept is not None and isinstance(loaded.kept.cut, Head):
         _keep(loaded, loaded.kept, batch, sequences)
         yield sequences
@@ -338,7 +341,8 @@ def _passes(
 
 
 def pass_bytes(device: torch.device) -> int:
-    """Return the maximum bytes of a pass's logits in float32, and of beginnings that are read once."""
+    """Return the maximum size of a pass's logits in float32, and of a beginning's keys and values, in
+    bytes."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return CPU_PASS_BYTES
     return min(PASS_BYTES, torch.cuda.get_device_properties(device).total_memory // MEMORY_SHARE)
@@ -354,9 +358,9 @@ def groups(
 ) -> list[NDArray[np.int64]]:
     """Cut sequences into groups of similar lengths, the longest first; one group is one pass.
 
-    `width`: the widest layer's outputs; `logits`: how many each sequence's targets need. The cuts between
-    lengths minimise the sum of padded tokens and of the passes' overhead; a group that is too large for one
-    pass is then cut into equal parts, which exceed the limit by less than a sequence.
+    `width`: the widest layer's outputs; `logits`: the number that each sequence's targets need. The cuts
+    between lengths minimise the cost of padded tokens and of the passes' overhead. A group that is too large
+    for one pass is cut into equal parts, which exceed the limit by less than a sequence.
     """
     order = np.argsort(-lengths, kind="stable")
     descending, counts = np.unique(-lengths, return_counts=True)
@@ -398,7 +402,7 @@ def _scored(
     targets: NDArray[np.int64],
     perturb: Perturb | None = None,
 ) -> Scored:
-    """Score these targets, which lie on these sequences, in one pass."""
+    """Score these targets of these sequences in one pass."""
     this = take(loaded, batch, sequences, targets)
     with loaded.perturber.applying(perturb(this) if perturb else None):
         found = logits(loaded, this)  # (p, vocab)
@@ -410,14 +414,12 @@ def _scored(
 def logits(loaded: LoadedModel, this: Pass, begun: int = 0, **cached: Any) -> Tensor:
     """Return the logits of a pass's targets: (p, vocab) of a language model, (p, classes) of a classifier.
 
-    `cached`: the cache of a language model, and what its code must be told of the tokens in it, of which
-    `begun` are the first ones of the pass.
+    `cached`: a language model's cache and arguments about it; it holds the first `begun` tokens of the pass.
+    States that are kept of a text are not computed again.
 
-    A causal model is given no mask for padding on the right, which no target can see: what transformers does
-    with a mask costs time. (On an accelerator it waits at the start of a pass in either case, to inspect
-    positions or mask.)
-
-    What is kept of a text is not computed again.
+    A causal model is given no mask for padding on the right. No target can see that padding, and transformers
+    spends time on a mask. (An accelerator waits at the start of a pass in either case, to inspect positions
+    or mask.)
 
     Raises UserError MODEL_UNSUPPORTED for positions that the model's tables lack.
     """
@@ -460,7 +462,7 @@ def _outputs(loaded: LoadedModel, this: Pass, **cached: Any) -> Tensor:
 
 
 def _keep(loaded: LoadedModel, kept: KeptStates, batch: Batch, sequences: NDArray[np.int64]) -> None:
-    """Compute what is not kept of these sequences, each text once."""
+    """Compute the states of these sequences that are missing, once for each text."""
     texts = texts_of(*(part[sequences] for part in batch[:3]))
     places = kept.lacking(texts)
     lacking = sequences[list(places.values())]

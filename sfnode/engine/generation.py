@@ -1,13 +1,13 @@
 """Generation: answers to many prompts at once.
 
 Rows that are written together share every product with the weights. Prompts go through the model padded on
-the right, as in any other forward pass; what all of them begin with, such as instructions, once for all. What
-a decoder keeps of them, keys and values, is then put so that all rows end in the same column: padding on the
-left, which every family of transformers can be told of. A row that is done gives its place to the last one,
-and places are filled again from the rows that wait.
+the right, as in any other forward pass. A common beginning of all prompts, such as instructions, goes through
+once. The keys and values of the prompts are then shifted so that all rows end in the same column: padding on
+the left, which every family of transformers accepts. A finished row gives its place to the last row, and
+waiting rows fill the free places.
 
-Tokens are the likeliest ones, or drawn by counters, so that the same rows with the same weights, device and
-precision are answered with the same tokens. Knows no updates, no task and no scores.
+Tokens are the likeliest ones, or drawn by counters. The same rows with the same weights, device and precision
+therefore get the same tokens. Knows no updates, no task and no scores.
 """
 
 from __future__ import annotations
@@ -37,54 +37,54 @@ from sfnode.tasks.tokenizer_calls import decode
 from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES = 1 << 30
-"""Keys and values of all rows that are written together, unless told otherwise: 14,000 tokens of OPT-125M in
-float32, which is more rows than make a CPU any faster."""
+"""Maximum size of the keys and values of all rows that are written together, in bytes; twice `pass_bytes` if
+that is less. On a CPU that is 7,000 tokens of OPT-125M in float32: more rows make it no faster."""
 
 REFILL_SHARE = 4
-"""Places are filled again when a quarter of them is free: a pass for each row that ends would read all
-weights for a single prompt, and waiting until all have ended would leave places empty."""
+"""Share of free places (a quarter) at which they are filled again. A pass for each finished row would read
+all weights for a single prompt; waiting for the last row would leave places empty."""
 
 DRAW_BITS = 31
-"""Bits of a draw, and of the integers that probabilities are rounded to: their product fits into 63 bits."""
+"""Bits of a draw and of integer probabilities. Their product fits into 63 bits."""
 
 STOP_SLACK = 4
-"""Tokens that are decoded in search of a stop string besides as many as the string has bytes: some tokens
-decode to nothing, and some tokenizers drop the space at the beginning."""
+"""Tokens that are searched for a stop string, beyond one for each of its bytes. Some tokens decode to
+nothing, and some tokenizers drop the space at the beginning."""
 
 
 class AnswerRequest(NamedTuple):
-    """A prompt that is to be answered."""
+    """A prompt to answer."""
 
     prompt: Sequence[int]
-    """Token ids, at least one; with the answer no more than the model has positions."""
+    """Token ids, at least one. Prompt and answer together fit the model's positions."""
     key: int = 0
     """Key of the stream that its tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
 
 
 class AnswerPlan(NamedTuple):
-    """Way in which answers are written."""
+    """Settings of the answers."""
 
     tokens: int
-    """Most tokens of an answer, at least 1."""
+    """Maximum tokens of an answer, at least 1."""
     temperature: float = 0.0
-    """Divides the logits before a token is drawn; 0: always the likeliest one."""
+    """Divides the logits before a token is drawn. 0: always the likeliest token."""
     stop: tuple[str, ...] = ()
-    """Texts that end an answer, and are no part of it."""
+    """Texts that end an answer, without being part of it."""
     ends: frozenset[int] | None = None
-    """Tokens that end an answer, and are no part of its text; None: the model's own ends of texts."""
-    cache_bytes: int = CACHE_BYTES
-    """Bounds the rows that are written together; one row at least is."""
+    """Tokens that end an answer, without being part of its text. None: the model's own ends of texts."""
+    cache_bytes: int | None = None
+    """Maximum size of the keys and values, in bytes; at least one row is written. None: CACHE_BYTES."""
 
 
 class Continuation(NamedTuple):
-    """Continuation of one prompt."""
+    """Answer to one prompt."""
 
     text: str
     """The tokens as text, without special ones, up to a stop string."""
     tokens: tuple[int, ...]
-    """All of them, also one that ended the answer."""
+    """All tokens, including one that ended the answer."""
     ended: bool
-    """Whether it came to an end by itself."""
+    """Whether the answer ended before its maximum length."""
 
 
 def generate(
@@ -94,8 +94,8 @@ def generate(
     keep_going: Callable[[], bool] = lambda: True,
     perturb: Perturb | None = None,
 ) -> list[Continuation] | None:
-    """Answer all rows, in the order given, at the weights as they are, or where `perturb` moves them; None
-    once `keep_going`, asked before each token, says no.
+    """Answer all rows, in the order given. `perturb` moves the weights. Return None if `keep_going`, asked
+    before each token, returns False.
 
     Raises UserError BAD_OPTION for a classifier.
     """
@@ -123,20 +123,20 @@ def complete(
 
 
 def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
-    """Return a prompt's tokens (`tokenization.prompt_ids`), so many that the model has positions for an
-    answer of `tokens`, too."""
+    """Return a prompt's tokens (`tokenization.prompt_ids`), cut so that the model has positions left for an
+    answer of `tokens`."""
     return tokenization.prompt_ids(loaded.tokenizer, prompt, positions(loaded) - tokens)
 
 
 def positions(loaded: LoadedModel) -> int:
-    """Return how many tokens the model takes; 2^30 if it does not say."""
+    """Return the number of positions of the model; 2^30 if it does not say."""
     text = loaded.model.config.get_text_config(decoder=True)
     return int(getattr(text, "max_position_embeddings", None) or 1 << 30)
 
 
 def _shared(rows: Sequence[AnswerRequest]) -> int:
-    """Return how many tokens all prompts begin with, but for the last one of a prompt; 0 if it is not worth
-    it to read them apart."""
+    """Return the number of tokens that all prompts begin with, without the last token of any prompt. 0 if
+    reading them apart does not pay."""
     prompts = [list(row.prompt) for row in rows]
     own = min(map(len, prompts)) - 1
     found = common_prefix(min(prompts)[:own], max(prompts))  # between these two are all others
@@ -153,12 +153,13 @@ class _Active:
 
     @property
     def cached(self) -> int:
-        """Tokens that keys and values are kept of: all but the last, once there is an answer."""
+        """Number of tokens in the cache: all but the last, once there is an answer."""
         return len(self.row.prompt) + max(0, len(self.tokens) - 1)
 
 
 class _Decoder:
-    """Writes some of the rows: in every call of `advance` a pass over prompts, or one token of each row."""
+    """Writes some of the rows. Every call of `advance` is a pass over prompts, or writes one token of each
+    row."""
 
     def __init__(
         self, loaded: LoadedModel, rows: Sequence[AnswerRequest], plan: AnswerPlan, perturb: Perturb | None
@@ -167,7 +168,7 @@ class _Decoder:
         self._plan = plan
         self._perturb = perturb
         self.answers: dict[int, Continuation] = {}
-        """Those that are done, by the numbers of the rows."""
+        """Finished answers, by the numbers of the rows."""
         self._ends = _ends(loaded) if plan.ends is None else plan.ends
         self._inputs = inspect.signature(loaded.model.forward).parameters
         self._waiting = deque(_Active(number, row) for number, row in enumerate(rows))
@@ -183,15 +184,16 @@ class _Decoder:
                 forward.groups(whole, loaded.widest, loaded.device, np.full_like(whole, self._vocabulary))[0]
             )
         self._keeps = bool(kept)
-        """Whether past tokens are kept; else texts are read from their beginning for every token."""
+        """Whether past tokens are cached. Otherwise texts are read from their beginning for every token."""
         self._shared = _shared(rows) if kept else 0
         """Tokens that all prompts begin with, which are read once."""
         self._beginning: forward.Begun | None = None
         """Keys and values of these tokens."""
-        self._cache = _Cache(kept, most, columns, plan.cache_bytes)
+        usual = min(CACHE_BYTES, 2 * forward.pass_bytes(loaded.device))
+        self._cache = _Cache(kept, most, columns, usual if plan.cache_bytes is None else plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
-        """A pass over one token of each row, and what moves them; made anew when the rows are others."""
+        """A pass over one token of each row, and its perturbation; made anew when the rows change."""
 
     @property
     def busy(self) -> bool:
@@ -199,7 +201,7 @@ class _Decoder:
         return bool(self._waiting or self._active)
 
     def advance(self) -> None:
-        """Read some prompts, if there are places for them, or write a token of each row."""
+        """Read some prompts if there are places for them; otherwise write a token of each row."""
         free = self._cache.most - len(self._active)
         if not self._keeps:
             self._active += [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
@@ -213,7 +215,7 @@ class _Decoder:
             self._write()
 
     def _read(self, chosen: list[_Active]) -> None:
-        """Read as many of these rows' prompts as make one pass; the others go on waiting."""
+        """Read as many of these rows' prompts as make one pass; the others continue to wait."""
         lengths = np.array([len(one.row.prompt) - self._shared for one in chosen])
         outputs = np.full_like(lengths, self._vocabulary)
         group = forward.groups(lengths, self._loaded.widest, self._loaded.device, outputs)[0].tolist()
@@ -229,7 +231,7 @@ class _Decoder:
         self._add(reading, logits)
 
     def _begun(self, rows: Sequence[_Active]) -> Any:
-        """Return a cache with what the prompts of these rows begin with."""
+        """Return a cache with the common beginning of these rows' prompts."""
         if not self._shared:
             return DynamicCache()
         if self._beginning is None:
@@ -265,12 +267,12 @@ class _Decoder:
         self._add(list(self._active), logits)
 
     def _moved(self, this: Pass) -> Perturbation | None:
-        """Return what moves a pass."""
+        """Return the perturbation of a pass."""
         return self._perturb(this) if self._perturb else None
 
     def _add(self, rows: list[_Active], logits: Tensor) -> None:
-        """Add to each of these rows the token that its logits (n, vocab) give; let go of those that are
-        done."""
+        """Add to each of these rows the token that its logits (n, vocab) give; remove the rows that are
+        finished."""
         if self._plan.temperature:
             keys = np.array([one.row.key for one in rows], np.uint64)
             draws = token_draws(keys, np.array([len(one.tokens) for one in rows]))
@@ -297,7 +299,7 @@ class _Decoder:
         self._step = None
 
     def _stopped(self, rows: list[_Active]) -> list[_Active]:
-        """Return those of the rows whose last token completes a stop string."""
+        """Return the rows whose last token completes a stop string."""
         if not self._plan.stop:
             return []
         tail = max(len(stop.encode()) for stop in self._plan.stop) + STOP_SLACK
@@ -312,13 +314,13 @@ class _Decoder:
 
 
 class _Cache:
-    """The keys and values of all rows that are being written, which end in one column."""
+    """The keys and values of all rows that are being written. All rows end in one column."""
 
     def __init__(self, kept: Sequence[Any], rows: int, columns: int, most_bytes: int) -> None:
         """`kept`: the layers of a cache that holds a single token."""
         self._columns = columns
         self.most = min(rows, max(1, most_bytes // max(1, _bytes(kept) * columns)))
-        """Rows that there is room for."""
+        """Number of rows that there is room for."""
         self._layers = [_Layer(layer, self.most, columns) for layer in kept]
         self.layers: Any = Cache(layers=list(self._layers))
         """The cache as the model sees it."""
@@ -328,8 +330,8 @@ class _Cache:
         return self._layers[0].end
 
     def take(self, read: Any, lengths: Sequence[int], kept: Sequence[int]) -> None:
-        """Take what a pass has read of new rows with these lengths, descending, beside the rows there are,
-        `kept` of whose tokens are here."""
+        """Add new rows that a pass has read, with these lengths, descending. `kept`: the cached tokens of
+        each row that is there already."""
         self._shift(max([*lengths, *kept]))
         first = 0
         for length, same in groupby(lengths):
@@ -345,7 +347,7 @@ class _Cache:
         return self._end
 
     def leave(self, place: int) -> None:
-        """Let the last row have this place, and forget whose it was."""
+        """Give this place to the last row."""
         for layer in self._layers:
             layer.leave(place)
 
@@ -356,11 +358,11 @@ class _Cache:
 
 
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, (rows, heads, columns, d) each, in memory that is allocated once.
+    """Keys and values of one layer, (rows, heads, columns, d) each, in memory that is allocated once.
 
-    transformers' own layer copies everything for every token. Columns before a row's first one hold 0, or
-    what was the row's own: what another row has left there would count, if it is not a number, although it is
-    masked.
+    transformers' own layer copies everything for every token. Columns before a row's first token hold 0 or
+    older values of the same row. Values of another row must not stay there: even masked, one that is NaN
+    would spread.
     """
 
     def __init__(self, like: Any, rows: int, columns: int) -> None:
@@ -379,7 +381,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self._show(self.rows, end)
 
     def shift(self, end: int) -> None:
-        """Have all rows end in this column; those on the left of the longest row may be lost."""
+        """Make all rows end in this column. Columns on the left of the longest row may be lost."""
         width = min(self.end, end)
         for held in self._held:
             kept = held[: self.rows, :, self.end - width : self.end].clone()
@@ -395,14 +397,14 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._show(rows, self.end)
 
     def leave(self, place: int) -> None:
-        """Let the last row have this place."""
+        """Give this place to the last row."""
         last = self.rows - 1
         for held in self._held if place != last else ():
             held[place, :, : self.end] = held[last, :, : self.end]
         self._show(last, self.end)
 
     def _show(self, rows: int, end: int) -> tuple[Tensor, Tensor]:
-        """Have so many rows and columns in use."""
+        """Use this many rows and columns."""
         self.rows, self.end = rows, end
         keys, values = (held[:rows, :, :end] for held in self._held)
         self.keys, self.values = keys, values
@@ -412,8 +414,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
     """Return a token for each row of logits (n, vocab), (n,), by draws (n,) of DRAW_BITS bits.
 
-    Probabilities become integers, whose sums are exact in any order: from there on a draw gives the same
-    token on every device (SPEC R11). Goes through the rows in blocks, as sums take eight bytes each.
+    Probabilities become integers, whose sums are exact in any order. From there on a draw gives the same
+    token on every device (SPEC R11). Rows are taken in blocks, since sums take eight bytes each.
     """
     block = max(1, forward.LOGITS_AT_A_TIME // logits.shape[1])
     parts = zip(torch.split(logits, block), np.split(draws, range(block, len(draws), block)), strict=True)
@@ -429,7 +431,7 @@ def _drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
 
 
 def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:
-    """Return a pass whose one target in each sequence is what comes after it."""
+    """Return a pass with one target in each sequence: the token after it."""
     lengths = np.array([len(ids) for ids in sequences])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     ids = np.zeros_like(mask)
@@ -440,7 +442,7 @@ def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:
 
 
 def token_bytes(loaded: LoadedModel) -> int:
-    """Return the bytes of the keys and values of one token; 0 of a model that keeps something else."""
+    """Return the bytes of one token's keys and values; 0 of a model that keeps something else."""
     with torch.inference_mode():
         return _bytes(forward.kept_of_a_token(loaded))
 
@@ -460,7 +462,7 @@ def _check_writes(loaded: LoadedModel) -> None:
 
 
 def _ends(loaded: LoadedModel) -> frozenset[int]:
-    """Return the tokens that end a text, of all that generation could take from the model's files."""
+    """Return the tokens that end a text, by the model's files."""
     own = loaded.model.generation_config.eos_token_id
     found = loaded.tokenizer.eos_token_id if own is None else own
     if found is None:

@@ -1,12 +1,12 @@
-"""Gradients of mini-batches' losses by the cells of small cores: what first-order updates say (SPEC U11).
+"""Gradients of mini-batches' losses by the cells of small cores, for first-order updates (SPEC U11).
 
-A core X rides along in activation space, y += U (X (V^T x)), as a small leaf of the graph
-(`models.perturbation`): no matrix is written, no gradient of a weight is ever there, and what is frozen below
-the first target has no backward pass. Rows are separate, so that a mini-batch may go in parts where what a
-backward pass needs is too much at once, and where one row is too much its blocks are computed again. Which of
-it a model needs shows by itself.
+A core X is applied in activation space, y += U (X (V^T x)), as a small leaf of the graph
+(`models.perturbation`). No matrix is written, no gradient of a weight exists, and frozen layers below the
+first target have no backward pass. Rows are separate. If a backward pass needs too much memory, the
+mini-batch goes in parts; if one row needs too much, its blocks are computed again. The first row shows which
+of these a model needs.
 
-This module knows a model, bases and encoded rows; it knows neither feeds nor where rows come from.
+This module knows a model, bases and encoded rows. It knows neither feeds nor the origin of rows.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from sfprotocol.seeds import coordinates
 F64 = NDArray[np.float64]
 
 GRADIENT = 3
-"""Forwards that the gradient of a row costs: a backward pass counts as two."""
+"""Cost of a row's gradient, in forwards: a backward pass counts as two."""
 
 ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
-"""Share of the weights' bytes that what is kept for a backward pass may have, and bytes that it may have in
-any case: a step then takes 1.1 times the memory of inference in float32, up to 1.3 times in narrow formats of
-a small model, and with half the room a quarter more time (docs/benchmarks.md)."""
+"""Maximum memory of a backward pass's saved tensors: a share of the weights' bytes, and a minimum in bytes. A
+step then takes 1.1 times the memory of inference in float32, and up to 1.3 times in narrow formats of a small
+model. Half the room would take a quarter more time (docs/benchmarks.md)."""
 
 WRITTEN_ROOM = 8
-"""The same for answers that are written, in those of others: writing them takes memory beforehand, and what
-they begin with is read once for as many as there is room for. Without it a step takes twice as long."""
+"""Factor of that maximum for written answers. Writing them needs memory before, and their common beginning is
+read once for as many as fit. Without the factor a step takes twice as long."""
 
 LOSS_SCALE = 2.0**10
-"""Factor of losses in float16, whose least number gradients would be below."""
+"""Factor of losses in float16. Gradients would be below its smallest number."""
 
 
 class Gradient(NamedTuple):
-    """A mini-batch's gradient by all cells, in the values of the bases, and its loss."""
+    """A mini-batch's loss and its gradient by all cells, in the values of the bases."""
 
     cells: F64
     """(cells,), in the order of SPEC U11."""
@@ -65,15 +65,15 @@ class Gradient(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether it is no finite number."""
+        """Whether a number is not finite."""
         return not (math.isfinite(self.loss) and bool(np.isfinite(self.cells).all()))
 
 
 def gradient(
     loaded: LoadedModel, space: Subspace, subspace: int, batch: Encoded, longest: float = math.inf
 ) -> Gradient:
-    """Return the gradient of a mini-batch's mean loss at the weights as they are, with their live core; a
-    row's own that is longer than `longest` is cut to this length.
+    """Return the gradient of a mini-batch's mean loss at the current weights, with their live core. A row's
+    own gradient is cut to the length `longest`.
 
     Raises UserError OUT_OF_MEMORY if there is not even room for one row.
     """
@@ -85,8 +85,8 @@ def gradient(
 
 
 def along(derivatives: F64, seeds: NDArray[np.uint64]) -> F64:
-    """Return the slopes along the directions of n updates, (batches, n), of the derivatives of some batches'
-    losses by the entries of a subspace's cores, (batches, layers, rank, rank)."""
+    """Return the slopes along the directions of n updates, (batches, n). `derivatives` are those of the
+    batches' losses by the entries of a subspace's cores, (batches, layers, rank, rank)."""
     count, layers, rank, _ = derivatives.shape
     found = np.empty((count, len(seeds)))
     each, every = max(1, CHUNK_ENTRIES // layers), np.arange(layers)
@@ -98,10 +98,10 @@ def along(derivatives: F64, seeds: NDArray[np.uint64]) -> F64:
 
 
 def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int, ...]:
-    """Return a gradient as the scalars of an update with a label of this rate, each at most `limit`: shorter
-    as a whole, where it would be longer than the label's updates may be (SPEC U11).
+    """Return a gradient as the scalars of an update with a label of this rate, each at most `limit`. The
+    whole gradient is shortened if it exceeds the label's maximum norm (SPEC U11).
 
-    All of one that is not finite are 0: it failed, and would fail again.
+    All scalars are 0 if a cell is not finite: the measurement failed, and would fail again.
     """
     if not np.isfinite(cells).all():
         return (0,) * len(cells)
@@ -121,8 +121,8 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
 
 @contextmanager
 def differentiable(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
-    """Have graphs within the block, and yield the vectors among the targets by number: they are moved in
-    place, and ask for gradients meanwhile."""
+    """Record graphs within the block, and yield the vectors among the targets by number. Vectors are moved in
+    place, and require gradients meanwhile."""
     found: dict[int, Tensor] = {
         number: getattr(site.module, site.parameter)
         for number, site in enumerate(loaded.sites)
@@ -146,8 +146,8 @@ def by_leaves(
     batch: Encoded,
     longest: float = math.inf,
 ) -> tuple[float, F64]:
-    """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows): by how much
-    the model moves along v by u in some blocks of `directions`, behind the live core's. `longest` as for
+    """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows). A leaf is
+    the amount along v by u in some blocks of `directions`, after the live core's. `longest` as for
     `gradient`, of a model without vectors. Raises UserError OUT_OF_MEMORY."""
     if loaded.model not in _ROOMS:
         _ROOMS[loaded.model] = _Room.of(loaded)
@@ -208,9 +208,9 @@ def _by_leaves(
 
 
 def _cut(found: F64, batch: Encoded, longest: float) -> F64:
-    """Return the mean of the rows' gradients, (layers, blocks, columns, rows), from those of their sequences
-    as they are in it, (layers, sequences, blocks, columns, rows); none is longer than `longest`, and one that
-    is no number is 0, as it may be the one to protect."""
+    """Return the mean of the rows' gradients, (layers, blocks, columns, rows), from those of their sequences,
+    (layers, sequences, blocks, columns, rows). Each row's gradient is cut to the length `longest`. One that
+    is not finite is 0, because its row may be the one to protect."""
     layers, sequences = found.shape[:2]
     of_sequence = batch.examples * found.reshape(layers, sequences, -1).swapaxes(0, 1).reshape(sequences, -1)
     of_row = np.zeros((batch.examples, of_sequence.shape[1]))
@@ -222,14 +222,15 @@ def _cut(found: F64, batch: Encoded, longest: float) -> F64:
 
 
 def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: int) -> Tensor:
-    """Return the gradient by a vector's cores, (blocks, columns, rows), from that by its entries, (n,)."""
+    """Return the gradient by a vector's cores, (blocks, columns, rows), from the gradient by its entries,
+    (n,)."""
     live = directions.live
     u, v = directions.u[number][live:].to(gradient), directions.v[number][:, live:].to(gradient)
     return v.view(blocks, -1, 1) * (u @ gradient).view(blocks, 1, -1)
 
 
 def _recomputing(loaded: LoadedModel) -> AbstractContextManager[None]:
-    """Keep of each block within the block what enters it alone, and compute the rest again when it is needed
+    """Save only the input of each block within the block, and compute the rest again when it is needed
     (gradient checkpointing)."""
     again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
     return instead({block: again(block.forward) for block in blocks_of(loaded.model)})
@@ -237,25 +238,24 @@ def _recomputing(loaded: LoadedModel) -> AbstractContextManager[None]:
 
 @dataclass(slots=True)
 class _Room:
-    """Bytes that a model keeps for a backward pass, and how many there may be."""
+    """Memory of a model's backward pass: what a token takes, and how much there may be."""
 
     limit: float
     """Bytes."""
     weights: frozenset[int]
-    """Places of the model's own numbers."""
+    """Addresses of the model's own tensors."""
     of_token: float = 0.0
-    """Bytes that are kept for a token of the first row; 0: not known yet."""
+    """Bytes that are saved for a token of the first row; 0 before it is known."""
 
     @classmethod
     def of(cls, loaded: LoadedModel) -> _Room:
-        """Return that of a model."""
+        """Return the room of a model."""
         tensors = (*loaded.model.parameters(), *loaded.model.buffers())
         places = frozenset(one.untyped_storage().data_ptr() for one in tensors)
         return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)), places)
 
     def narrow(self, batch: Encoded) -> bool:
-        """Have less room from now on, as for this mini-batch it was not there; return whether that can
-        help."""
+        """Use less room from now on, because this mini-batch had too much. Return whether that can help."""
         self.of_token = self.of_token or self.limit / int(batch.lengths().sum())
         if self.limit < self.of_token:
             return False
@@ -263,15 +263,15 @@ class _Room:
         return True
 
     def recomputes(self, part: Encoded) -> bool:
-        """Return whether blocks of a part are computed again, as one row alone is too much."""
+        """Return whether the blocks of a part must be computed again, because even one row is too much."""
         return self.of_token * int(part.lengths().sum()) > self._limit(part)
 
     def _limit(self, batch: Encoded) -> float:
         return self.limit if batch.weights is None else WRITTEN_ROOM * self.limit
 
     def parts(self, batch: Encoded) -> Iterator[Encoded]:
-        """Yield a mini-batch in parts for each of which there is room, rows of similar lengths together; of a
-        model's first one a row of middling length before, which shows what a token takes."""
+        """Yield a mini-batch in parts that fit the room, rows of similar lengths together. Of a model's first
+        mini-batch a row of middling length comes first, which shows the bytes of a token."""
         tokens, groups = batch.lengths(), list[list[int]]()
         order = np.argsort(-tokens, kind="stable").tolist()
         if not (self.of_token or batch.centred):
@@ -289,7 +289,7 @@ class _Room:
 
     @contextmanager
     def watched(self, batch: Encoded) -> Iterator[None]:
-        """Count what is kept by graphs that are made within the block."""
+        """Count the bytes that graphs save within the block."""
         kept: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Slopes and gradients of a linear head's losses, from states that are kept: many updates as a few products.
+"""Slopes and gradients of a linear head's losses from kept states: many updates as a few products.
 
-Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. So outputs at the weights and
-the projections of all states are computed once a step, and every update's two points are sums of them. The
-rule is that of `estimator`, which it replaces where a head alone is trained and its loss is the plain one.
+Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. Outputs at the weights and
+projections of all states are therefore computed once a step, and the two points of every update are sums of
+them. The results equal `estimator`'s. This replaces it where only a head is trained, with the plain loss.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
 
 BLOCK = 1 << 20
-"""Outputs that are compared at a time: 4 MiB, of which a processor's cache holds most."""
+"""Maximum number of outputs that are compared at a time: 4 MiB, most of which fits a processor's cache."""
 
 
 F64 = NDArray[np.float64]
 
 PROJECTED = 1 << 22
-"""Numbers of projected states at a time, 32 MiB."""
+"""Maximum number of projected states at a time: 32 MiB."""
 
 
 class HeadRows(NamedTuple):
@@ -47,7 +47,7 @@ class HeadRows(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Rows of which a frozen model's states are known."""
+    """Rows whose states in a frozen model are known."""
 
     states: Tensor
     """(rows, features)."""
@@ -58,20 +58,20 @@ class Known(NamedTuple):
 
 
 class HeadLosses(Losses):
-    """The objective of a trainer that trains a linear head alone, with the plain loss; its mini-batches are
+    """The objective of a trainer that trains only a linear head, with the plain loss. Its mini-batches are
     numbers of rows, (batch_size,)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.mini_batch = self.shard.numbers
         self._rows: HeadRows | None = None
-        """All rows that mini-batches are drawn from, once they are needed."""
+        """All rows that mini-batches are drawn from; read when they are first needed."""
 
     def estimates(
         self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
-        """Estimate the derivative of each mini-batch's mean loss along the direction of the same number; all
-        have as many rows. Raises UserError as `encode`."""
+        """Estimate the derivative of each mini-batch's mean loss along the direction of the same number. All
+        mini-batches have as many rows. Raises UserError as `encode`."""
         directions, rows = space.directions(seeds, subspace), self._every_row()
         (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
         epsilon = representable(distance, directions)
@@ -96,7 +96,7 @@ class HeadLosses(Losses):
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
     ) -> Gradient:
-        """Return the gradient of the rows with these numbers, as products of their states."""
+        """Return the gradient of the rows with these numbers, by products of their states."""
         every, chosen = self._every_row(), torch.from_numpy(batch)
         rows = HeadRows(*(part[chosen.to(part.device)] for part in every))
         directions = space.whole(subspace)
@@ -107,7 +107,8 @@ class HeadLosses(Losses):
         return self.of_all_drawn(Gradient(cells.ravel(), loss), len(batch))
 
     def _every_row(self) -> HeadRows:
-        """Return all rows' states, and tell while they are computed how far it is: it may take minutes."""
+        """Return the states of all rows. Meanwhile `reading` tells the progress, since this may take
+        minutes."""
         if self._rows is None:
             self._tell(0)
             self._rows = rows_of(self._loaded, self.shard.encoded(EVALUATION_BATCH), self._tell)
@@ -119,7 +120,7 @@ class HeadLosses(Losses):
 
 
 def takes_features(manifest: Manifest) -> bool:
-    """Return whether a run trains a linear head alone, along directions that follow from its features."""
+    """Return whether a run trains only a linear head, along directions that follow from its features."""
     target, *others = manifest.model.parsed_targets()
     numbers = manifest.training
     plain = manifest.task.loss == "plain" and not numbers.group
@@ -130,8 +131,8 @@ def takes_features(manifest: Manifest) -> bool:
 def rows_of(
     loaded: LoadedModel, batches: Iterable[Encoded], advance: Callable[[int], None] = lambda done: None
 ) -> HeadRows:
-    """Return the states of rows that come in batches, each with its class; computes those not kept, and tells
-    `advance` of how many there are some."""
+    """Return the states of rows that come in batches, and the class of each. Computes the missing states, and
+    tells `advance` how many rows are done."""
     states, labels, done = [], [], 0
     for batch in batches:
         states.append(forward.states(loaded, batch))
@@ -142,9 +143,9 @@ def rows_of(
 
 def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) -> tuple[F64, float]:
     """Return the mean of the rows' gradients by all cells of A, (columns of u, columns of v), and their mean
-    loss, at `rows.outputs`; a row's gradient longer than `longest` is cut to this length.
+    loss, at `rows.outputs`. A row's gradient is cut to the length `longest`.
 
-    A row's gradient is an outer product, so its length is known without it.
+    A row's gradient is an outer product, so its length is known without computing it.
     """
     lacking = rows.outputs.double().softmax(1) - one_hot(rows.labels, rows.outputs.shape[1])
     along = lacking @ u.double()  # (rows, columns of u)
@@ -160,7 +161,8 @@ def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) 
 
 
 def _outputs(loaded: LoadedModel, rows: HeadRows, along: Tensor, u: Tensor) -> Tensor:
-    """Return the head's outputs for rows, (rows, classes), whose states lie `along` the live core's sides."""
+    """Return the head's outputs, (rows, classes), for rows whose states are projected `along` the live core's
+    sides."""
     (head,) = loaded.sites
     found: Tensor = head.module(rows.states) + along @ u
     return found

@@ -1,15 +1,15 @@
-"""The line W + c D through a model's weights: D is what a core would add to them. And how much of what it
-changes each update does.
+"""The line W + c D through a model's weights, where D is the change by a core; and each update's share in
+that change.
 
-D rides along in activation space, as the directions of a step do, with the columns of U A for one side and
-those of V for the other: no matrix is written. Vectors have no input to project and are moved in place, as in
-a step. A search looks for a place on the line by validation rows: which, whoever searches says.
+D is applied in activation space, as the directions of a step are: U A is one side, V the other, and no matrix
+is written. Vectors have no input to project and are moved in place, as in a step. A search chooses c by
+validation rows; the searcher's policy decides.
 
-An update moves one entry of every layer's core. With G the derivatives of a loss by the entries of all cores,
-s, i and j an update's signs and coordinates (SPEC R6), p = sum over layers of s * G[i, j] is the slope along
-the update's direction: what its scalar would be, had these rows been its mini-batch. So that one backward
-pass over some rows says it of all updates at once. G is taken in the middle of the step that they make
-together, where a slope times the step is what the step does, to third order.
+An update changes one entry of every layer's core. Let G be the derivatives of a loss by the entries of all
+cores, and s, i, j an update's signs and coordinates (SPEC R6). Then p = sum over layers of s * G[i, j] is the
+slope along the update's direction: its scalar, had these rows been its mini-batch. One backward pass over
+some rows thus gives the slopes of all updates. G is taken in the middle of their common step. There a slope
+times the step equals the step's effect to third order.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ A = TypeVar("A", bound=NDArray[Any])
 
 
 class LineSearcher(Protocol):
-    """Whoever looks for a place on a line (`organising.evaluation.line_search`)."""
+    """A policy that looks for a place on a line (`organising.evaluation.line_search`)."""
 
     @property
     def amounts(self) -> Sequence[float]:
-        """The c at which losses are wanted."""
+        """The values of c for which it wants losses."""
         ...
 
     @property
     def wanted(self) -> range:
-        """Numbers of the rows that are wanted next; none at the end."""
+        """Numbers of the rows that it wants next; none at the end."""
         ...
 
     def take(self, losses: NDArray[np.float64]) -> None:
@@ -61,7 +61,7 @@ class LineSearcher(Protocol):
 
 
 class Line:
-    """All W + c D, with W the model's weights as they are whenever a loss is measured."""
+    """All W + c D. W are the model's weights whenever a loss is measured."""
 
     def __init__(
         self, loaded: LoadedModel, space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64]
@@ -74,7 +74,8 @@ class Line:
 
     @contextmanager
     def at(self, amount: float) -> Iterator[forward.Perturb]:
-        """Move vectors to W + `amount` D within the block, and yield what does the same to a pass."""
+        """Move vectors to W + `amount` D within the block, and yield a function that gives a pass the same
+        perturbation."""
         u = tuple((side * amount).to(self._loaded.dtype) for side in self._u)
         directions = Directions(u, self._v, 0)
         kept = []
@@ -92,7 +93,7 @@ class Line:
     def losses(self, batches: Sequence[Encoded], amounts: Sequence[float]) -> NDArray[np.float64]:
         """Return the loss of each row of these batches at W + c D for each c of `amounts`: (rows, amounts).
 
-        It is the loss that a step measures, batch by batch as they are.
+        The loss is the one that a step measures, batch by batch.
         """
         found = []
         for amount in amounts:
@@ -102,7 +103,7 @@ class Line:
 
 
 def difference(after: Mapping[int, A], before: Mapping[int, A]) -> dict[int, A]:
-    """Return the cores that lead from `before` to `after`, without those that are zero."""
+    """Return the cores that lead from `before` to `after`; cores of zeros are left out."""
     found: dict[int, A] = {}
     for subspace in sorted({*after, *before}):
         some = after[subspace] if subspace in after else before[subspace]
@@ -130,7 +131,7 @@ def _sides(
 
 
 def line_to(model: TrainableModel, after: Mapping[int, I64]) -> Line:
-    """Return the line from the weights as of now to those with the cores `after`."""
+    """Return the line from the current weights to those with the cores `after`."""
     model.rebuild(max(after, default=0))
     step = difference(after, model.core.cores())
     return Line(model.loaded, model.space, model.weights.scale, step)
@@ -139,10 +140,10 @@ def line_to(model: TrainableModel, after: Mapping[int, I64]) -> Line:
 def search(
     model: TrainableModel, after: Mapping[int, I64], search: LineSearcher, keep_going: KeepGoing = always
 ) -> int:
-    """Let a line search look from the weights as of now towards those with the cores `after`, on
-    validation rows; return how many example-forwards it took.
+    """Search from the current weights towards those with the cores `after`, on validation rows; return the
+    number of example-forwards.
 
-    Raises UserError DATA_*, and PAUSED when `keep_going`, asked before each part, says no.
+    Raises UserError DATA_*, and PAUSED if `keep_going`, asked before each part, returns False.
     """
     step = line_to(model, after)
     rows = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
@@ -162,16 +163,16 @@ def search(
 F64 = NDArray[np.float64]
 
 MEMORY = 0.95
-"""Share of what was measured before that a score in a first-order run still goes by afterwards: a gradient of
-8 to 32 rows says little, and it changes little from one round to the next (benchmarks/first_order.py)."""
+"""Weight of earlier gradients in a score of a first-order run, for each later measurement. A gradient of 8 to
+32 rows says little, and it changes little from one round to the next (benchmarks/first_order.py)."""
 
 START, MIDDLE = 0.0, 0.5
 """Shares of the step after which slopes are taken."""
 
 
 Updates = tuple[UpdateBatch, I64]
-"""Updates whose share is asked for, with their scalars as they were sent; and the factors of these in the
-cores, (n,)."""
+"""Updates whose share is asked for, with their scalars as they were sent, and the factors of their scalars in
+the cores, (n,)."""
 
 
 class Slopes(NamedTuple):
@@ -180,13 +181,14 @@ class Slopes(NamedTuple):
     loss: float
     """The mean of those losses."""
     cores: Mapping[int, F64]
-    """Entries by subspace (batches, layers, rows, columns), [.., i, j] for a move along u_i v_j by 1."""
+    """Derivatives by subspace, (batches, layers, rows, columns). Entry [.., i, j] is for a change along u_i
+    v_j by 1."""
     lately: Mapping[int, F64] = MappingProxyType({})
-    """Those of measurements until now, added up, by subspace (cells,), in a first-order run."""
+    """Weighted sum of all measurements until now, by subspace (cells,), in a first-order run."""
 
     @property
     def finite(self) -> bool:
-        """Whether all of them are numbers."""
+        """Whether all numbers are finite."""
         return math.isfinite(self.loss) and all(bool(np.isfinite(core).all()) for core in self.cores.values())
 
     def along(self, batch: UpdateBatch) -> F64:
@@ -198,8 +200,8 @@ class Slopes(NamedTuple):
         return found
 
     def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> StepShare:
-        """Return the share of these updates; `delta` is a scalar's unit, and `unit` by how much a one in a
-        subspace's core moves along u_i v_j."""
+        """Return the share of these updates. `delta` is a scalar's unit. `unit` is the change along u_i v_j
+        by a one in a subspace's core."""
         batch, weights = updates
         if batch.scalars.ndim == 2:
             return self._share_of_gradients(batch, weights, unit)
@@ -211,8 +213,8 @@ class Slopes(NamedTuple):
         return _share(len(scalars), float(roots.sum()), float((roots**2).sum()), slopes @ steps)
 
     def _share_of_gradients(self, batch: UpdateBatch, weights: I64, unit: Mapping[int, float]) -> StepShare:
-        """Return the share of first-order updates: their cosine with the gradients of late, over its standard
-        deviation by chance (SPEC O16)."""
+        """Return the share of first-order updates: their cosine with the recent gradients, divided by its
+        standard deviation by chance (SPEC O16)."""
         steps, slopes, lately = list[F64](), list[F64](), list[F64]()
         for subspace in np.unique(batch.epochs).tolist():
             chosen = batch.epochs == subspace
@@ -226,7 +228,7 @@ class Slopes(NamedTuple):
         return _share(len(batch.scalars), score, 1.0, np.concatenate(slopes, 1) @ step)
 
     def added_to(self, past: dict[int, F64], rows: int) -> Slopes:
-        """Return these with what they and those of the `past` say together, which is brought up to date."""
+        """Return these slopes with the sum of all measurements. Updates `past`, which holds that sum."""
         for subspace, core in self.cores.items():
             mean = core.mean(0).reshape(-1)
             past[subspace] = MEMORY * past.get(subspace, np.zeros_like(mean)) + rows * mean
@@ -234,7 +236,7 @@ class Slopes(NamedTuple):
 
 
 def _share(updates: int, sum_: float, squares: float, worths: F64) -> StepShare:
-    """Return a share by what it is worth on each of some batches, (batches,)."""
+    """Return a share by its worth on each of some batches, (batches,)."""
     error = float(worths.std(ddof=1)) / math.sqrt(len(worths))
     return StepShare(updates, sum_, squares, float(worths.mean()), error)
 
@@ -250,14 +252,14 @@ def shares(
     past: dict[int, F64],
     keep_going: Callable[[], bool],
 ) -> tuple[list[StepShare], int] | None:
-    """Return the share that each of these `updates` has in the step that the cores `step` make from the
-    model's weights as they are, on these batches, of which there are two at least; and the example-forwards
-    that it took. `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past` what was
-    measured before (`Slopes.added_to`).
+    """Return the share of each of these `updates` in the step that the cores `step` make from the current
+    weights, and the number of example-forwards. Measures on these batches, of which there are at least two.
+    `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past` the sum of earlier
+    measurements (`Slopes.added_to`).
 
-    Slopes are those in the middle of the step, unless the loss is higher there than at its start: then those
-    at its start, as who ruins the model has not to choose where all are judged. None once `keep_going`, asked
-    before each batch, says no. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE.
+    Slopes are taken in the middle of the step. They are taken at its start if the loss is lower there, so
+    that nobody who ruins the model chooses the place where all are judged. None if `keep_going`, asked before
+    each batch, returns False. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE.
     """
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
     if not touched:
@@ -296,10 +298,11 @@ def shares_towards(
     turn: int,
     keep_going: KeepGoing = always,
 ) -> tuple[list[StepShare], int]:
-    """Return the share of each of these `updates` in what leads from the weights as of now to those with
-    the cores `after`, on so many validation rows, and the example-forwards that it took.
+    """Return the share of each of these `updates` in the change from the current weights to those with the
+    cores `after`, and the number of example-forwards.
 
-    Others of the rows with every `turn`. Raises UserError DATA_*, PAUSED, and as `measure`.
+    Measures on `rows` validation rows, other ones with every `turn`. Raises UserError DATA_*, PAUSED, and as
+    `measure`.
     """
     model.rebuild(max(after, default=0))
     held_out = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
@@ -313,11 +316,10 @@ def shares_towards(
 
 
 def _of_rows(share: StepShare) -> StepShare:
-    """Return a share whose score is no larger than its worth in standard errors (SPEC O16): of thousands of
-    updates along a linear head, or of many that are all of the same rows, it says little but what these rows
-    are like. Without that a first-order run on SST-2 skipped a quarter of honest work, by what validation
-    rows happen to say, and learnt these: a loss of 0.345 there, and 0.401 on the test rows, where it was
-    0.381 and 0.385 with all of it."""
+    """Return a share whose score is at most its worth in standard errors (SPEC O16). A score of thousands of
+    updates along a linear head, or of many updates on the same rows, says little beyond the sample of rows.
+    Without this limit a first-order run on SST-2 skipped a quarter of honest work and fitted the validation
+    rows: a loss of 0.345 there and 0.401 on the test rows, against 0.381 and 0.385 with all work."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
     return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 
@@ -331,11 +333,11 @@ def measure(
     keep_going: Callable[[], bool],
     at: float,
 ) -> Slopes | None:
-    """Return the slopes of these batches at W + `at` D, with W the model's weights as they are, which nothing
-    live moves, and D what the cores `step` would add to them.
+    """Return the slopes of these batches at W + `at` D. W are the model's weights without a live core, and D
+    is the change by the cores `step`.
 
-    In the subspaces of `step`, of which there is one at least. None once `keep_going`, asked before each
-    batch, says no. Raises UserError OUT_OF_MEMORY.
+    Only in the subspaces of `step`, of which there is at least one. None if `keep_going`, asked before each
+    batch, returns False. Raises UserError OUT_OF_MEMORY.
     """
     subspaces = sorted(step)
     directions, leaves = _side_by_side(loaded, space, subspaces), _leaves(space, scale, step, at)
@@ -368,8 +370,8 @@ def _side_by_side(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]
 def _leaves(
     space: Subspace, scale: Callable[[int], float], step: Mapping[int, I64], at: float
 ) -> list[Tensor]:
-    """Return per target by how much the step moves along its directions, (subspaces, r, r) v by u: leaves of
-    a graph."""
+    """Return for each target the amounts along its directions, (subspaces, r, r) v by u, as leaves of a
+    graph."""
     found = []
     for number in range(len(space.targets)):
         blocks = [

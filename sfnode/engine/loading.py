@@ -1,9 +1,9 @@
-"""Loads what a trainer works with: a device of this machine, the base model and a node's rows.
+"""Loads what a trainer needs: a device of this machine, the base model and a node's rows.
 
-A model is checked once, when it is loaded: its targets have to be perturbed row by row, and a language model
-has to be causal. A few short sequences go through the model, and one of them is perturbed. That is done in
-two shapes, because the number of rows that a layer sees may be that of one batch by accident: what a model's
-code does with its rows cannot be read off its modules.
+A model is checked once, when it is loaded. Its targets must allow a perturbation row by row, and a language
+model must be causal. A few short sequences go through the model, and one of them is perturbed. That is done
+in two shapes, because a layer's number of rows may equal a batch's by accident. The check is by experiment: a
+model's modules do not show how its code treats rows.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def training_rows(
 
 
 SHAPES = ((2, 3), (3, 5))
-"""Sequences and tokens of each: a row per sequence, per token, per position or per distance (DeBERTa sees two
-for each position) is as many rows as something else in one of them at most."""
+"""Sequences and tokens of each check. A layer may see a row per sequence, token, position or distance
+(DeBERTa sees two for each position). In at most one of these shapes such numbers coincide."""
 
 PREDICTED = 16
-"""Tokens whose log-probabilities are compared for causality: that of a single one may agree by accident."""
+"""Number of tokens whose log-probabilities are compared for causality. A single one may agree by accident."""
 
 DISTANCE = 0.05
-"""Size of the first sequence's perturbation: enough to show in half precision."""
+"""Size of the first sequence's perturbation, large enough to show in half precision."""
 
 TOLERANCE = 0.02
-"""Relative difference of log-probabilities that rounding may make between two ways to the same product."""
+"""Maximum relative difference of log-probabilities by rounding alone."""
 
 
 def target_problem(loaded: LoadedModel) -> str | None:
@@ -80,7 +80,8 @@ def target_problem(loaded: LoadedModel) -> str | None:
 
 
 def _mixing(loaded: LoadedModel, sequences: int, tokens: int) -> str | None:
-    """Return what keeps the targets from being perturbed sequence by sequence, in a batch of this shape."""
+    """Return the reason why the targets cannot be perturbed sequence by sequence, in a batch of this
+    shape."""
     this = _sequences(loaded, sequences, tokens)
     still = forward.log_probs(loaded, this, None)
     loaded.perturber.seen.clear()
@@ -97,7 +98,7 @@ def _mixing(loaded: LoadedModel, sequences: int, tokens: int) -> str | None:
 
 
 def _sequences(loaded: LoadedModel, sequences: int, tokens: int) -> forward.Pass:
-    """Return so many sequences and the last position of each."""
+    """Return this many sequences and the last position of each."""
     every = np.arange(sequences)
     ids = np.arange(sequences * tokens).reshape(sequences, tokens) % _vocabulary(loaded)
     columns = np.zeros_like(every) if loaded.classifies else np.full_like(every, tokens - 1)
@@ -111,8 +112,7 @@ def _vocabulary(loaded: LoadedModel) -> int:
 
 
 def _non_causal(loaded: LoadedModel) -> str | None:
-    """Return what is wrong with a language model that sees the tokens it has to predict, as an encoder
-    does."""
+    """Return the fault of a language model that sees the tokens it must predict, as an encoder does."""
     if loaded.classifies:
         return None
     _, tokens = SHAPES[0]
@@ -127,7 +127,7 @@ def _non_causal(loaded: LoadedModel) -> str | None:
 
 
 def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Perturbation:
-    """Perturb the first sequence, in these targets, along directions of ones, and the others not at all."""
+    """Perturb the first sequence, in these targets, along directions of ones, and no other sequence."""
     sequences, tokens = this.input_ids.shape
     by = torch.zeros(sequences, 1, dtype=loaded.dtype, device=loaded.device)
     by[0] = DISTANCE
@@ -142,7 +142,7 @@ def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Pe
 
 
 def _unseen(loaded: LoadedModel) -> str | None:
-    """Return a target that no pass has gone through, if there is one."""
+    """Return a target that no pass has gone through; None if there is none."""
     sites = enumerate(loaded.sites)
     names = (s.target.name for n, s in sites if s.form is not Form.VECTOR and n not in loaded.perturber.seen)
     return next(names, None)
@@ -177,7 +177,7 @@ def usable_device(name: str) -> torch.device:
 
 
 def give_back(device: torch.device) -> None:
-    """Return to the system what torch keeps of a device's memory for later."""
+    """Return the memory that torch has reserved on a device to the system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
@@ -185,7 +185,7 @@ def give_back(device: torch.device) -> None:
 
 
 def no_room(device: torch.device) -> UserError:
-    """Return the error of a model that does not get back onto its device."""
+    """Return the error of a model that no longer fits its device."""
     return UserError(
         Code.OUT_OF_MEMORY,
         f"there is no room for the model on {str(device)!r} any more",

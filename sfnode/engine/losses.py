@@ -1,9 +1,8 @@
-"""The objective of tasks whose loss follows from the log-probabilities of given answers, and what it shares
-with that of reward runs (`reward_objective`): rows, and breaking off.
+"""The objective of tasks with given answers, whose loss follows from log-probabilities. Also what it shares
+with that of reward runs (`reward_objective`): rows, and interruption.
 
-A trainer has one objective, which says what an update measures and evaluates the model at the weights that
-are asked about. Rows of a run that everybody has are read here when they are first asked for, and once. It
-knows neither updates nor who asks.
+A trainer has one objective, which measures updates and evaluates the model at given weights. A run's public
+rows are read here when they are first needed, once. Knows neither updates nor who asks.
 """
 
 from __future__ import annotations
@@ -46,26 +45,25 @@ from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import derive_key, stream
 
 KeepGoing = Callable[[], bool]
-"""Asked now and then whether a long measurement should go on."""
+"""Returns whether a long measurement should continue; asked now and then."""
 
 RowLosses = Callable[[Perturb, KeepGoing], NDArray[np.float64]]
-"""Measures the losses of some rows, (rows,), where the first argument moves the weights. Raises UserError
-PAUSED."""
+"""Measures the losses of some rows, (rows,), under a perturbation. Raises UserError PAUSED."""
 
 OWN = b""
-"""Stands for the digest of weights that nobody asks about again."""
+"""In the place of a digest: weights that nobody will ask about again."""
 
 BASE = b"base"
-"""Stands for the digest of the base model's cores."""
+"""In the place of a digest: the base model's weights."""
 
 
 def always() -> bool:
-    """Go on whatever happens."""
+    """Continue in any case."""
     return True
 
 
 def paused() -> UserError:
-    """Return the error of a measurement that was broken off."""
+    """Return the error of an interrupted measurement."""
     return UserError(
         Code.PAUSED,
         "the node was paused while it measured the model",
@@ -78,7 +76,7 @@ class Held(NamedTuple):
 
     which: HeldOut
     limit: int
-    """Number of rows that was asked for; 0: as many as the manifest says."""
+    """Number of rows that was asked for. 0: as many as the manifest says."""
     rows: Sequence[Row]
 
 
@@ -92,8 +90,7 @@ class RunRows:
         places: Places = NOWHERE,
         public: Sequence[dataset.Row] | None = None,
     ) -> None:
-        """`places` is where the run's data may be; `public` are its training rows, if they were read
-        already."""
+        """`places`: where the run's data may be. `public`: its training rows, if they were read already."""
         self._manifest = manifest
         self.fitting = Fitting(manifest.task, tokenizer)
         self.places = places
@@ -124,12 +121,12 @@ class RunRows:
         return self._some
 
     def training_if_any(self) -> list[dataset.Row]:
-        """Return the public training rows; none if they are not within reach. Raises UserError DATA_MALFORMED
-        and the like."""
+        """Return the public training rows; none if they are out of reach. Raises UserError DATA_MALFORMED and
+        the like."""
         return _if_any(self.training)
 
     def some_if_any(self) -> list[dataset.Row]:
-        """Return up to CALIBRATION_ROWS of them; as `training_if_any`."""
+        """Return up to CALIBRATION_ROWS of them, as `training_if_any`."""
         return _if_any(self.some)
 
 
@@ -143,19 +140,19 @@ def _if_any(read: Callable[[], list[dataset.Row]]) -> list[dataset.Row]:
 
 
 EVALUATION_BATCH = 32
-"""Rows of an evaluation that are tokenised and cut into passes together."""
+"""Number of an evaluation's rows that are tokenised and cut into passes together."""
 
 BATCH_ROWS = 8
-"""Least rows of a batch: few at a time, as the activations of a backward pass are kept."""
+"""Minimum rows of a batch. Few at a time, because a backward pass keeps activations."""
 
 LEAST_BATCHES = 2
-"""Batches without which there is no spread."""
+"""Minimum number of batches: one has no spread."""
 
 
 def scorer(
     loaded: LoadedModel, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None
 ) -> Forward:
-    """Return what scores a batch with the model as it is; it raises UserError PAUSED."""
+    """Return a function that scores a batch with the current model. It raises UserError PAUSED."""
 
     def score(encoded: Encoded) -> Scored:
         if not keep_going():
@@ -166,8 +163,8 @@ def scorer(
 
 
 OWN_ROWS = 32
-"""Rows of an update of a first-order run, at least, where a node has rows of its own and as many: the more
-there are in a gradient, the less it says of each."""
+"""Minimum rows of a first-order update on a node's own rows, if it has as many. A gradient of more rows says
+less of each."""
 
 
 class Priors:
@@ -176,15 +173,15 @@ class Priors:
     def __init__(self, task: Task, loaded: LoadedModel, rows: RunRows) -> None:
         self._task, self._loaded, self._rows = task, loaded, rows
         self._found: dict[bytes, Prior] = {}
-        """Those of the base model and of the last model asked about, by the digest of their cores."""
+        """Priors of the base model and of the last model asked about, by the digest of their cores."""
 
     def of(self, weights: bytes, keep_going: KeepGoing = always) -> Prior:
-        """Return the prior of the weights as they are, which are those of this digest, (K,).
+        """Return the prior of the current weights, whose digest is `weights`, (K,).
 
-        From CALIBRATION_ROWS of the run's public training rows, whose labels are not looked at; where they
-        are not within reach it is the manifest's, which is the base model's, and where the run's loss is
-        calibrated it always is. Raises UserError BAD_OPTION if
-        the task has no fixed answers, DATA_* if there are neither rows nor a prior in the manifest, PAUSED.
+        It is measured on CALIBRATION_ROWS of the run's public training rows, without their labels. If those
+        are out of reach, or if the run's loss is calibrated, it is the manifest's, which is the base model's.
+        Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* if there are neither rows nor a
+        prior in the manifest, PAUSED.
         """
         if weights == OWN:
             return self.measured(keep_going)
@@ -195,7 +192,7 @@ class Priors:
         return self._found[weights]
 
     def measured(self, keep_going: KeepGoing = always, perturb: forward.Perturb | None = None) -> Prior:
-        """Return that of the weights as they are, moved by `perturb`. Raises as `of`."""
+        """Return the prior of the current weights, moved by `perturb`. Raises as `of`."""
         task, tokenizer = self._task, self._loaded.tokenizer
         if task.loss == "calibrated" or (task.prior and not self._rows.some_if_any()):
             return prior_of(task)
@@ -209,8 +206,8 @@ class Losses:
     """The objective of one trainer."""
 
     reading: tuple[int, int] | None = None
-    """Rows that have been read for the first update until now, and of how many; None otherwise. Any thread
-    may look."""
+    """Number of rows read for the first update so far, and of how many; None otherwise. Any thread may
+    look."""
 
     def __init__(
         self,
@@ -224,7 +221,7 @@ class Losses:
         noisy: bool = False,
     ) -> None:
         """`rows` are those that mini-batches are drawn from; `secret` as for `Shard`. `noisy`: updates have
-        noise, which hides rows in place of each other."""
+        noise, which hides rows instead of larger mini-batches."""
         self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
         self._group = manifest.training.group
         size, once = manifest.training.batch_size, manifest.training.is_first_order
@@ -235,7 +232,7 @@ class Losses:
         self.shard = shard
         self.mini_batch: Callable[[int], Any] = shard.mini_batch
         self._base_scored: dict[tuple[str, int], list[ScoredBatch]] = {}
-        """Scores of the base model on rows of a labelled task, until they were calibrated, too."""
+        """Scores of the base model on rows of a labelled task, until they were also used calibrated."""
 
     def estimates(
         self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
@@ -247,13 +244,13 @@ class Losses:
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
     ) -> Gradient:
-        """Return a mini-batch's gradient (`engine.gradients`), of which rows left out have none."""
+        """Return a mini-batch's gradient (`engine.gradients`). Rows left out of it count as zero."""
         found = gradient(self._loaded, space, subspace, batch, longest)
         return self.of_all_drawn(found, batch.examples)
 
     def of_all_drawn(self, found: Gradient, rows: int) -> Gradient:
-        """Return the mean gradient of so many rows as that of all drawn: by how much one of them can change
-        it depends on no other then."""
+        """Return the mean gradient of `rows` rows as a mean over all drawn rows. One row's influence then
+        does not depend on how many were left out."""
         return found._replace(cells=found.cells * (rows / self.odds[0]))
 
     def evaluate(
@@ -263,7 +260,7 @@ class Losses:
         keep_going: KeepGoing = always,
         perturb: forward.Perturb | None = None,
     ) -> Evaluation:
-        """Measure the model; where the run's loss is not plain, calibrated by the prior that it has there."""
+        """Measure the model. Unless the run's loss is plain, subtract the prior at the measured weights."""
         prior = None
         if self._task.less_prior:
             prior = self._priors.measured(keep_going, perturb) if perturb else self._priors.of(of, keep_going)
@@ -272,7 +269,7 @@ class Losses:
     def evaluate_base(
         self, held: Held, keep_going: KeepGoing = always, *, calibrated: bool = False
     ) -> Evaluation:
-        """Measure the base model; once only for both ways to look at its scores."""
+        """Measure the base model. Its scores are computed once for both calibrated and plain results."""
         prior = self._priors.of(BASE, keep_going) if calibrated else None
         key = held.which, held.limit
         found = self._base_scored.pop(key, None) or list(self._scored(held, keep_going))
@@ -281,18 +278,18 @@ class Losses:
         return measure(self._task, found, prior)
 
     def losses_of(self, rows: Sequence[Row]) -> RowLosses:
-        """Return what measures the loss of each of these rows, (rows,)."""
+        """Return a function that measures the loss of each of these rows, (rows,)."""
         batches = line_batches(self._manifest, self._loaded.tokenizer, rows)
         return lambda perturb, keep_going: losses_at(self._loaded, batches, perturb)
 
     def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
-        """Return batches of which slopes are taken, as `batches_of`."""
+        """Return batches for measuring slopes, as `batches_of`."""
         return batches_of(self._task, self._loaded.tokenizer, rows, wanted, turn)
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return the best candidates, or what the model writes; scores less the prior unless the loss is
-        plain. That of the base model is the manifest's, if it has one, as every node of a run shows these
-        answers."""
+        """Return the best candidates, or the text that the model writes. The prior is subtracted unless the
+        loss is plain. For the base model it is the manifest's, if there is one, because every node of a run
+        shows these answers."""
         if not self._task.less_prior:
             prior = None
         elif of == BASE and self._task.prior:
@@ -311,16 +308,15 @@ class Losses:
 def losses_at(
     loaded: LoadedModel, batches: Sequence[Encoded], perturb: forward.Perturb
 ) -> NDArray[np.float64]:
-    """Return the loss of each row of these batches where `perturb` moves the model, (rows,); there may be
-    none."""
+    """Return the loss of each row of these batches under `perturb`, (rows,); there may be no batch."""
     scored = [forward.score_in_passes(loaded, batch, perturb) for batch in batches]
     losses = [b.losses(s.log_probs).double().numpy() for b, s in zip(batches, scored, strict=True)]
     return np.concatenate([np.zeros(0), *losses])
 
 
 def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
-    """Return rows in the order in which a line search takes them, which is the same for everybody: shuffled,
-    as files are often sorted, and the classes of a labelled task by turns, as long as each has rows."""
+    """Return rows in the order of a line search, which is the same for everybody. Rows are shuffled, since
+    files are often sorted. The classes of a labelled task alternate as long as each has rows."""
     order = np.argsort(stream(derive_key(b"sfnode line search"), 0, len(rows)))
     chosen = [rows[place] for place in order]
     if not task.labelled:
@@ -337,8 +333,8 @@ def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
 def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
     """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
 
-    `rows` have their classes by turns as long as each has rows (`line_rows`); from there on they are
-    left out, unless there are too few.
+    The classes of `rows` alternate as long as each has rows (`line_rows`). Rows after that are left out,
+    unless there are too few.
     """
     classes = len(task.verbalizer) if task.labelled else 1
     labels = Counter(str(row.get(task.label_field)) if task.labelled else "" for row in rows)
@@ -351,7 +347,7 @@ def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, tur
 
 
 def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
-    """Return rows as batches of which a line search measures losses, the same ones for every c: all in their
+    """Return rows as batches on which a line search measures losses, the same for every c: all in their
     order, EVALUATION_BATCH at a time."""
     return [
         encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])

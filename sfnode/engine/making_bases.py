@@ -1,14 +1,13 @@
 """Makes bases to publish: directions along which the loss of a task falls, or along which inputs lie.
 
 `gradients` takes the strongest directions of the mean gradient over some mini-batches (a few backward passes,
-by one person, once), `errors` those of the layers' inputs that go with the errors of the model's output
-(forward passes only). Neither ever holds a gradient: what a layer's input and the gradient at its output, or
-the output's error, say is added to two sketches, from which the strongest directions follow in one go (Tropp,
-Yurtsever, Udell, Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation",
-algorithm 4). So it takes hardly more memory than inference. What comes out is published and need not be the
-same on another machine.
+by one person, once). `errors` takes the directions of layers' inputs that go with errors of the model's
+output (forward passes only). Neither ever holds a gradient. Products of inputs with gradients, or with
+errors, are added to two sketches, which give the strongest directions at the end (Tropp, Yurtsever, Udell,
+Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm 4). This takes
+hardly more memory than inference. The result is published, so it may differ from one machine to another.
 
-This module knows a model and encoded mini-batches; it knows neither files nor where the rows come from.
+This module knows a model and encoded mini-batches. It knows neither files nor the origin of rows.
 """
 
 from __future__ import annotations
@@ -45,57 +44,59 @@ from sfprotocol.seeds import derive_key, stream
 I8 = NDArray[np.int8]
 
 OVERSAMPLED = 4
-"""A sketch has four times as many columns as the rank and this, and eight times as many rows: of AG News'
-gradient in opt-mini-sst the two directions found then hold 96 % of what the two best ones do, and with half
-as many 90 %."""
+"""Columns of a sketch beyond the rank. It has four times as many columns as both together, and eight times as
+many rows. The two directions found of AG News' gradient in opt-mini-sst then hold 96 % of the two best ones;
+with half as many columns and rows, 90 %."""
 
 LARGEST_ENTRY = 127
 
 TINY = torch.finfo(torch.float32).tiny
-"""The least divisor, where something may be zero altogether."""
+"""Smallest divisor, where a quantity may be zero."""
 
 BATCHES, BATCH_ROWS = {"gradients": 32, "errors": 16}, 8
-"""Mini-batches by kind, and rows of each: few at a time, as the activations of a backward pass are kept.
-Of gradients together 256: what twice as many cost is better spent on bases made anew, and errors of four
-times as many rows learnt no more than those of 128 (docs/research-log.md)."""
+"""Mini-batches by kind, and rows of each: few at a time, because a backward pass keeps activations. Gradients
+are of 256 rows in all: twice the cost is better spent on new bases. Errors of four times 128 rows taught no
+more than those of 128 (docs/research-log.md)."""
 
 DRAWN_TOGETHER = 8
-"""Mini-batches of a reward run whose answers are drawn together: passes of many answers, not of eight."""
+"""Number of a reward run's mini-batches whose answers are drawn together: passes of many answers, not of
+eight."""
 
 POSITIONS = 64
-"""Positions of a mini-batch whose errors are looked at, at most, drawn from all: the inputs of every layer
+"""Maximum number of a mini-batch's positions whose errors are used, drawn from all. The inputs of every layer
 are kept for them until the errors are known."""
 
 Pairs = list[tuple[I8, I8]]
-"""Per target U (out_features, columns) and V (in_features, columns) in their units (`units_of`)."""
+"""U (out_features, columns) and V (in_features, columns) of each target, in their units (`units_of`)."""
 
 Advance = Callable[[int, int], None]
-"""Told how many mini-batches are done, and of how many."""
+"""Is called with the number of mini-batches that are done, and of all."""
 
 
 def cost(kind: str) -> int:
-    """Return the example-forwards of making bases of a kind; a backward pass counts as two forward passes."""
+    """Return the cost of making bases of a kind, in example-forwards. A backward pass counts as two forward
+    passes."""
     return BATCHES[kind] * BATCH_ROWS * (3 if kind == "gradients" else 1)
 
 
 class Made(NamedTuple):
-    """Bases, and how they came about."""
+    """Bases, and how they were made."""
 
     pairs: Pairs
     held: tuple[float, ...]
-    """Share that the directions found hold of each linear layer's mean gradient, or of its inputs' products
-    with the errors: of their squares; an estimate."""
+    """Estimated share of squares that the found directions hold: of each linear layer's mean gradient, or of
+    its inputs' products with the errors."""
     agreement: float
-    """Cosine between what the odd and the even mini-batches say: near 0, the directions are mostly noise."""
+    """Cosine between the sums of odd and of even mini-batches. Near 0 the directions are mostly noise."""
     example_forwards: int
     """A backward pass counts as two forward passes."""
 
 
 def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total: None) -> Made:
-    """Return bases at a model as of now, of kind `gradients` or `errors`.
+    """Return bases of kind `gradients` or `errors` at the current model.
 
-    On mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_* without
-    such rows, and as `gradients`.
+    Made on mini-batches of the run's public training rows, as its loss draws them. Raises UserError DATA_*
+    without such rows, and as `gradients`.
     """
     rows = model.run_rows.training()
     model.rebuild()
@@ -103,8 +104,8 @@ def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total
 
 
 def make_bases(model: TrainableModel, folder: Path) -> str:
-    """Make bases from gradients at the weights as of now, write them to a folder, and return their
-    digest, in hex. Raises UserError as `make`, OSError."""
+    """Make bases from gradients at the current weights, write them to a folder, and return their digest in
+    hex. Raises UserError as `make`, OSError."""
     return published_bases.write(folder, make(model, "gradients").pairs)
 
 
@@ -116,8 +117,8 @@ def make_on(
     key: bytes,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return bases at the weights as they are, on mini-batches of these rows that follow from `key`; of a
-    reward run on answers that are drawn to them."""
+    """Return bases at the current weights, on mini-batches of these rows that follow from `key`. In a reward
+    run they are answers drawn to these rows."""
     seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind]).tolist()
     if manifest.task.is_rewarded:
         batches = _rewarded(loaded, manifest, rows, seeds, lambda done, total: advance(done, 2 * total))
@@ -136,8 +137,8 @@ def _rewarded(
     seeds: Sequence[int],
     advance: Advance,
 ) -> list[Encoded]:
-    """Return mini-batches of answers that are drawn to these rows, as many as there are seeds. Raises
-    UserError REWARDS_ALIKE if none is better than another."""
+    """Return mini-batches of answers drawn to these rows, one for each seed. Raises UserError REWARDS_ALIKE
+    if no answer is better than another."""
     questions = BATCH_ROWS // ANSWERS
     training = manifest.training.model_copy(update={"batch_size": questions * DRAWN_TOGETHER})
     rewards = Rewards(manifest.model_copy(update={"training": training}), loaded, rows)
@@ -159,11 +160,11 @@ def gradients(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return the strongest directions of every target's mean gradient at the weights as they are, as many as
-    the run's rank.
+    """Return the strongest directions of every target's mean gradient at the current weights, as many as the
+    run's rank.
 
-    The loss is that of training. Targets that are no linear layers get signs from a generator. Raises
-    UserError BAD_OPTION for what is no finite number, OUT_OF_MEMORY.
+    The loss is that of training. Targets other than linear layers get signs from a generator. Raises
+    UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
     """
     sketches = _Sketches(loaded, numbers.rank)
 
@@ -191,15 +192,15 @@ def errors(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return as V the strongest directions of every target's inputs that go with the errors of the model's
-    output, by forward passes; U are signs from a generator.
+    """Return as V the strongest directions of every target's inputs that go with errors of the model's
+    output, by forward passes. U are signs from a generator.
 
-    An error is the gradient of the loss in the states behind the last block, where the answers are read: it
-    follows from the output alone. Every block adds to these states, so that it stands in for the gradient in
-    a block's own output, with which it has a cosine of 0.4 to 0.7 in the last fifth of a model, 0.1 to 0.3
-    in its middle (docs/research-log.md). Errors and inputs count less the mean of the mini-batch: inputs are
-    alike for the most part, and that part says nothing of the answer. Targets behind the last block have
-    their own gradient.
+    An error is the gradient of the loss in the states after the last block, where answers are read. It
+    follows from the output alone. Every block adds to these states, so an error stands in for the gradient in
+    a block's own output. Their cosine is 0.4 to 0.7 in the last fifth of a model and 0.1 to 0.3 in its middle
+    (docs/research-log.md). The mini-batch's mean is subtracted from errors and inputs: inputs are mostly
+    alike, and their common part says nothing of the answer. Targets after the last block have their own
+    gradient.
     """
     sketches = _Sketches(loaded, numbers.rank)
     inputs: dict[int, Tensor] = {}
@@ -227,8 +228,8 @@ def errors(
 
 
 def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
-    """Return where in a mini-batch answers are read, POSITIONS of them at most, (N,), counted over its
-    sequences, and how many positions there are: a classifier reads at a text's first or its last token."""
+    """Return up to POSITIONS places in a mini-batch where answers are read, (N,), counted over its sequences,
+    and the number of all. A classifier reads at a text's first or last token."""
     width = int(batch.attention_mask.sum(1).max())
     first = torch.arange(len(batch.input_ids)) * width
     if loaded.classifies:
@@ -244,7 +245,7 @@ def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
 
 
 class _Sketch:
-    """A matrix M (out, in) that is only ever added to, as M Omega and Psi M; float32."""
+    """Sketch of a matrix M (out, in), as M Omega and Psi M; float32. M only ever grows by sums."""
 
     def __init__(
         self, out: int, inner: int, rank: int, generator: torch.Generator, device: torch.device
@@ -254,7 +255,7 @@ class _Sketch:
         self._left = _normal((out, wide), generator, device)  # Psi^T
         self._range = torch.zeros(out, narrow, device=device)
         self._corange = [torch.zeros(wide, inner, device=device) for _ in range(2)]
-        """Those of the even and of the odd mini-batches."""
+        """Psi M of the even and of the odd mini-batches."""
 
     def add(self, gradients: Tensor, inputs: Tensor, parity: int) -> None:
         """Add the sum over rows of gradient x input: (N, out) and (N, in)."""
@@ -270,7 +271,7 @@ class _Sketch:
         return (base @ u)[:, :rank], v.t()[:, :rank]
 
     def held(self, right: Tensor) -> Tensor:
-        """Return an estimate of the share of M's squares that lies along the columns of `right`."""
+        """Return the estimated share of M's squares along the columns of `right`."""
         mixed = self._corange[0] + self._corange[1]  # from M's rows: both sums err alike
         return (mixed @ right).square().sum() / mixed.square().sum().clamp_min(TINY)
 
@@ -284,7 +285,7 @@ class _Sketch:
 
 
 class _Sketches:
-    """Those of a model's linear targets, by number; there is none of a target of which nothing is seen."""
+    """Sketches of a model's linear targets, by number. A target that no pass has reached has none."""
 
     def __init__(self, loaded: LoadedModel, rank: int) -> None:
         self._rank, self._device = rank, loaded.device
@@ -293,19 +294,19 @@ class _Sketches:
         self.made: dict[int, _Sketch] = {}
 
     def add(self, number: int, gradients: Tensor, inputs: Tensor) -> None:
-        """Add to a target's the sum over rows of gradient x input: (N, out) and (N, in)."""
+        """Add the sum over rows of gradient x input, (N, out) and (N, in), to a target's sketch."""
         if number not in self.made:
             shape = gradients.shape[1], inputs.shape[1]
             self.made[number] = _Sketch(*shape, self._rank, self._generator, self._device)
         self.made[number].add(gradients, inputs, self._parity)
 
     def add_at(self, number: int, given: Tensor, output: Tensor) -> None:
-        """Add the gradient in an output of a target's layer once it is known, with what led to the output."""
+        """Add a target's inputs with the gradient in its layer's output, once that gradient is known."""
         add: Any = lambda gradient: self.add(number, _rows(gradient), _rows(given))  # noqa: E731
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def halves_of(self, batches: Sequence[Encoded], advance: Advance) -> Iterator[Encoded]:
-        """Yield the mini-batches; what is added meanwhile counts for the half that each is in."""
+        """Yield the mini-batches. Sums added meanwhile count for the half that each mini-batch is in."""
         for done, batch in enumerate(batches, 1):
             self._parity = done % 2
             yield batch
@@ -320,7 +321,7 @@ def _normal(shape: tuple[int, int], generator: torch.Generator, device: torch.de
 
 
 def _linear(loaded: LoadedModel) -> Iterator[tuple[int, nn.Module]]:
-    """Yield number and layer of every linear target."""
+    """Yield the number and the layer of every linear target."""
     for number, site in enumerate(loaded.sites):
         if site.form in (Form.LINEAR, Form.CONV1D):
             yield number, site.module
@@ -328,7 +329,7 @@ def _linear(loaded: LoadedModel) -> Iterator[tuple[int, nn.Module]]:
 
 @contextmanager
 def _hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Have hooks, and gradients of what asks for them, for a while."""
+    """Have these hooks, and the gradients that they require, within the block."""
     handles = list(handles)
     try:
         with torch.enable_grad():
@@ -339,7 +340,8 @@ def _hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 def _watched(loaded: LoadedModel, see: Callable[[int, Tensor, Tensor], None]) -> AbstractContextManager[None]:
-    """Call `see` with number, input and output of the linear targets' layers while passes go through them."""
+    """Call `see` with the number, input and output of each linear target's layer in every pass within the
+    block."""
 
     def hook(number: int) -> Callable[[Any, tuple[Tensor, ...], Tensor], None]:
         def called(module: Any, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -353,7 +355,7 @@ def _watched(loaded: LoadedModel, see: Callable[[int, Tensor, Tensor], None]) ->
 
 
 def _differentiable(loaded: LoadedModel) -> AbstractContextManager[None]:
-    """Let gradients flow back to the first linear target, though no parameter asks for one."""
+    """Let gradients flow back to the first linear target, although no parameter requires one."""
 
     def ask(module: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         first, *others = given
@@ -364,8 +366,8 @@ def _differentiable(loaded: LoadedModel) -> AbstractContextManager[None]:
 
 @contextmanager
 def _read_out(loaded: LoadedModel) -> Iterator[list[Tensor]]:
-    """Let gradients flow back to the states behind the last block and no farther; they are in the list once
-    a pass has gone by."""
+    """Let gradients flow back to the states after the last block, and no farther. After a pass the list holds
+    them."""
     states: list[Tensor] = []
 
     def cut(module: Any, given: Any, output: Any) -> Any:
@@ -385,7 +387,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int, *, of_u: bool) -> Made:
-    """`of_u`: whether what was sketched says something of U, too."""
+    """Return bases of what was sketched. `of_u`: the sketch determines U, too."""
     generator = torch.Generator().manual_seed(1)
     pairs: Pairs = []
     held: list[float] = []
@@ -416,8 +418,8 @@ def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int
 
 
 def _units(numbers: Training, target: Target) -> tuple[float, float]:
-    """Return what an entry of 1 of U and of V stands for, in root mean squares of their columns: those of a
-    first-order run have the length 1, so that its coordinates are orthonormal."""
+    """Return the values of an entry of 1 in U and in V, in root mean squares of their columns. In a
+    first-order run columns have length 1, so that its coordinates are orthonormal."""
     if not numbers.is_first_order:
         return PUBLISHED_UNIT, PUBLISHED_UNIT
     of_u, of_v = units_of(numbers, target)
@@ -425,9 +427,9 @@ def _units(numbers: Training, target: Target) -> tuple[float, float]:
 
 
 def quantised(columns: Tensor, unit: float) -> I8:
-    """Return columns (n, rank) as integers, each of root mean square 1 where an entry of 1 stands for `unit`.
+    """Return columns (n, rank) as integers, each of root mean square 1 in units of `unit`.
 
-    A column with an entry that would not fit is scaled down as a whole. A column of zeros stays one.
+    A column with an entry that would not fit is scaled down as a whole. A column of zeros stays zero.
     """
     sizes = columns.square().mean(0).sqrt().clamp_min(torch.finfo(columns.dtype).tiny)
     scaled = columns / sizes / unit
@@ -437,8 +439,8 @@ def quantised(columns: Tensor, unit: float) -> I8:
 
 
 def _filled(columns: Tensor, others: Tensor) -> Tensor:
-    """Return as many columns as `others` has, of length 1: those found, then, where a matrix has no more, of
-    others."""
+    """Return as many columns as `others` has, of length 1: the found ones first, then others where a matrix
+    has no more."""
     lacking = others[:, columns.shape[1] :].float()
     return torch.cat([columns.cpu(), lacking / lacking.norm(dim=0)], 1)
 
@@ -448,8 +450,8 @@ def _signs(rows: int, rank: int, generator: torch.Generator) -> Tensor:
 
 
 def _mixed(columns: Tensor) -> Tensor:
-    """Return columns times the Hadamard matrix of Sylvester's construction, divided by its norm; as they are
-    where they are not so many as it can have."""
+    """Return columns times the Hadamard matrix of Sylvester's construction, divided by its norm. Columns stay
+    as they are if their number is no power of two."""
     count, found = columns.shape[1], torch.ones(1, 1)
     while len(found) < count:
         found = torch.cat([torch.cat([found, found], 1), torch.cat([found, -found], 1)])

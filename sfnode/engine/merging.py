@@ -1,22 +1,21 @@
 """Merging cores into the weights of a model: W = base - sum over epochs of rate * delta * U A V^T (SPEC U8).
 
-There are two ways. A rebuild starts from the base weights and rounds each weight once, so that the weights
-depend on the core alone, to the bit and on any machine, and not on the order in which updates came. In
-between, what is new since the last rebuild is merged cheaply: into the weights where their precision allows
-it. In half precision one update is less than the rounding of a weight, and gradients, which are few and
-large, must not wait: there the new part of the core, the live core, is applied in activation space
-(`Subspace.set_live_core`). It has room for one epoch, the one that this node's own steps are in; when they
-go on to another, it is merged into the weights with stochastic rounding, by which changes far below the
-rounding are kept on average, or all are rebuilt. The label of somebody else's update decides in which core
-that update is, and nothing else. None of this ever feeds back into the shared state. Duty cycles bound the
-time that all of it takes.
+There are two ways. A rebuild starts from the base weights and rounds each weight once. The weights then
+depend on the core alone, to the bit and on any machine, and not on the order of updates. Between rebuilds new
+updates are merged cheaply: into the weights if their precision allows it. In half precision one update is
+below the rounding of a weight, yet gradients, which are few and large, must not wait. There the new part of
+the core, the live core, is applied in activation space (`Subspace.set_live_core`). It has room for one epoch,
+that of this node's own steps. When the node's steps enter another epoch, the live core is merged with
+stochastic rounding, which keeps small changes on average, or all targets are rebuilt. The label of another
+node's update decides its core, and nothing else. None of this ever feeds back into the shared state. Duty
+cycles bound the time that it takes.
 
-In a run with a weight decay the weights also depend on which subspace is the newest in the core (SPEC O17):
-when that changes, every target waits for its rebuild, as when another epoch begins.
+In a run with a weight decay the weights also depend on the newest subspace of the core (SPEC O17). When that
+changes, every target waits for its rebuild, as in a new epoch.
 
-A decay is anchored, towards the base: a core counts `gamma` times less with each subspace between its own and
-the newest one whose core is not zero. So weights stay a function of the cores alone, and cores are what they
-are without a decay: nothing that makes them, keeps them, or takes something out of them knows of it.
+A decay is anchored: it pulls towards the base. A core counts `gamma` times less for each subspace between its
+own and the newest one whose core is not zero. Weights stay a function of the cores, and cores are the same as
+without a decay. Nothing that makes, keeps or corrects cores knows of it.
 """
 
 from __future__ import annotations
@@ -44,64 +43,63 @@ from sfprotocol.seeds import I64
 
 
 class Decay:
-    """Powers of `gamma` by repeated multiplication in binary64, which rounds alike on every machine; the
-    `pow` of libraries does not."""
+    """Powers of `gamma` by repeated multiplication in binary64, which rounds alike on every machine.
+    Libraries' `pow` does not."""
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
         self._powers = [1.0]
 
     def __call__(self, age: int) -> float:
-        """Return gamma to the power of an age in subspaces; 1 for what is newer than the newest."""
+        """Return gamma to the power of an age in subspaces; 1 for subspaces after the newest."""
         while len(self._powers) <= age:
             self._powers.append(self._powers[-1] * self.gamma)
         return self._powers[max(age, 0)]
 
     def faded(self, cores: Mapping[int, I64]) -> Mapping[int, NDArray[Any]]:
-        """Return cores by subspace, none of which is zero, as they count together; the same integers where
-        that is once."""
+        """Return cores by subspace, none of them zero, multiplied by their decay. Cores that count once stay
+        the same integers."""
         newest = max(cores, default=0)
         powers = {subspace: self(newest - subspace) for subspace in cores}
         return {s: core if powers[s] == 1 else core * powers[s] for s, core in cores.items()}
 
 
 NO_DECAY = Decay(1.0)
-"""Everything counts the same, whenever it came."""
+"""No decay: all cores count the same."""
 
 
 MERGE_REST = 80
-"""A merge that took t seconds is followed by at least 80 t without one: about 1 % of the time. Until then
-steps use weights that lack the newest updates, as they do on any node."""
+"""Rest after a merge, in multiples of its time, so that merging takes about 1 % of the time. Until the next
+merge steps use weights without the newest updates, as they do on any node."""
 
 REBUILD_REST = 150
-"""The same for a target's rebuild: less than 1 % of the time."""
+"""The same rest after the rebuild of a target: less than 1 % of the time."""
 
 QUANTISED_REBUILD_REST = 10
-"""The same for quantised weights, into which nothing but a rebuild merges anything: 9 % of the time at
-most."""
+"""The same rest for quantised weights, which change only by rebuilds: 9 % of the time at most."""
 
 MERGE_SECONDS = 0.1
-"""A merge goes on to further epochs until this much time has passed: updates of many epochs at once, whoever
-labelled them so, delay a step by little more."""
+"""Time in seconds after which a merge begins no further epoch. Updates of many epochs at once, whoever
+labelled them so, then hardly delay a step."""
 
 PAST_EPOCHS = 8
-"""Epochs that are merged into a half-precision target when another epoch begins: the one that is over, and
-those in which late updates may be expected. The rest waits for the target's rebuild."""
+"""Number of past epochs that are merged into a half-precision target when another epoch begins: the last one,
+and those in which late updates may be expected. Earlier ones wait for the target's rebuild."""
 
 EXACT = 1 << 24
-"""Integers below this are exact in float32, whatever the order in which a product adds them up."""
+"""Bound below which integers are exact in float32, in whatever order a product adds them up."""
 
 EXACT_DOUBLE = 1 << 53
-"""The same in float64."""
+"""The same bound in float64."""
 
 HALF_BITS, QUARTER_BITS = 32, 16
-"""A core whose products may exceed that is taken as two: the sum of 2^20 entries of 32 bits, a layer of the
-largest rank, does not. With bases whose entries are not of magnitude 1 it is taken as four: 127^2 times the
-sum of 2^20 entries of 16 bits does not exceed it either (SPEC U8)."""
+"""Bits of the parts of a core whose products may exceed that bound. Two parts suffice with entries of
+magnitude 1: the sum of 2^20 entries of 32 bits, a layer of the largest rank, is below the bound. With other
+bases there are four: so is 127^2 times the sum of 2^20 entries of 16 bits (SPEC U8)."""
 
 
 class DutyCycle:
-    """Bounds the share of time that a repeated action takes: t seconds are followed by `rest * t` without
+    """Bounds the share of time that a repeated action takes: after t seconds of it come `rest * t` without
     it."""
 
     def __init__(self, clock: Callable[[], float], rest: int) -> None:
@@ -123,11 +121,11 @@ class DutyCycle:
 
 
 class MergedWeights:
-    """The target matrices of one model as a function of a core that keeps growing.
+    """The target matrices of one model as a function of a growing core.
 
-    `scale(epoch)` is rate * delta: by how much one unit of the core moves weights along u v^T with the bases'
-    values, before any `decay`. `clock` in seconds. Steps go on without updates whose published
-    bases are not here yet, and nothing else does.
+    `scale(epoch)` is rate * delta: the change of weights along u v^T by one unit of the core, with the bases'
+    values, before any `decay`. `clock` is in seconds. If published bases are missing, steps continue without
+    the updates that need them; everything else raises.
     """
 
     def __init__(
@@ -141,48 +139,49 @@ class MergedWeights:
         *,
         prompt: bool = False,
     ) -> None:
-        """`prompt` where updates are few and large, as gradients are, and steps that lack some go too far:
-        the live core follows at every step, and all targets do when another epoch begins."""
+        """`prompt`: updates are few and large, as gradients are, and steps without the newest ones would go
+        too far. The live core is then brought up to date before every step, and all targets are when another
+        epoch begins."""
         self._loaded = loaded
         self._space = space
         self._core = core
         self._undecayed = scale
         self._decay = decay
         self._newest = 0
-        """The subspace from which ages are counted; always 0 without a decay."""
+        """The subspace from which ages are counted; 0 without a decay."""
         self._clock = clock
         self._prompt = prompt
         self._merges = DutyCycle(clock, 0 if prompt else MERGE_REST)
         self._rebuilds = DutyCycle(clock, QUANTISED_REBUILD_REST if loaded.quantised else REBUILD_REST)
         self._pending = Core(*core.shape)
-        """The part of the core that is not in the weights."""
+        """The part of the core that is not in the weights yet."""
         self._changed = False
         """Whether anything has become pending since the last merge."""
         self._epoch = 0
-        """The epoch in training: that of this node's own steps, whatever others put on their updates."""
+        """The epoch in training: that of this node's own steps, whatever labels other nodes use."""
         self._live_epochs = [self._epoch] * len(loaded.sites)
         """Epoch of the live core of each target."""
         self._waiting: deque[int] = deque()
         """Targets that wait for their rebuild, the longest wait first."""
         self._behind: deque[int] = deque()
-        """Targets whose live core is of an epoch that is over; no quantised ones, which wait for a
+        """Targets whose live core is of a past epoch. Quantised targets are not among them: they wait for a
         rebuild."""
         self._noise, self._random = _noise(loaded), Random()
         self._blank = True
-        """No step has been taken: updates that are replayed before that are in the core alone, from which the
-        first step rebuilds, so that a long history is added up only once."""
+        """No step was taken yet. Replayed updates are in the core alone, and the first step rebuilds the
+        weights from it, so a long history is added up only once."""
         self._exact = True
-        """The weights are those of a rebuild from the core as it is, with the ages from `_newest`."""
+        """The weights equal a rebuild from the current core, with ages from `_newest`."""
         self.incomplete = False
-        """Whether updates were left out since the last `renew` whose bases were not here."""
+        """Whether updates were left out since the last `renew`, because their bases were missing."""
 
     def scale(self, epoch: int) -> float:
-        """Return by how much one unit of the core of an epoch moves weights along u v^T, with the bases'
-        values, as of the last rebuild."""
+        """Return the change of weights along u v^T by one unit of an epoch's core, with the bases' values, as
+        of the last rebuild."""
         return self._undecayed(epoch) * self._decay(self._newest - epoch)
 
     def add(self, batch: UpdateBatch, *replicas: MergedWeights) -> None:
-        """Add updates to the core at once; the weights, and those of `replicas` with the same core, follow
+        """Add updates to the core at once. The weights, and those of `replicas` with the same core, change
         with `follow` or `rebuild`."""
         if not len(batch.seeds):
             return
@@ -193,17 +192,17 @@ class MergedWeights:
             weights._changed = not weights._blank
 
     def begin(self, cores: Mapping[int, I64], *replicas: MergedWeights) -> None:
-        """Begin with these cores, which stand for updates that are not added; before anything else."""
+        """Begin with these cores in place of updates that are not added; before anything else."""
         self._core.put(cores)
         for weights in (self, *replicas):
             weights._exact = False
 
     def follow(self, epoch: int) -> None:
-        """Bring the weights nearer to the core as far as the duty cycles allow; to be called before every
-        step, with the step's epoch.
+        """Bring the weights nearer to the core, as far as the duty cycles allow. Call it before every step,
+        with the step's epoch.
 
-        Delays a step by the rebuild of one target, the merge of one live core and one merge of what is
-        pending at most.
+        Delays a step by the rebuild of one target, the merge of one live core and one merge of pending
+        updates at most.
         """
         if self._blank:
             self._blank = False
@@ -228,9 +227,9 @@ class MergedWeights:
     def rebuild(self, newest: int | None = None) -> None:
         """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already.
 
-        With a decay ages are counted from the newest subspace in the core, or from `newest`, for the
-        beginning of a line to cores that have that one. Raises UserError BASES_MISSING, and changes nothing,
-        if the bases of some epoch are not here.
+        With a decay, ages are counted from the newest subspace in the core. `newest` takes its place where a
+        line begins towards cores with that subspace. Raises UserError BASES_MISSING, and changes nothing, if
+        the bases of an epoch are missing.
         """
         if self._exact and self._newest_of(newest) == self._newest:
             return
@@ -238,13 +237,13 @@ class MergedWeights:
         self._rebuild_all(newest)
 
     def _newest_of(self, newest: int | None) -> int:
-        """Return the subspace from which ages are to be counted: `newest`, or the core's newest."""
+        """Return the subspace from which ages are counted: `newest`, or the core's newest."""
         if self._decay.gamma == 1:
             return 0
         return self._core.newest() if newest is None else newest
 
     def require(self, epochs: Sequence[int]) -> None:
-        """Raise UserError BASES_MISSING unless the bases of these epochs are here."""
+        """Raise UserError BASES_MISSING if the bases of one of these epochs are missing."""
         for epoch in epochs:
             if not self._space.basis.has(epoch):
                 raise missing(
@@ -252,7 +251,7 @@ class MergedWeights:
                 )
 
     def renew(self) -> None:
-        """Have every weight rebuilt before the next step: bases have come, or are others now."""
+        """Rebuild every weight before the next step, because bases were added or replaced."""
         self._blank, self._exact, self.incomplete = True, False, False
 
     def _rebuild_all(self, newest: int | None = None) -> None:
@@ -265,7 +264,7 @@ class MergedWeights:
         self._exact = len(self._here(self._core)) == len(self._core.touched())
 
     def _here(self, core: Core) -> list[int]:
-        """Return the epochs of a core that have updates and whose bases are here, ascending."""
+        """Return the epochs of a core that have updates and bases, ascending."""
         touched = core.touched()
         here = [epoch for epoch in touched if self._space.basis.has(epoch)]
         self.incomplete = self.incomplete or len(here) < len(touched)
@@ -284,7 +283,7 @@ class MergedWeights:
             self.rebuild()
 
     def _begin(self, epoch: int) -> None:
-        """Have every target rebuilt in its turn, and its live core exchanged for that of this epoch."""
+        """Schedule the rebuild of every target, and replace its live core by that of this epoch."""
         self._epoch = epoch
         every = range(len(self._live_epochs))
         if self._exact:  # the live cores are empty
@@ -295,7 +294,7 @@ class MergedWeights:
             self._behind.extend(sorted(set(every) - set(self._behind)))
 
     def _wait(self) -> None:
-        """Have every target rebuilt in its turn, or at once."""
+        """Schedule the rebuild of every target, or rebuild it at once."""
         if self._prompt:
             self._rebuild_all()
             return
@@ -303,10 +302,9 @@ class MergedWeights:
         self._waiting.extend(sorted(set(range(len(self._live_epochs))) - set(self._waiting)))
 
     def _merge_pending(self) -> bool:
-        """Merge what is pending, each update with the basis and rate of its own epoch; return whether it is
-        all.
+        """Merge pending updates, each with the basis and rate of its own epoch; return whether none is left.
 
-        Into a target with a live core nothing is merged: what is pending of its epoch is that.
+        Nothing is merged into a target with a live core, which holds the pending updates of its epoch.
         """
         sites = enumerate(self._loaded.sites)
         # a vector sees no activations, and is in float32 in any trained model
@@ -323,17 +321,17 @@ class MergedWeights:
         return not epochs
 
     def _nearest(self) -> list[int]:
-        """Return the epochs of which something may be pending, those nearest to the one in training first."""
+        """Return the epochs that may have pending updates, those nearest to the one in training first."""
         return sorted(self._here(self._pending), key=lambda epoch: abs(epoch - self._epoch))
 
     def _merge(self, number: int, epoch: int) -> None:
-        """Merge what is pending of one epoch into one target."""
+        """Merge the pending updates of one epoch into one target."""
         if self._pending.layer(epoch, number).any():
             scale, u, right = self._change(number, epoch)
             matrix(self._loaded.sites[number]).addmm_(u.float(), right, alpha=-scale)
 
     def _change(self, number: int, epoch: int) -> tuple[float, Tensor, Tensor]:
-        """Return scale, U (out, k) int8 and A V^T (k, in) of what is pending, for the k columns that
+        """Return scale, U (out, k) int8 and A V^T (k, in) of pending updates, for the k columns that
         changed."""
         a = self._pending.layer(epoch, number)
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
@@ -341,7 +339,8 @@ class MergedWeights:
         return self._step(number, epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
 
     def _merge_past(self, number: int) -> None:
-        """Merge what is pending of other epochs into a target; the one in training becomes its live core.
+        """Merge pending updates of other epochs into a target. Those of the epoch in training become its live
+        core.
 
         Rounding is stochastic: up or down with probabilities that keep the mean (Gupta et al. 2015). A later
         rebuild removes the noise.
@@ -370,7 +369,7 @@ class MergedWeights:
         return block.addcmul_(power, noise, value=torch.finfo(self._loaded.dtype).eps)
 
     def _set_live_core(self, number: int) -> None:
-        """Make what is pending of a target's epoch its live core; the rest waits for the rebuild."""
+        """Make the pending updates of a target's epoch its live core; the others wait for the rebuild."""
         epoch = self._live_epochs[number]
         u, v = self._space.matrices(epoch, number)  # (out, rows), (in, columns)
         a, by = _float(self._pending.layer(epoch, number), v.device), -self._step(number, epoch)
@@ -380,17 +379,17 @@ class MergedWeights:
             self._space.set_live_core(number, u.float() @ a * by, v)
 
     def _step(self, number: int, epoch: int) -> float:
-        """Return by how much a one in a target's core changes a weight, where entries of the bases are 1."""
+        """Return the change of a weight by a one in a target's core, where entries of the bases are 1."""
         return self.scale(epoch) * self._space.unit(number)
 
     @property
     def _exact_on(self) -> torch.device:
-        """The device on which float64 is computed: Apple's GPUs have none."""
+        """Return the device for float64, which Apple's GPUs lack."""
         device = self._space.device
         return torch.device("cpu") if device.type == "mps" else device
 
     def _rebuild(self, number: int) -> None:
-        """Rebuild one target's weights, block by block, and forget what is pending of it."""
+        """Rebuild one target's weights, block by block, and clear its pending updates."""
         site = self._loaded.sites[number]
         base = self._loaded.base_weights.read(number)  # (out, in)
         terms = [
@@ -415,10 +414,9 @@ class MergedWeights:
 
     def _term(self, number: int, epoch: int, unit: int, a: I64) -> tuple[float, float, Tensor, Tensor]:
         """Return scale, a bound of the entries of U A V^T, U (out, k) int8 and A V^T (k, in) as floats, for
-        the k rows of A that are not zero; `unit` * A is a part of the core.
+        the k rows of A that are not zero. `unit` * A is a part of the core.
 
-        All of them are integers, so that the product is exact: below 2**24 in float32, and below 2**53 in
-        float64.
+        All entries are integers, so the product is exact: below 2**24 in float32, and below 2**53 in float64.
         """
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
         bound = _bound(a) * self._space.basis.largest(epoch, number)
@@ -429,8 +427,8 @@ class MergedWeights:
 
 
 def _exact_parts(a: I64, largest: int) -> list[tuple[int, I64]]:
-    """Return one layer of a core, (rows, columns), as units and cores whose products are exact in float64;
-    `largest` is that of the bases."""
+    """Return one layer of a core, (rows, columns), as pairs of a unit and a core whose products are exact in
+    float64. `largest` is that of the bases."""
     if _bound(a) * largest < EXACT_DOUBLE:
         return [(1, a)]
     bits = HALF_BITS if largest == 1 else QUARTER_BITS
@@ -440,14 +438,14 @@ def _exact_parts(a: I64, largest: int) -> list[tuple[int, I64]]:
 
 
 def _bound(a: I64) -> float:
-    """Return the sum of the magnitudes of a core's entries, which may be beyond int64."""
+    """Return the sum of the magnitudes of a core's entries, which may exceed int64."""
     return float(np.abs(a.astype(np.float64)).sum())
 
 
 def _noise(loaded: LoadedModel) -> Tensor:
     """Return numbers from -1/2 to 1/2; each block takes a slice from a random place.
 
-    They come from a generator of their own: what else draws from torch's is not disturbed.
+    They come from a separate generator, so that other uses of torch's are not disturbed.
     """
     if loaded.exact or loaded.quantised:
         return torch.empty(0)
@@ -462,6 +460,6 @@ def _float(entries: I64, device: torch.device) -> Tensor:
 
 
 def _finish(device: torch.device) -> None:
-    """Wait for the device, so that the work is timed and not its submission."""
+    """Wait for the device, so that the timing includes the work and not only its submission."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,9 +1,9 @@
-"""The README of an export: what the model is, where it comes from, how its answers are to be scored, and the
-commands with which anybody who has the run's log computes it anew.
+"""The README of an export: what the model is, where it comes from, how to score its answers, and the commands
+that compute it again from the run's log.
 
-The block at its head is metadata as the Hugging Face hub reads it. Priors and drift are measured on the
-machine that exports: only the weights beside the card are equal everywhere. No path of a machine is in it.
-Ten lines of Python in it are for whoever has transformers alone: they ask the model as `sfnode use` does.
+The block at its head is metadata for the Hugging Face hub. Priors and drift are measured on the machine that
+exports, so only the weights beside the card are equal everywhere. It contains no path of a machine. Ten lines
+of Python show users of transformers alone how to ask the model as `sfnode use` does.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ The loss is 1 less the reward. A figure `reward` is the mean of answers of the l
 """
 
 DATA_DIR = ("--data-dir", "NODE")
-"""Option of the commands of a card, which is of no machine."""
+"""Option in a card's commands, in the place of a machine's path."""
 
 LISTED = 100
-"""Contributors that are listed, those with most updates: a card is read by people."""
+"""Maximum number of listed contributors, those with most updates first: people read a card."""
 
 TAGS = ("sfnode", "decentralized-training", "zeroth-order-optimization")
 
 CLOSING = {ord("`"): r"\u0060", ord("|"): r"\u007c"}
-"""Characters that would end the code or the cell of a table in which they stand, as JSON escapes them."""
+"""Characters that would end the code or table cell around them, as JSON escapes them."""
 
 MEASURED = f"It was measured with these weights, on up to {CALIBRATION_ROWS} unlabelled training rows."
 GIVEN = "It is the base model's, from the manifest: no rows were there to measure that of these weights on."
@@ -101,10 +101,10 @@ def model_card(
     weights: Mapping[str, str] | None = None,
     adapter: str = "",
 ) -> str:
-    """Return the card of the model as of now, in Markdown.
+    """Return the card of the current model, in Markdown.
 
-    `weights` are the SHA-256 in hex of a whole model's files by name, `adapter` says how well an adapter
-    gives what was learnt.
+    `weights` are the SHA-256 in hex of a whole model's files by name. `adapter` says how well an adapter
+    approximates the trained change.
     """
     manifest = model.manifest
     task = manifest.task
@@ -128,7 +128,7 @@ def model_card(
 
 
 def _front_matter(model: TrainableModel, *, adapter: bool) -> str:
-    """Return the hub's metadata as YAML, each value in JSON, which is YAML too."""
+    """Return the hub's metadata as YAML. Each value is in JSON, which is YAML too."""
     manifest = model.manifest
     source, data = manifest.model.source, manifest.data
     sets = sorted({rows.name for name in (data.train, data.test) if (rows := hub_rows(name))})
@@ -177,7 +177,7 @@ def _contributors(everybody: tuple[Contributor, ...]) -> Iterator[str]:
 
 
 def _verification(model: TrainableModel, about: Provenance, weights: Mapping[str, str]) -> str:
-    """Say which commands compute the model anew, in the folder of any node of the run."""
+    """Return the commands that compute the model again, in the folder of any node of the run."""
     organised = bool(model.manifest.organised.organiser)
     of: tuple[object, ...] = ("--as-of-now",) if about.seal is None and organised else ()
     said, while_ = command("sfnode", "verify", *DATA_DIR, *of), ""
@@ -246,19 +246,20 @@ def _calibration(model: TrainableModel) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text of others' as a string of JSON, which Markdown takes for code to its last character."""
+    """Return somebody's text as a JSON string, which Markdown takes for code to its last character."""
     said = printable(json.dumps(text, ensure_ascii=False)).translate(CLOSING)
     return f"`{said}`"
 
 
 def _source(source: str) -> str:
-    """Return the name of a base model or of rows, which is others' text unless it has the form of a name."""
+    """Return the name of a base model or of rows. Unless it has the form of a name, it is quoted as
+    somebody's text."""
     name = public_name(source)
     return f"`{name}`" if re.fullmatch(r"[\w./:-]+", name, re.ASCII) else _quoted(name)
 
 
 def _escaped(text: str) -> str:
-    """Return a text of others' so that Markdown takes it for nothing but text."""
+    """Return somebody's text, escaped so that Markdown takes it for plain text."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
 
 
@@ -269,7 +270,7 @@ FILTERS = {
     "bullets": '{}.replace("@highlight\\n", "- ")',
     "cloze": f'{{}}.replace("@placeholder", {CANDIDATE})',
 }
-"""The filters of templates as expressions."""
+"""Python expressions for the filters of templates."""
 
 HEAD = """\
 import torch, transformers
@@ -308,11 +309,11 @@ print(text{stop}.strip())
 """
 
 ASKED = "a text of yours"
-"""The text in the place of one's own."""
+"""Placeholder for the reader's own text."""
 
 
 def ten_lines(model: TrainableModel) -> str:
-    """Return the lines for the model as of now. Raises as `evaluation.prior`."""
+    """Return the ten lines for the current model. Raises as `evaluation.prior`."""
     task, bos = model.manifest.task, model.loaded.tokenizer.bos_token_id
     begin = "" if bos is None else f"[{bos}] + "
     usual = named_prior(model) if task.loss == CENTRED else dict.fromkeys(task.verbalizer.values(), 0.0)
@@ -345,7 +346,7 @@ def ten_lines(model: TrainableModel) -> str:
 
 
 def _expressions(template: str) -> list[str]:
-    """Return a template as Python: of two texts that `{separator}` parts, two expressions."""
+    """Return a template as Python expressions: two where `{separator}` parts it into two texts."""
     texts: list[list[str]] = [[]]
     for literal, field, name in templates.parse(template):
         texts[-1] += [_python(literal)] if literal else []
@@ -374,11 +375,11 @@ def _rounded(part: float) -> str:
 
 
 def _ends_blank(task: Task) -> bool:
-    """Return whether nothing has to set the answer off from the prompt."""
+    """Return whether the prompt ends so that the answer needs no space before it."""
     literal, field, _ = templates.parse(task.template)[-1]
     return not field and literal[-1:].isspace()
 
 
 def _python(text: str) -> str:
-    """Return a text of others' as Python, which ends no block of code in Markdown."""
+    """Return somebody's text as Python that cannot end a block of code in Markdown."""
     return repr(text).replace("`", r"\x60")

@@ -1,8 +1,8 @@
 """The linear probe: logistic regression on a frozen model's states, one forward pass a row.
 
-Who has all rows in one place would begin with it, so it stands beside the head that a run has learnt, and
-beside every figure on a real model (docs/benchmarks.md). It is fitted here, by torch's L-BFGS: the problem is
-convex, so that any solver finds the same weights, and an extra for it would be missing where it is wanted.
+Somebody with all rows in one place would begin with it. It therefore stands beside the head that a run has
+learnt, and beside every figure on a real model (docs/benchmarks.md). torch's L-BFGS fits it here. The problem
+is convex, so any solver finds the same weights, and no extra package is needed.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from sfnode.tasks.encoding import Encoded, Scored
 from sfnode.tasks.prompts import Row
 
 MOST_ROWS = 4096
-"""Rows that a run's probe is fitted to at most: a fit takes a few seconds then, and what more of them would
-tell is little."""
+"""Maximum rows to which a run's probe is fitted. A fit then takes a few seconds, and more rows would tell
+little."""
 
 STRENGTHS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-"""L2 penalties that are tried, the strongest first: half of one times the weights' squared norm is added to
-the mean loss of a row, so that it means the same for any number of rows."""
+"""L2 penalties that are tried, the strongest first. Half a penalty times the weights' squared norm is added
+to the mean loss of a row, so that it means the same for any number of rows."""
 
 FOLD = 5
-"""One row of this many of each class validates the penalty."""
+"""One row in this many of each class validates the penalty."""
 
 MOST_ITERATIONS = 5_000
-"""Iterations of L-BFGS: a hundred times what standardised states have needed."""
+"""Maximum iterations of L-BFGS: a hundred times the number that standardised states have needed."""
 
 FLAT = 1e-6
-"""Largest part of the gradient at which a fit ends: a thousandth of what changes the third digit."""
+"""Largest component of the gradient at which a fit ends: a thousandth of the size that changes the third
+digit."""
 
 Probe = Callable[[Tensor], Tensor]
 """Returns the log-probability of each class, (m, classes) float64, for states (m, features)."""
@@ -55,10 +56,9 @@ Probe = Callable[[Tensor], Tensor]
 def linear_probe(states: Tensor, labels: Tensor, classes: int) -> Probe:
     """Fit the probe to the `states` (n, features) of training rows and their `labels` (n,), from 0.
 
-    Features are standardised by these rows; the penalty is the one with the least loss on the validation
-    rows, a fifth of the rows of each class, and the last fit is to all of them. The same rows in the same
-    order give the same probe. Raises UserError DATA_MALFORMED unless each class has rows, and one of them
-    five.
+    Features are standardised by these rows. The penalty is the one with the least loss on the validation
+    rows, a fifth of each class; the last fit is to all rows. The same rows in the same order give the same
+    probe. Raises UserError DATA_MALFORMED unless each class has rows, and one class five.
     """
     if not suffice(labels, classes):
         raise UserError(
@@ -85,8 +85,8 @@ def suffice(labels: Tensor, classes: int) -> bool:
 
 
 def baselines(model: TrainableModel, limit: int = 0) -> tuple[BaselineEvaluation, ...]:
-    """Return what the rows of this trainer and the run's public ones give without a model, on `limit` test
-    rows (`tasks.baselines`). Raises UserError as `RunRows.held_out`."""
+    """Return the baselines without a model, from this trainer's rows and the run's public ones, on `limit`
+    test rows (`tasks.baselines`). Raises UserError as `RunRows.held_out`."""
     if not model.manifest.task.labelled:
         return ()
     held = model.run_rows.held_out("test", limit).rows
@@ -94,16 +94,16 @@ def baselines(model: TrainableModel, limit: int = 0) -> tuple[BaselineEvaluation
 
 
 def _rows(model: TrainableModel) -> list[Row]:
-    """Return the rows of a trainer and the run's public ones, each once."""
+    """Return the rows of a trainer and the run's public ones, without duplicates."""
     rows = [*model.rows[:MOST_ROWS], *dataset.select(model.run_rows.training_if_any(), MOST_ROWS)]
     task = model.manifest.task
     return list({(prompts.text_of(task, row), prompts.class_of(task, row)): row for row in rows}.values())
 
 
 def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
-    """Return the linear probe of training rows whose states are kept, beside the model as of now on
-    `limit` test rows: the rows of this trainer, and the run's public ones. None where no linear head
-    alone is trained with the plain loss, and where too few states are kept. Raises as `evaluate`."""
+    """Return the results of a linear probe and of the current model on `limit` test rows. The probe is fitted
+    to training rows with kept states: this trainer's and the run's public ones. None unless only a linear
+    head is trained with the plain loss and enough states are kept. Raises as `evaluate`."""
     target, *others = model.manifest.model.parsed_targets()
     plain = model.manifest.task.loss == "plain" and model.manifest.task.labelled
     if not (plain and model.loaded.kept and target.name in HEADS and not others):
@@ -117,8 +117,8 @@ def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
 def beside(
     model: EvaluationOfRows, loaded: LoadedModel, task: Task, rows: Sequence[Row], held: Sequence[Row]
 ) -> ProbeEvaluation | None:
-    """Measure, on the rows `held`, the probe that is fitted to those of `rows` whose states are kept, beside
-    what the `model` has on them; None where they do not suffice. No training row goes through the model."""
+    """Return the results on the rows `held` of the probe that is fitted to `rows` with kept states, and of
+    the `model`. None if these rows do not suffice. No training row goes through the model."""
     states, labels = _kept(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH))
     if not suffice(labels, classes := len(task.verbalizer)):
         return None
@@ -136,7 +136,7 @@ def beside(
 
 
 def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tensor]:
-    """Return the states that are kept of some rows, (n, features), each text's once, and their classes."""
+    """Return the kept states of some rows, (n, features), each text's once, and their classes."""
     assert loaded.kept is not None
     labels: dict[Text, int] = {}
     for encoded in batches:
@@ -148,7 +148,8 @@ def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tens
 
 
 def _validating(labels: Tensor) -> Tensor:
-    """Return which rows validate, (n,) bool: every fifth of each class, so that none loses its only row."""
+    """Return which rows validate, (n,) bool: every fifth of each class, so that no class loses its only
+    row."""
     found = torch.zeros(len(labels), dtype=torch.bool)
     for label in set(labels.tolist()):
         found[torch.nonzero(labels == label).flatten()[FOLD - 1 :: FOLD]] = True
@@ -156,7 +157,7 @@ def _validating(labels: Tensor) -> Tensor:
 
 
 def _fitted(x: Tensor, labels: Tensor, strength: float, classes: int) -> Tensor:
-    """Return weights, (classes, features + 1) float64, the last of them a bias without a penalty."""
+    """Return weights, (classes, features + 1) float64. The last column is a bias without a penalty."""
     weights = torch.zeros(classes, x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
     solver: Any = torch.optim.LBFGS(
         [weights],

@@ -1,12 +1,12 @@
-"""The objective of reward runs: answers that the model writes, and what a verifier gives them.
+"""The objective of reward runs: the model writes answers, and a verifier scores them.
 
-It knows a model, prompts and a verifier; it knows neither updates nor who asks.
+It knows a model, prompts and a verifier. It knows neither updates nor who asks.
 
-The slope of the mean reward follows from answers that are drawn at the weights as they are: it is that of
-their log-probabilities, each times by how much its reward is above that of the other answers to the same
-prompt (REINFORCE, Williams 1992; the mean of the others as baseline, Kool et al. 2019, Ahmadian et al. 2024,
-arXiv 2402.14740). One backward pass over them says it of every entry of the cores, and so of all directions
-of a group. A prompt to which all answers get the same reward says nothing, and costs no more passes.
+Answers drawn at the current weights give the slope of the mean reward: the slope of their log-probabilities,
+each times its reward above the other answers to the same prompt (REINFORCE, Williams 1992; the mean of the
+others as baseline, Kool et al. 2019, Ahmadian et al. 2024, arXiv 2402.14740). One backward pass over the
+answers gives the slope for every entry of the cores, and so for all directions of a group. A prompt whose
+answers all get the same reward says nothing, and costs no further pass.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from sfnode.tasks.templates import common_prefix
 from sfprotocol.seeds import derive_key, stream, token_keys
 
 ROUNDING = 1e-9
-"""Difference of rewards that is none."""
+"""Differences of rewards below this are rounding."""
 
 
 class Question(NamedTuple):
-    """A prompt, and the row of data that its answers are scored by."""
+    """A prompt, and the row of data by which its answers are scored."""
 
     prompt: Sequence[int]
     """Token ids."""
@@ -72,7 +72,7 @@ class Drawn(NamedTuple):
         return spread > ROUNDING
 
     def parts(self, questions: int) -> list[Drawn]:
-        """Return the same in parts of so many questions, in their order."""
+        """Return the same answers in parts of this many questions, in their order."""
         return [
             Drawn(
                 self.questions[first : first + questions],
@@ -84,16 +84,16 @@ class Drawn(NamedTuple):
 
     @property
     def above(self) -> NDArray[np.float64]:
-        """Reward of each answer less the mean of those of the others to its question, (answers,)."""
+        """Reward of each answer less the mean reward of the others to its question, (answers,)."""
         shared = self.rewards.mean(1, keepdims=True)
         found = (self.rewards - shared) * (ANSWERS / (ANSWERS - 1))
         return np.where(np.abs(found) < ROUNDING, 0.0, found).flatten()
 
     @property
     def encoded(self) -> Encoded:
-        """The answers as examples whose mean loss has the slopes of `loss`, without those that say nothing;
-        one is always there. Equal answers to a question are one; what all of them begin with is no target, as
-        there their weights add up to 0."""
+        """The answers as examples whose mean loss has the slopes of `loss`. Answers that say nothing are left
+        out, but one stays. Equal answers to a question are one example. Their common beginning is no target,
+        since its weights add up to 0."""
         weights: dict[tuple[int, tuple[int, ...]], float] = {}
         for number, by in enumerate(self.above.tolist()):
             one = number // ANSWERS, tuple(self.answers[number].tokens)
@@ -113,14 +113,15 @@ class Drawn(NamedTuple):
 
 
 RIGHT = 1 - 1e-8
-"""Reward of an answer that passes: 1, but for the weights of a sum, which add up to it within 10^-9."""
+"""Minimum reward of an answer that passes. It is 1 less the rounding of a sum's weights, which add up to 1
+within 10^-9."""
 
 SAMPLED_AT = 1.0
-"""Temperature at which answers are drawn in a run whose manifest has 0: of equal ones nothing is learnt."""
+"""Temperature of drawn answers in a run whose manifest has 0. Equal answers would teach nothing."""
 
 
 def alike(drawn: Sequence[Drawn]) -> UserError:
-    """Return the error of a run in which no prompt has answers of unequal rewards, with advice."""
+    """Return the error, with advice, of a run in which no prompt has answers of unequal rewards."""
     rewards = np.concatenate([one.rewards for one in drawn])
     cut = sum(not answer.ended for one in drawn for answer in one.answers)
     count = rewards.size
@@ -149,14 +150,14 @@ class Rewards:
     """The objective of one trainer."""
 
     reading: tuple[int, int] | None = None
-    """None, as its rows need no reading."""
+    """None, because its rows need no reading."""
 
     def __init__(
         self, manifest: Manifest, loaded: LoadedModel, rows: Sequence[Row], secret: bytes = b""
     ) -> None:
         """`rows` are those that prompts are drawn from; `secret` as for `Shard`.
 
-        Raises UserError BAD_OPTION where the model has no positions for a prompt beside an answer.
+        Raises UserError BAD_OPTION if the model has no positions left for a prompt.
         """
         task = manifest.task
         self._task, self._loaded = task, loaded
@@ -195,8 +196,8 @@ class Rewards:
         batches: Sequence[Sequence[Question]],
         distance: float,
     ) -> list[Estimate]:
-        """Return slopes by the gradient of answers drawn once for each group, so that none is a `distance`
-        away; losses are 1 less the mean reward."""
+        """Return slopes from the gradient of answers that are drawn once for each group. No point is a
+        `distance` away, and losses are 1 less the mean reward."""
         found: list[Estimate] = []
         for first in range(0, len(seeds), self._together):
             one = self.gradient(space, subspace, seeds[first], batches[first])
@@ -205,7 +206,8 @@ class Rewards:
         return found
 
     def alphas(self, space: Subspace, found: Gradient, seeds: Sequence[int]) -> NDArray[np.float64]:
-        """Return what updates with these seeds, of a group or one alone, tell of this gradient, (n,)."""
+        """Return the slopes of this gradient for the updates with these seeds, of a group or one alone,
+        (n,)."""
         derivatives = found.cells.reshape(1, len(space.targets), *space.columns_of)
         slopes: NDArray[np.float64] = along(derivatives, np.array(seeds, np.uint64))[0]
         if self._group:
@@ -215,8 +217,8 @@ class Rewards:
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question], longest: float = math.inf
     ) -> Gradient:
-        """Return the gradient of 1 less the mean reward, by answers drawn at the weights as they are; cut as
-        a whole to a length at which another question moves it no farther than if each had `longest`."""
+        """Return the gradient of 1 less the mean reward, by answers drawn at the current weights. It is cut
+        as a whole, so that replacing one question changes it no more than if each question had `longest`."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)
         found = gradient(self._loaded, space, subspace, drawn.encoded)
@@ -224,8 +226,8 @@ class Rewards:
         return Gradient(found.cells * share, drawn.loss)
 
     def draw(self, questions: Sequence[Question], seed: int, perturb: Perturb | None = None) -> Drawn:
-        """Draw answers to a mini-batch's prompts, which follow from the seed and the weights, as they are or
-        as `perturb` moves them."""
+        """Draw answers to a mini-batch's prompts. They follow from the seed and the weights, which `perturb`
+        may move."""
         keys = token_keys(seed, len(questions) * ANSWERS).tolist()
         prompts = [question.prompt for question in questions for _ in range(ANSWERS)]
         asked = [AnswerRequest(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
@@ -236,7 +238,7 @@ class Rewards:
     def evaluate(
         self, held: Held, of: bytes = OWN, keep_going: KeepGoing = always, perturb: Perturb | None = None
     ) -> EvaluationOfRows:
-        """Measure the rewards of one answer to each row, of the likeliest tokens."""
+        """Measure the rewards of the likeliest answer to each row."""
         asked = [AnswerRequest(self._prompt(row)) for row in held.rows]
         found = self._rewards(held.rows, asked, self._likeliest, keep_going, perturb)
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
@@ -261,8 +263,7 @@ class Rewards:
         return self.evaluate(held, keep_going=keep_going)
 
     def losses_of(self, rows: Sequence[Row]) -> RowLosses:
-        """Return what measures 1 less the reward of one answer to each of these rows, of the likeliest
-        tokens."""
+        """Return a function that measures 1 less the reward of the likeliest answer to each of these rows."""
         asked = [AnswerRequest(self._prompt(row)) for row in rows]
 
         def measure(perturb: Perturb, keep_going: KeepGoing) -> NDArray[np.float64]:
@@ -271,8 +272,8 @@ class Rewards:
         return measure
 
     def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
-        """Return about `wanted` answers that are drawn at the weights as they are, to others of these rows
-        with every turn, as batches whose mean loss has the slopes of 1 less the mean reward."""
+        """Return about `wanted` answers, drawn at the current weights to other ones of these rows with every
+        turn. They are batches whose mean loss has the slopes of 1 less the mean reward."""
         each = BATCH_ROWS // ANSWERS
         count = max(wanted // ANSWERS, each * LEAST_BATCHES)
         some = [rows[(turn * count + n) % len(rows)] for n in range(count)]
@@ -280,7 +281,7 @@ class Rewards:
         return [part.encoded for part in self.draw(self.questions(some), seed).parts(each)]
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return what the model writes with what the verifier finds wrong in it, beside what it is compared
+        """Return the text that the model writes with the verifier's remark, the answers that it is compared
         with, and the rewards."""
         answers = (
             generate(self._loaded, [AnswerRequest(self._prompt(row)) for row in rows], self._likeliest) or []

@@ -1,8 +1,7 @@
-"""Answers of a model, with the weights that it has, to a few rows: for people who want to see what it has
-learnt.
+"""Answers of a model with its current weights to a few rows, for people who want to see what it has learnt.
 
-Rows with candidates are answered by the one with the highest score, as they are in an evaluation by the
-same prior; otherwise the model writes what follows. This module knows neither updates nor when somebody
+Rows with candidates are answered by the candidate with the highest score, less the same prior as in an
+evaluation. For other rows the model writes the answer. This module knows neither updates nor when somebody
 looks.
 """
 
@@ -20,13 +19,14 @@ from sfnode.tasks.prompts import ASSISTANT, Conversation, LabelledTexts, Prompt,
 from sfnode.tasks.templates import ASKING
 
 WRITTEN = 24
-"""Tokens that a model writes: a sentence, or a few seconds of a CPU."""
+"""Number of tokens that a model writes: a sentence, or a few seconds of a CPU."""
 
 BEGINNING = 12
-"""Words of a plain text after which it is to go on."""
+"""Number of words of a plain text that the model continues."""
 
 SHOWN, SHOWN_ANSWER = 400, 200
-"""Characters of a row and of an answer that are kept; of a longer row the end, which the answer follows."""
+"""Maximum characters of a row and of an answer that are shown. Of a longer row the end is, which the answer
+follows."""
 
 
 class Answered(NamedTuple):
@@ -34,15 +34,16 @@ class Answered(NamedTuple):
 
     text: str
     right: str
-    """The right answer, or how the text goes on."""
+    """Right answer, or the text's continuation."""
     said: str
-    """The model's answer; in a reward run with what is wrong in it, if more can be said than that it is."""
+    """The model's answer. In a reward run the verifier's remark follows, if it says more than that the answer
+    is wrong."""
     score: float
     """1 if the answer is right, else 0; in a reward run its reward."""
 
 
 class Preference(NamedTuple):
-    """The candidates for the answer to a row, and what a model makes of them."""
+    """The candidates for the answer to a row, and the model's preference among them."""
 
     names: tuple[str, ...]
     shares: tuple[float, ...]
@@ -50,14 +51,15 @@ class Preference(NamedTuple):
 
     @property
     def best(self) -> str:
-        """The likeliest one."""
+        """The likeliest candidate."""
         return max(zip(self.shares, self.names, strict=True), key=lambda one: one[0])[1]
 
 
 def answer(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
 ) -> list[Answered]:
-    """Return the model's answers to these rows, of which there are some; `prior` is subtracted from scores.
+    """Return the model's answers to these rows, of which there is at least one. `prior` is subtracted from
+    scores.
 
     Raises UserError DATA_MALFORMED for a row that does not fit the model.
     """
@@ -70,14 +72,15 @@ def answer(
 
 
 def chooses(task: Task) -> bool:
-    """Return whether the answer is one of several, rather than written."""
+    """Return whether answers are chosen from candidates, and not written."""
     return task.labelled or task.kind == "choice"
 
 
 def choices(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
 ) -> list[Preference]:
-    """Return what a model makes of each row's candidates, scores less the `prior`. Raises as `answer`."""
+    """Return the model's preferences among each row's candidates, by scores less the `prior`. Raises as
+    `answer`."""
     encoded = encode(task, loaded.tokenizer, rows, every_candidate=True)
     shares = encoded.scores(forward(encoded).log_probs, prior).double().softmax(1).tolist()  # (B, K)
     found = []
@@ -102,7 +105,7 @@ def _chosen(
 
 
 def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> tuple[str, str, str]:
-    """Return what people see of a row, the prompt, and what should follow."""
+    """Return the row as people see it, the prompt, and the right continuation."""
     if isinstance(text, Conversation):
         last = max(n for n, one in enumerate(text.messages) if n and one.role == ASSISTANT)
         before = text.messages[:last]
@@ -117,8 +120,8 @@ def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> 
 
 
 def shown(text: str, right: str, said: str, score: float | None = None, remark: str = "") -> Answered:
-    """Return a row and an answer as people are shown them, with a remark on it, if there is one; without a
-    score it is right if it is the right one."""
+    """Return a row and an answer as people see them, with a remark if there is one. Without a score an answer
+    is right if it equals the right one."""
     text = text.removesuffix(ASKING)
     text, right, said = text if len(text) <= SHOWN else f"…{text[1 - SHOWN :]}", right.strip(), said.strip()
     behind = f" ({_cut(remark)})" if remark else ""

@@ -1,11 +1,11 @@
 """Directions from seeds: the r x r coordinates of every target, and the core that is not yet in its weights.
-They lie between the bases U and V of a subspace: r directions on either side of every target (SPEC R7, R10,
-R12). Everything asks a `Basis` for its matrices and assumes nothing about where they come from.
+Directions are columns of the bases U and V of a subspace, r on either side of every target (SPEC R7, R10,
+R12). Everything asks a `Basis` for its matrices and assumes nothing about their origin.
 
-The bases of the epoch in use are kept as int8, all targets side by side, so that the directions of a step
-are two gathers whatever the number of targets. The part of the core that is not merged into the weights, the
-live core, is applied in activation space: it takes the first columns of every direction. This module knows
-seeds and bases; it knows neither models nor losses, and of the core only what it is given.
+The bases of the current epoch are kept as int8, all targets side by side. The directions of a step are then
+two gathers for any number of targets. The live core, which is not merged into the weights, is applied in
+activation space and takes the first columns of every direction. This module knows seeds and bases. It knows
+neither models nor losses, and only the core that it is given.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SUBSPACE = attrgetter("subspace")
 
 
 class ComputedBasis:
-    """Basis that everybody computes from counters, so that nothing has to be sent."""
+    """Basis that everybody computes from counters, so that nothing is sent."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class ComputedBasis:
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
     def largest(self, subspace: int, layer: int) -> int:
-        """Return the largest magnitude of an entry of this U times that of V: what bounds their products."""
+        """Return the largest product of magnitudes of an entry of U and one of V."""
         return self._largest
 
 
 class PublishedBasis:
-    """Basis of the `published` kind: from files of a folder that are named by their digests (SPEC R10)."""
+    """Basis of the `published` kind: files in a folder, named by their digests (SPEC R10)."""
 
     def __init__(self, folder: Path, manifest: Manifest, device: torch.device) -> None:
         self._folder = folder
@@ -80,14 +80,14 @@ class PublishedBasis:
         self._device = device
         self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(manifest.training.bases)),)
         self._read: dict[str, list[bases.Pair]] = {}
-        """The files that were read and found right, mapped into memory, by digest."""
+        """Files that were read and checked, mapped into memory, by digest."""
 
     def units(self, layer: int) -> tuple[float, float]:
-        """Return what `ComputedBasis.units` says."""
+        """Return the same as `ComputedBasis.units`."""
         return self._units[layer]
 
     def follow(self, published: Sequence[Bases]) -> None:
-        """Take the bases of subspaces from here from now on, ascending from subspace 0 (SPEC O9)."""
+        """Set the published bases of all subspaces from now on, ascending from subspace 0 (SPEC O9)."""
         self._published = tuple(published)
 
     def digest(self, subspace: int) -> str:
@@ -105,7 +105,7 @@ class PublishedBasis:
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
     def largest(self, subspace: int, layer: int) -> int:
-        """Return what `ComputedBasis.largest` says. Raises as `matrices`."""
+        """Return the same as `ComputedBasis.largest`. Raises as `matrices`."""
         return self._pairs(subspace)[layer].largest
 
     def _pairs(self, subspace: int) -> list[bases.Pair]:
@@ -134,8 +134,8 @@ def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: to
 
 
 def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
-    """Return the basis of the `features` kind, of a linear head: contrasts of classes, and random signs on
-    features of which the run knows scale and mean (SPEC R12)."""
+    """Return the basis of the `features` kind, of a linear head. U has contrasts of classes. V has random
+    signs on features, by their scale and mean in the run (SPEC R12)."""
     scales, means = np.array(numbers.scales_and_means(), np.int64).T
 
     def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -148,7 +148,7 @@ def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch
 
 
 def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> Basis:
-    """Return the bases of a run; published ones are in files of `folder`."""
+    """Return the bases of a run; `folder` holds the files of published ones."""
     targets, numbers = manifest.model.parsed_targets(), manifest.training
     if numbers.bases:
         return PublishedBasis(folder or Path(), manifest, device)
@@ -158,16 +158,17 @@ def basis_of(manifest: Manifest, folder: Path | None, device: torch.device) -> B
 
 
 CACHED_EPOCHS = 2
-"""The current epoch, and the one before it or the next: at rank 32 each is about 1 % of a bf16 model."""
+"""Number of epochs whose bases are cached: the current one, and the one before or after it. At rank 32 each
+takes about 1 % of a bf16 model."""
 
 
 Columns = tuple[Tensor, Tensor]
-"""The bases of one epoch, all targets side by side and one direction per row, both int8: (rows of a core, sum
-of out_features) and (columns of a core, sum of in_features)."""
+"""The bases of one epoch, int8, all targets side by side and one direction per row: (rows of a core, sum of
+out_features) and (columns of a core, sum of in_features)."""
 
 
 class Subspace:
-    """Turns seeds into directions, of the dtype of the layers' inputs."""
+    """Turns seeds into directions, in the dtype of the layers' inputs."""
 
     def __init__(
         self,
@@ -179,8 +180,8 @@ class Subspace:
         *,
         live_core: bool = False,
     ) -> None:
-        """`columns` of U and of V. Begin directions, if `live_core`, with as many as the narrower one has
-        that act on all rows of a batch: both sides of the live core (`set_live_core`)."""
+        """`columns` of U and of V. With `live_core` directions begin with both sides of a live core
+        (`set_live_core`): as many columns as the narrower of U and V, which act on all rows of a batch."""
         self.basis = basis
         self.targets = targets
         self.columns_of = columns
@@ -200,8 +201,8 @@ class Subspace:
         self._u, self._v = self._allocated(0, 0)
 
     def directions(self, seeds: Sequence[int], epoch: int) -> Directions:
-        """Return the directions of the updates with these seeds: per target s * u_i and v_j, in the basis's
-        unit.
+        """Return the directions of the updates with these seeds: s * u_i and v_j of each target, in the
+        basis's unit.
 
         They lie in memory that the next call overwrites.
         """
@@ -221,13 +222,13 @@ class Subspace:
         return Directions(u_parts, torch.split(self._v, self._in), live)
 
     def unit(self, layer: int) -> float:
-        """Return by how much a one in a target's core stands for in W, where entries of the bases are 1."""
+        """Return the change of W by a one in a target's core, where entries of the bases are 1."""
         of_u, of_v = self.units[layer]
         return of_u * of_v
 
     def whole(self, epoch: int) -> Directions:
-        """Return all columns of U and of V of an epoch in place of single directions, in their values, behind
-        those of the live core.
+        """Return all columns of U and of V of an epoch as directions, in their values, after those of the
+        live core.
 
         They lie in memory that the next call overwrites.
         """
@@ -241,16 +242,16 @@ class Subspace:
         return Directions(tuple(part.t() for part in u), v, live)
 
     def set_live_core(self, layer: int, u: Tensor, v: Tensor) -> None:
-        """Have all rows of every batch see W + u v^T for this target; u (out, k), v (in, k), with as many
+        """Make all rows of every batch see W + u v^T for this target; u (out, k), v (in, k), with as many
         columns as the narrower of U and V.
 
-        They are as they come: the bases' units are for the caller to put in.
+        They are used as they are: the caller multiplies them by the bases' units.
         """
         torch.split(self._u, self._out)[layer][:, : self.live] = u
         torch.split(self._v, self._in)[layer][:, : self.live] = v
 
     def move(self, device: torch.device) -> None:
-        """Move everything to another device; bases that were made ahead are made again."""
+        """Move everything to another device. Bases that were prepared are prepared again."""
         self.device = device
         self._u, self._v = self._u.to(device), self._v.to(device)
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
@@ -259,7 +260,7 @@ class Subspace:
             self._cache[epoch] = u.to(device), v.to(device)
 
     def columns(self, epoch: int) -> Columns:
-        """Return the bases of an epoch; the CACHED_EPOCHS that were used last are kept."""
+        """Return the bases of an epoch; the CACHED_EPOCHS last used are cached."""
         if epoch not in self._cache:
             while len(self._cache) >= CACHED_EPOCHS:
                 self._cache.popitem(last=False)
@@ -269,12 +270,12 @@ class Subspace:
         return self._cache[epoch]
 
     def expect(self, epoch: int, executor: Executor) -> None:
-        """Have the bases of an epoch made ahead: for a large model that takes longer than a step."""
+        """Prepare the bases of an epoch in advance: for a large model that takes longer than a step."""
         if epoch not in self._cache and epoch not in self._coming and self.basis.has(epoch):
             self._coming = {epoch: executor.submit(self._made, epoch)}
 
     def forget(self) -> None:
-        """Forget the bases that were made: they may be others now."""
+        """Clear the cached bases, because they may be others now."""
         self._cache.clear()
         self._coming.clear()
 
@@ -295,7 +296,7 @@ class Subspace:
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).
 
-        A CPU repeats ten times as fast as it indexes; an accelerator would wait for the repeated values.
+        A CPU repeats ten times as fast as it indexes. An accelerator would wait for the repeated values.
         """
         if self.device.type == "cpu":
             return torch.from_numpy(np.repeat(values, sizes, axis=1))

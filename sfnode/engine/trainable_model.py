@@ -1,7 +1,7 @@
 """A model with its core, trained without a network: applies updates and measures the next ones.
 
-Synchronous, and for one thread but for `mini_batches`. It knows nothing of peers: what comes through `apply`
-may be anybody's, and what `step` returns changes nothing here until it is applied. What else is asked of a
+Synchronous, and for one thread, except for `mini_batches`. It knows nothing of peers: updates given to
+`apply` may be anybody's, and results of `step` change nothing until they are applied. Other questions to a
 model are functions over it: `evaluation`, `line`, `probe`, `drift`, `making_bases`, `export`.
 """
 
@@ -38,14 +38,14 @@ from sfprotocol.fields import Values
 from sfprotocol.seeds import I64
 
 PREPARED_STEPS = 4
-"""Steps whose mini-batches are kept ready; those of steps that are never taken make room."""
+"""Number of steps whose mini-batches are prepared. Those of steps that are never taken make room."""
 
 Draw = Callable[[int], Any]
 """Encodes the mini-batch that a seed draws; called from several threads."""
 
 
 class MiniBatches:
-    """Draws and encodes mini-batches, ahead of time where a step was announced; any thread may call it."""
+    """Draws and encodes mini-batches, in advance if a step was announced. Any thread may call it."""
 
     def __init__(self, draw: Draw, executor: Executor, together: int = 1) -> None:
         """`together` consecutive seeds of a step share the mini-batch that the first of them draws."""
@@ -54,12 +54,12 @@ class MiniBatches:
         self._executor = executor
         self._lock = Lock()
         self._prepared: OrderedDict[int, Future[Any]] = OrderedDict()
-        """Mini-batches by the seeds that draw them: whoever takes a step may take it in pieces."""
+        """Mini-batches by the seeds that draw them, because a step may be taken in pieces."""
         self._largest = 0
-        """Mini-batches of the largest step that was prepared."""
+        """Number of mini-batches of the largest step that was prepared."""
 
     def prepare(self, seeds: Sequence[int]) -> None:
-        """Have the mini-batches of a coming step encoded meanwhile; returns at once."""
+        """Encode the mini-batches of a coming step in the background; return at once."""
         drawing = seeds[:: self._together]
         with self._lock:
             self._largest = max(self._largest, len(drawing))
@@ -69,7 +69,7 @@ class MiniBatches:
                 self._prepared.popitem(last=False)
 
     def take(self, seeds: Sequence[int]) -> list[Any]:
-        """Return the mini-batch of each seed, waiting for those that are being prepared."""
+        """Return the mini-batch of each seed; wait for those that are being prepared."""
         drawing = seeds[:: self._together]
         with self._lock:
             prepared = [self._prepared.pop(seed, None) for seed in drawing]
@@ -88,15 +88,15 @@ class StepResult(NamedTuple):
     """Outcome of one step."""
 
     scalars: tuple[Values, ...]
-    """One quantised directional derivative per seed; in a first-order run one for every cell."""
+    """One quantised directional derivative per seed; one for every cell in a first-order run."""
     loss: float
-    """Mean loss of the step's mini-batches, but for those whose measurement failed; NaN if all did."""
+    """Mean loss of the step's mini-batches, without failed measurements; NaN if all failed."""
     failed: int
-    """Measurements that gave no finite number; their scalars are 0."""
+    """Number of measurements without a finite result; their scalars are 0."""
 
 
 class TrainableModel:
-    """A base model, the updates so far, and the rows that new ones are measured on.
+    """A base model, its updates so far, and the rows on which new updates are measured.
 
     Use `load` to make one from a manifest, and `close` or a `with` block to end its threads.
     """
@@ -113,10 +113,10 @@ class TrainableModel:
         places: Places = NOWHERE,
         core: Core | None = None,
     ) -> None:
-        """`public`: the run's public training rows, if they were read already; `bases`: the folder with
+        """`public`: the run's public training rows, if they were read already. `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.mini_batches`),
-        and `noise` what is measured on them. `places` is where the run's data may be. `core` is
-        that of the trainer of which this one is a replica (`engine.trainer`)."""
+        and `noise` hides their measurements. `places`: where the run's data may be. `core`: that of the first
+        trainer, if this one is a replica (`engine.trainer`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -148,13 +148,13 @@ class TrainableModel:
             if manifest.task.is_rewarded
             else losses(manifest, loaded, rows, self.run_rows, self.priors, secret, noisy=noise is not None)
         )
-        """Says what updates measure, and evaluates models."""
+        """Measures updates and evaluates models."""
         self.of_base: dict[Hashable, Any] = {}
-        """Things that measurements keep of the base model, which does not change."""
+        """Measurements of the base model, which does not change."""
         self.judged: dict[int, NDArray[np.float64]] = {}
         """Gradients on validation rows by which updates were judged (`line.Slopes.added_to`)."""
         self.odds = self.objective.odds if rows else (0, 0)
-        """Rows that a mini-batch draws, and of how many."""
+        """Number of rows that a mini-batch draws, and of how many."""
         self.mini_batch: Callable[[int], Any] = self.objective.mini_batch
         """Encodes the mini-batch that a seed draws."""
         self.mini_batches = MiniBatches(self.mini_batch, self._ahead, numbers.batch_updates)
@@ -179,10 +179,10 @@ class TrainableModel:
     ) -> Self:
         """Load the base model and the training rows of a run.
 
-        `model_override` and `data_override` replace the manifest's sources (the manifest's limit on rows does
-        not apply to a node's own data, and `skip_bad_rows` to nothing else); `shard` (k, n) keeps every n-th
-        training row from row k on; without `training` no training rows are read and `step` must not be
-        called. `dtype` as for `models.loader.load`; `bases` is the folder with published bases; `secret`,
+        `model_override` and `data_override` replace the manifest's sources. The manifest's limit on rows does
+        not apply to a node's own data; `skip_bad_rows` applies to nothing else. `shard` (k, n) keeps every
+        n-th training row from row k on. Without `training` no training rows are read, and `step` must not be
+        called. `dtype` as for `models.loader.load`. `bases` is the folder with published bases. `secret`,
         `noise` and `places` as in the constructor. Raises UserError MODEL_*, DATA_* or DEVICE.
         """
         where = usable_device(device)
@@ -215,15 +215,14 @@ class TrainableModel:
         return self.manifest.training.epsilon_in(self.dtype)
 
     def begin(self, cores: Mapping[int, I64]) -> None:
-        """Begin with the cores of a checkpoint, in place of the updates that it stands for; before anything
-        else."""
+        """Begin with the cores of a checkpoint in place of its updates; before anything else."""
         self.weights.begin(cores)
 
     def use_bases(self, published: Sequence[Bases]) -> None:
-        """Take the published bases of each subspace from here from now on, ascending from subspace 0.
+        """Set the published bases of all subspaces from now on, ascending from subspace 0.
 
-        To be called again when some have come: until then steps go on without the updates in them, and
-        whatever needs the exact model raises UserError BASES_MISSING.
+        Call it again when more bases are stored. Until then steps continue without the updates in missing
+        bases, and operations that need the exact model raise UserError BASES_MISSING.
         """
         basis, subspaces = self._basis, self.core.touched()
         if isinstance(basis, PublishedBasis):
@@ -236,16 +235,16 @@ class TrainableModel:
     def apply(self, batch: UpdateBatch) -> None:
         """Add updates, own ones too: to the core at once and exactly, to the weights soon.
 
-        None of them may come twice. Updates with negated scalars subtract what was added.
+        No update may be added twice. Updates with negated scalars subtract earlier ones.
         """
         self.weights.add(batch)
 
     def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
-        """Measure one update per seed, labelled `epoch`, each on the mini-batch that its seed draws, or the
-        first one of its group: in a run with groups seeds are those of whole groups.
+        """Measure one update per seed, labelled `epoch`. Each is measured on the mini-batch that its seed
+        draws. In a run with groups seeds are those of whole groups, and the first seed of a group draws.
 
-        `rate` is that of the label, of which a first-order update takes unit and limit; None: the
-        manifest's. Raises as `estimate` and `gradients` do.
+        `rate` is that of the label: it gives a first-order update its unit and limit. None: the manifest's.
+        Raises as `estimate` and `gradients` do.
         """
         numbers = self.manifest.training
         if numbers.is_first_order:
@@ -272,7 +271,7 @@ class TrainableModel:
 
     def gradients(self, seeds: Sequence[int], epoch: int) -> list[Gradient]:
         """Return the gradient of each seed's mini-batch by all cells of the subspace of `epoch`, one after
-        another, as much as may be told of it.
+        another, clipped and with noise if the node has noise.
 
         Raises UserError OUT_OF_MEMORY, DATA_MALFORMED as `estimate`.
         """
@@ -285,7 +284,7 @@ class TrainableModel:
         return found
 
     def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
-        """Measure updates as `step` does, with exactly the updates applied that there are (SPEC U10).
+        """Measure updates as `step` does, with exactly the current updates applied (SPEC U10).
 
         Raises as `step` does, and BASES_MISSING.
         """
@@ -293,11 +292,11 @@ class TrainableModel:
         return self.step(seeds, epoch, rate)
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
-        """Return what the losses at `distance` along the directions of these seeds say, or a reward run's
-        gradients, of whole groups in a run that has them (`engine.estimator`).
+        """Return estimates from losses at `distance` along the directions of these seeds, or from a reward
+        run's gradients. In a run with groups seeds are those of whole groups (`engine.estimator`).
 
-        All targets move at once (SPEC U2). Raises UserError OUT_OF_MEMORY when an offloaded model finds no
-        room, DATA_MALFORMED for a row that does not fit.
+        All targets are perturbed at once (SPEC U2). Raises UserError OUT_OF_MEMORY when an offloaded model
+        finds no room, DATA_MALFORMED for a row that does not fit.
         """
         if len(seeds) % self.manifest.training.batch_updates:
             raise ValueError(f"{len(seeds)} seeds are not those of whole groups")
@@ -306,7 +305,7 @@ class TrainableModel:
         return self.objective.estimates(self.space, subspace, seeds, batches, distance)
 
     def _follow(self, epoch: int) -> int:
-        """Have the model ready for a step with this label, on its device; return its subspace."""
+        """Prepare the model on its device for a step with this label; return its subspace."""
         self.restore()
         subspace = self.run.subspace_of(epoch)
         self.weights.follow(subspace)
@@ -315,8 +314,8 @@ class TrainableModel:
         return subspace
 
     def offload(self) -> None:
-        """Move the model and its bases to main memory until they are needed again, which restores them by
-        itself, and give the device's memory back to the system: a pause leaves it to other programs."""
+        """Move the model and its bases to main memory, and return the device's memory to the system, so that
+        other programs have it during a pause. The next use restores them."""
         if not self._offloaded:
             self._offloaded = True
             self._move_away()
@@ -324,7 +323,7 @@ class TrainableModel:
     def restore(self) -> None:
         """Move the model back to its device, every bit as it was.
 
-        Raises UserError OUT_OF_MEMORY, and it stays offloaded, if there is no room for it.
+        Raises UserError OUT_OF_MEMORY if there is no room; the model then stays offloaded.
         """
         if self._offloaded:
             try:
@@ -343,14 +342,13 @@ class TrainableModel:
         self.space.move(device)
 
     def rebuild(self, newest: int | None = None) -> None:
-        """Have the model on its device, with the weights as of now. Raises as `restore`, and as
+        """Have the model on its device, with the current weights. Raises as `restore`, and as
         `MergedWeights.rebuild`, which takes `newest`."""
         self.restore()
         self.weights.rebuild(newest)
 
     def use_threads(self, count: int | None, most: int | None) -> None:
-        """Compute with `count` CPU threads from now on; None: with torch's usual number, or `most` if
-        less."""
+        """Compute with `count` CPU threads from now on. None: torch's usual number, or `most` if less."""
         torch.set_num_threads(count or min(THREADS, most or THREADS))
 
     def cores(self) -> dict[int, I64]:
@@ -359,12 +357,12 @@ class TrainableModel:
 
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
-    """Return the function that says by how much one unit of a subspace's core moves weights along u v^T, with
-    the bases' values (`Subspace.unit`).
+    """Return a function of a subspace: the change of weights along u v^T by one unit of its core, with the
+    bases' values (`Subspace.unit`).
 
-    In an open run, where every epoch has a subspace, that is its learning rate times scalar_delta. The rate
-    is rounded to float32, since the last bits of a cosine differ between machines. In an organised run the
-    rates are in the core already, in units of 2^-32 (SPEC O8).
+    In an open run, where every epoch has a subspace, it is the epoch's learning rate times scalar_delta. The
+    rate is rounded to float32, since the last bits of a cosine differ between machines. In an organised run
+    the core contains the rates already, in units of 2^-32 (SPEC O8).
     """
     numbers = manifest.training
     if manifest.parameters().organised:

@@ -1,13 +1,13 @@
-"""The trainer of a library and of a node: a model with its core, and what is asked of it as methods; and one
-with replicas on several devices of one machine that measure one step together (data parallelism).
+"""The trainer of a library and of a node: a model with its core, and questions to it as methods. Also a
+trainer with replicas on several devices of one machine, which measure one step together (data parallelism).
 
-A replica has weights and bases of its own; cores, rows and mini-batches are those of the first one, which
-also does everything that is not a step: evaluations, exports, searches. A step is cut into batches of
-consecutive seeds, each measured in one batched forward pass on one device, so that a scalar depends on its
-batch alone and not on who measured it. Updates are applied between two steps, when no device computes.
+A replica has its own weights and bases. Cores, rows and mini-batches are those of the first replica, which
+also does everything except steps: evaluations, exports, searches. A step is cut into batches of consecutive
+seeds. Each is measured in one batched forward pass on one device, so that a scalar depends on its batch and
+not on the device. Updates are applied between two steps, when no device computes.
 
-A device that fails computes nothing any more until the model has been offloaded for a pause; the others
-measure what it leaves, and go on. Without the first one there are no evaluations either: then a step raises.
+After a failure a device computes nothing until the model was offloaded for a pause. The others measure its
+share and continue. If the first device fails, there are no evaluations either, and a step raises.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ class Trainer(TrainableModel):
     export = export.export
 
     def like(self, manifest: Manifest, bases: Path | None) -> Trainer:
-        """Return a trainer on the same model and rows for a manifest with other numbers, or bases."""
+        """Return a trainer on the same model and rows for a manifest with other numbers or bases."""
         return Trainer(manifest, self.loaded, self.rows, bases=bases, places=self.run_rows.places)
 
 
 MEMORY = 8
-"""Batches over which the time of an update is averaged, about: mini-batches differ in length."""
+"""Approximate number of batches over which an update's time is averaged, since mini-batches differ in
+length."""
 
 FORGET = 256
 """Steps after which a device that is too slow to get a batch counts as twice as fast, so that it is tried
-again: one of two that is 50 times as slow in every 768th step, which costs less than 1 % of the time."""
+again. A device that is 50 times as slow as another is tried every 768th step, which costs less than 1 % of
+the time."""
 
 
 @dataclass(slots=True)
@@ -74,31 +76,33 @@ class Replica:
     """A device that takes part in steps. Any thread may read it."""
 
     name: str
-    """Name of the device, with a number where several have the same."""
+    """Name of the device, numbered if several have the same name."""
     trainer: Trainer
     thread: ThreadPoolExecutor | None
-    """The one thread that computes on it; None for the first one, on which the engine's thread does."""
+    """The one thread that computes on the device. None for the first device, on which the engine's thread
+    computes."""
     updates: int = 0
-    """Updates that it has measured."""
+    """Number of updates that it has measured."""
     nanoseconds: int = 0
-    """Time that an update takes, averaged; 0 before the first one."""
+    """Average time of an update, in nanoseconds; 0 before the first one."""
     idle: int = 0
-    """Steps since it had a batch."""
+    """Number of steps since its last batch."""
     fault: UserError | None = None
-    """Reason why it computes nothing now; the first one has none, without which nothing goes on."""
+    """Reason for which it computes nothing now. The first device has none, because nothing continues without
+    it."""
 
     @property
     def seconds(self) -> float | None:
-        """Time that an update takes; None before the first one."""
+        """Average time of an update, in seconds; None before the first one."""
         return self.nanoseconds / 1e9 or None
 
     def measure(
         self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
     ) -> dict[int, StepResult]:
-        """Measure batches of seeds, given by their numbers, one after another; return the results of those
-        that came before a fault of the device.
+        """Measure batches of seeds by number, one after another. Return the results up to a fault of the
+        device.
 
-        Raises what is not the device's fault, and any fault of the first device.
+        Raises errors that are not the device's fault, and any fault of the first device.
         """
         found = {}
         for number, seeds in batches.items():
@@ -115,7 +119,7 @@ class Replica:
         return found
 
     def _fail(self, error: Exception) -> None:
-        """Take the device out, if the error is its fault and others remain; else raise."""
+        """Take the device out if the error is its fault and others remain; raise otherwise."""
         fault = fault_of(self.name, error)
         if fault is None:
             raise error
@@ -127,14 +131,14 @@ class Replica:
 
 
 class ReplicatedTrainer(Trainer):
-    """A trainer whose steps are measured on several devices; itself the first of the replicas.
+    """A trainer whose steps are measured on several devices. It is the first of the replicas.
 
-    `load_on` makes one, or `spread` of one that is made.
+    `load_on` makes one; `spread` adds the replicas to one that is made.
     """
 
     devices: tuple[Replica, ...]
     _batch: int
-    """Seeds that are measured in one batched forward pass; those of whole groups."""
+    """Number of seeds that are measured in one batched forward pass, in whole groups."""
 
     @classmethod
     def load_on(cls, devices: Sequence[str], manifest: Manifest, *, batch: int, **options: Any) -> Self:
@@ -158,10 +162,10 @@ class ReplicatedTrainer(Trainer):
         bases: Path | None = None,
         noise: LocalNoise | None = None,
     ) -> None:
-        """Load the replicas of this trainer, which is on the first of these devices; once.
+        """Load the replicas of this trainer, which is on the first of these devices. Call it once.
 
-        `batch` seeds, those of whole groups, are measured in one batched forward pass. Raises UserError
-        MODEL_* or DEVICE.
+        `batch` seeds, in whole groups, are measured in one batched forward pass. Raises UserError MODEL_* or
+        DEVICE.
         """
 
         def replica(name: str, device: torch.device) -> Replica:
@@ -195,13 +199,13 @@ class ReplicatedTrainer(Trainer):
         self.weights.begin(cores, *(other.trainer.weights for other in self._others))
 
     def use_bases(self, published: Sequence[Bases]) -> None:
-        """Take the published bases, as `Trainer.use_bases`."""
+        """Set the published bases, as `Trainer.use_bases`."""
         super().use_bases(published)
         for other in self._others:
             other.trainer.use_bases(published)
 
     def apply(self, batch: UpdateBatch) -> None:
-        """Add updates, as `Trainer.apply`: to the core once, to the weights of each replica."""
+        """Add updates, as `Trainer.apply`: to the core once, and to the weights of each replica."""
         self.weights.add(batch, *(other.trainer.weights for other in self._others))
 
     def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
@@ -216,22 +220,21 @@ class ReplicatedTrainer(Trainer):
         return _joined([found[number] for number in batches])
 
     def cut(self, seeds: Sequence[int]) -> dict[int, Sequence[int]]:
-        """Return the batches of a step by number; a single device has nothing to divide."""
+        """Return the batches of a step by number. A single device has one batch."""
         size = self._batch if self._others else len(seeds)
         return {
             number: seeds[start : start + size] for number, start in enumerate(range(0, len(seeds), size))
         }
 
     def recompute(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
-        """Measure updates with exactly the updates applied that there are, as `Trainer.recompute`."""
+        """Measure updates with exactly the current updates applied, as `Trainer.recompute`."""
         for replica in self.devices:
             replica.trainer.restore()
             replica.trainer.weights.rebuild()
         return self.step(seeds, epoch, rate)
 
     def offload(self) -> None:
-        """Move all replicas to main memory, each until its next step; afterwards every device is tried
-        again."""
+        """Move all replicas to main memory until their next step. Afterwards every device is tried again."""
         super().offload()
         for other in self._others:
             try:
@@ -242,8 +245,8 @@ class ReplicatedTrainer(Trainer):
                 other.fault = None
 
     def use_threads(self, count: int | None, most: int | None) -> None:
-        """Compute with so many CPU threads in all, as `Trainer.use_threads`, shared by those replicas that
-        are on a CPU."""
+        """Compute with `count` CPU threads in all, as `Trainer.use_threads`. The replicas on a CPU share
+        them."""
         share = self.share(count or min(THREADS, most or THREADS))
         super().use_threads(share, None)
         for other in self._others:
@@ -251,16 +254,16 @@ class ReplicatedTrainer(Trainer):
                 other.thread.submit(torch.set_num_threads, share).result()
 
     def share(self, threads: int) -> int:
-        """Return the number of threads of each replica, if there are so many in all."""
+        """Return the number of threads of each replica, out of `threads` in all."""
         on_cpu = sum(replica.trainer.loaded.device.type == "cpu" for replica in self.devices)
         return max(1, threads // max(1, on_cpu))
 
     def _measured(
         self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
     ) -> dict[int, StepResult]:
-        """Measure batches on the devices that work; leave those out at which one has failed.
+        """Measure batches on the working devices; leave out those of a device that fails.
 
-        Returns when no device computes any more. Raises what is no device's fault.
+        Returns when no device computes any more. Raises errors that are no device's fault.
         """
         working = [replica for replica in self.devices if replica.fault is None]
         own, *shares = _shares(batches, working)
@@ -279,13 +282,14 @@ class ReplicatedTrainer(Trainer):
 
 
 def _make_current(device: torch.device) -> None:
-    """Make a GPU that of this thread: libraries for quantised weights launch their kernels there."""
+    """Make a GPU the current one of this thread: libraries for quantised weights launch their kernels
+    there."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def names(devices: Sequence[str]) -> list[str]:
-    """Return names for devices, of which no two are alike: those that are, with numbers from 1."""
+    """Return unique names for devices: equal names are numbered from 1."""
     return [
         f"{device} {devices[: number + 1].count(device)}" if devices.count(device) > 1 else device
         for number, device in enumerate(devices)
@@ -293,10 +297,10 @@ def names(devices: Sequence[str]) -> list[str]:
 
 
 def divide(batches: int, costs: Sequence[int]) -> list[int]:
-    """Return how many of so many equal batches each device takes, each of which costs it so much time; 0 if
-    that is unknown yet.
+    """Return how many of `batches` equal batches each device takes. `costs`: the time of a batch on each
+    device; 0 if it is unknown yet.
 
-    One after another goes to the device that is done with it first, of equals to the first one.
+    Each batch in turn goes to the device that would finish it first; the first one of equals.
     """
     usual = max(costs) or 1
     costs = [cost or usual for cost in costs]
@@ -310,7 +314,7 @@ def divide(batches: int, costs: Sequence[int]) -> list[int]:
 def _shares(
     batches: Mapping[int, Sequence[int]], working: Sequence[Replica]
 ) -> list[dict[int, Sequence[int]]]:
-    """Return the batches that each device measures: consecutive ones."""
+    """Return the batches that each device measures, which are consecutive."""
     counts = divide(len(batches), [one.nanoseconds >> one.idle // FORGET for one in working])
     for replica, count in zip(working, counts, strict=True):
         replica.idle = 0 if count else replica.idle + 1
@@ -328,8 +332,8 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
 
 
 def fault_of(name: str, error: Exception) -> UserError | None:
-    """Return what to say of a device on which a step or a question has failed so; None if that is not the
-    device's fault."""
+    """Return the error for a device on which a step or question has failed; None if the device is not at
+    fault."""
     if isinstance(error, UserError):
         return error if error.code is Code.OUT_OF_MEMORY else None
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):

@@ -1,7 +1,7 @@
-"""A trained model in use: asked about texts that nobody has answered, calibrated as an evaluation is.
+"""A trained model in use: it answers new texts, calibrated as in an evaluation.
 
-It is that of a trainer, or one that was exported: beside the weights lies what the run's task is and, where
-answers are compared less what a model is inclined to anyway, how much that is.
+The model is a trainer's or an exported one. An export has the run's task beside the weights, and the prior
+where answers are compared less it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from sfnode.tasks.encoding import Prior, prior_of
 from sfnode.tasks.prompts import Conversation, Prompt, render_row, unanswered
 
 ABOUT = "sfnode.json"
-"""File of an export with its task: `prior` in it is that of the exported weights."""
+"""File of an export with its task. `prior` in it is that of the exported weights."""
 
 TOKENS = 64
-"""Tokens of an answer that a model writes, unless told otherwise."""
+"""Default maximum tokens of a written answer."""
 
 
 class ModelInUse(NamedTuple):
-    """A model, and how it is asked."""
+    """A model, with the task by which it is asked."""
 
     loaded: LoadedModel
     task: Task
     prior: Prior | None
 
     def answers(self, rows: Sequence[Mapping[str, Any]], tokens: int = TOKENS) -> Iterator[Preference | str]:
-        """Yield the answer to each row, in their order: its candidates, or what the model writes in at most
-        so many tokens. `tasks.prompts.problem` finds nothing wrong with them, `unanswered`. Raises UserError
-        DATA_MALFORMED for a row that does not fit the model."""
+        """Yield the answer to each row, in their order: a preference among its candidates, or a text of at
+        most `tokens` tokens. The rows are without answers and have passed `tasks.prompts.problem`. Raises
+        UserError DATA_MALFORMED for a row that does not fit the model."""
         rows = [unanswered(self.task, row) for row in rows]
         for first in range(0, len(rows), EVALUATION_BATCH):
             some = rows[first : first + EVALUATION_BATCH]
@@ -57,12 +57,12 @@ class ModelInUse(NamedTuple):
 
 
 def most_tokens(loaded: LoadedModel, task: Task, wanted: int = TOKENS) -> int:
-    """Return how many tokens an answer has at most: half of what the model can read is left for the text."""
+    """Return the maximum tokens of an answer. Half of the model's positions are left for the text."""
     return min(wanted, task.answer_tokens or wanted, max(1, positions(loaded) // 2))
 
 
 def asked(task: Task) -> Task:
-    """Return the task of a row without its answer: where the answer is written, the text of the template."""
+    """Return the task of a row without its answer. If the answer is written, that is the template's text."""
     if chooses(task) or task.kind == "chat":
         return task
     return Task(kind="text", template=task.template, max_tokens=task.max_tokens)
@@ -77,14 +77,14 @@ def _prompt(loaded: LoadedModel, task: Task, row: Mapping[str, Any]) -> str:
 
 
 def of_trainer(model: TrainableModel) -> ModelInUse:
-    """Return a trainer's model as of now. Raises as `evaluation.prior`."""
+    """Return a trainer's current model. Raises as `evaluation.prior`."""
     model.rebuild()
     task = model.manifest.task
     return ModelInUse(model.loaded, task, prior(model) if task.less_prior else None)
 
 
 def of_export(folder: Path, device: str, dtype: str) -> ModelInUse:
-    """Load the model in a folder that was exported. Raises UserError MODEL_*, DEVICE and as `task_in`."""
+    """Load an exported model from its folder. Raises UserError MODEL_*, DEVICE and as `task_in`."""
     task = task_in(folder)
     loaded = loader.load_to_use(folder, task, usable_device(device), dtype)
     return ModelInUse(loaded, task, prior_of(task) if task.prior else None)
@@ -111,7 +111,7 @@ def task_in(folder: Path) -> Task:
 
 
 def about(model: TrainableModel) -> str:
-    """Return what an export says of its task, in JSON. Raises as `evaluation.prior`."""
+    """Return the task of an export and the prior of its model, in JSON. Raises as `evaluation.prior`."""
     task = model.manifest.task
     if task.less_prior:
         task = task.model_copy(update={"prior": calibration.for_manifest(prior(model))})
