@@ -1,7 +1,7 @@
 """Published bases as a file: U and V of every target as int8, named by a digest (SPEC R10).
 
-Knows targets and bytes. Where the numbers come from, which subspace they are of, and how the file gets to a
-machine is for others to know.
+Knows targets and bytes. Knows neither the origin of the numbers, nor their subspace, nor how a file gets to a
+machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sfnode.tasks.public_files import listed
 from sfprotocol.model_listing import Listing, encode, hash_bases
 
 FILE = "bases"
-"""Name of the one file in the listing of which the digest is the hash, whatever it is called on a disk."""
+"""Name of the one file in the listing whose hash is the digest, whatever its name on a disk."""
 
 SUFFIX = ".bases"
 
@@ -33,7 +33,7 @@ Columns = tuple[int, int]
 """Numbers of columns of U and of V, the same for all targets of a run."""
 
 LEAST = -127
-"""The least entry: -128 has no negative in 8 bits."""
+"""Smallest entry. -128 is excluded, because it has no negative in 8 bits."""
 
 
 class Pair(NamedTuple):
@@ -46,17 +46,17 @@ class Pair(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """The largest magnitude of an entry of U times that of V."""
+        """Largest product of magnitudes of an entry of U and one of V."""
         return _largest(self.u) * _largest(self.v)
 
 
 def path_in(folder: Path, digest: str) -> Path:
-    """Return where a folder has the bases with this digest (hex), if it has them."""
+    """Return the path of the bases with this digest (hex) in a folder; None if they are missing."""
     return folder / f"{digest}{SUFFIX}"
 
 
 def remove(folder: Path, digest: str) -> None:
-    """Remove bases that nobody needs any more, and what has come of them from peers. Raises OSError."""
+    """Remove bases that nobody needs any more, with their partial downloads. Raises OSError."""
     path_in(folder, digest).unlink(missing_ok=True)
     shutil.rmtree(path_in(folder, digest).with_suffix(".partial"), ignore_errors=True)
 
@@ -81,7 +81,7 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing, targets: Sequence[Target], columns: Columns) -> bool:
-    """Return whether this can be the listing of bases for these targets."""
+    """Return whether a listing can be that of bases for these targets."""
     return [(file.name, file.size) for file in listing.files] == [(FILE, size_of(targets, columns))]
 
 
@@ -110,7 +110,7 @@ def write(folder: Path, pairs: Sequence[tuple[I8, I8]]) -> str:
 
 
 def read(file: Path, targets: Sequence[Target], columns: Columns, digest: str) -> list[Pair]:
-    """Return the bases of each target, once size, digest and range of the file are found right.
+    """Return the bases of each target, after checking size, digest and range of the file.
 
     The arrays are the file mapped into memory. Raises UserError BASES_MISSING, BASES_UNUSABLE.
     """
@@ -137,7 +137,7 @@ def read(file: Path, targets: Sequence[Target], columns: Columns, digest: str) -
 
 
 def keep(file: Path, folder: Path, targets: Sequence[Target], columns: Columns) -> str:
-    """Copy a file with bases for these targets to a folder, if that lacks it; return its digest in hex.
+    """Copy a file with bases for these targets to a folder, unless it is there; return its digest in hex.
 
     Raises UserError as `read`, OSError.
     """
@@ -150,7 +150,7 @@ def keep(file: Path, folder: Path, targets: Sequence[Target], columns: Columns) 
 
 
 def missing(what: str) -> UserError:
-    """Return the error for bases that are not on this machine."""
+    """Return the error for bases that are missing on this machine."""
     return UserError(
         Code.BASES_MISSING,
         what,
@@ -164,7 +164,7 @@ def _largest(side: I8) -> int:
 
 
 def unusable(where: str, what: str) -> UserError:
-    """Return the error for what is named as bases and is none for a run."""
+    """Return the error for a file that cannot be a run's bases."""
     return UserError(
         Code.BASES_UNUSABLE,
         f"these are not bases for this run: {where} {what}",

@@ -1,10 +1,10 @@
 """Cuts of a model in two: a part below, which no training changes, and the part that is trained.
 
-What passes the cut is computed once for each text (`kept_states`), and the trained part is then run from it.
-There are two kinds of cuts: before a linear head, where a text is one row of numbers and the head is all that
-is left, and between two of the model's blocks, where it is a row for each token. There the model's own code
-goes on making positions, masks and rotary tables; the blocks below the cut alone are passed over. Whether
-that leaves all the rest as it was is tried once, on the model itself: no list of architectures.
+The states at the cut are computed once for each text (`kept_states`), and the trained part runs from them.
+There are two kinds of cuts. Before a linear head a text is one row of numbers, and only the head remains.
+Between two of the model's blocks a text is a row for each token. There the model's own code still makes
+positions, masks and rotary tables; only the blocks below the cut are skipped. A trial on the model itself
+shows whether the rest computes the same: there is no list of architectures.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ HEADS = ("score", "classifier", "classifier.out_proj")
 """Names of the layers whose outputs are the logits of transformers' classifiers."""
 
 TRIED = (2, 6)
-"""Sequences and tokens of the batch that a cut is tried on."""
+"""Sequences and tokens of a cut's trial batch."""
 
 TOLERANCE = 1e-3
-"""Difference that rounding may make to an output of a layer, relative to the largest one."""
+"""Maximum difference by rounding in a layer's output, relative to the largest output."""
 
 Run = Callable[[], Tensor]
 """Runs the whole model on some texts, and returns its outputs."""
@@ -35,37 +35,39 @@ class Head:
     """The cut before a linear head whose outputs are the model's."""
 
     name = "head-by-mask"
-    """Name that tells it from the other cuts of a model; fit for a file's."""
+    """Name of this cut among those of a model; fit for a file's name."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self.features: int = module.in_features
 
     def rows(self, tokens: int) -> int:
-        """Return how many rows of features a text of so many tokens is at the cut."""
+        """Return the number of rows of features at the cut of a text of `tokens` tokens."""
         return 1
 
     def states(self, run: Run) -> Tensor:
-        """Return what passes the cut, (texts, rows, features), when `run` runs the model, and no more of it
-        than need be."""
+        """Return the states at the cut, (texts, rows, features), when `run` runs the model. Runs as little of
+        the model as possible."""
         with instead({self._module: lambda hidden: hidden}):
             return run()[:, None]  # (texts, features)
 
     def outputs(self, states: Tensor, run: Run) -> Tensor:
-        """Return what `run` returns, with these states, (texts, rows, features), at the cut and nothing
-        computed below it, and with whatever perturbation is being applied."""
+        """Return the outputs of `run` from these states at the cut, (texts, rows, features). Nothing below
+        the cut is computed, and the current perturbation applies."""
         found: Tensor = self._module(states[:, 0])
         return found
 
 
 class Blocks:
-    """The cut behind the first of a model's blocks."""
+    """The cut after the first of a model's blocks."""
 
     def __init__(self, below: Sequence[nn.Module], output: Any) -> None:
-        """`output`: what the last of them returns, for a batch (texts, rows)."""
+        """`below`: the blocks below the cut; `output`: that of the last of them, for a batch (texts,
+        rows)."""
         self._below = below
         self._tuple = len(output) if isinstance(output, tuple) else 0
-        """Parts of what a block returns, in releases and families that return more than the states."""
+        """Length of the tuple that a block returns; 0 if it returns only the states, as depends on release
+        and family."""
         self.name = f"block{len(below)}"
         self.features = hidden(output).shape[-1]
 
@@ -105,10 +107,10 @@ class _Passed(Exception):  # noqa: N818 (no error: ends a pass of which the rest
 
 
 def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.device) -> ModelCut | None:
-    """Return the highest cut below all targets of a model on `device`, or None where there is none.
+    """Return the highest cut below all targets of a model on `device`; None if there is none.
 
-    There is none where the first block is trained or what enters it is: embeddings, and a head that is tied
-    to them. Nor where the model has no row of blocks, or does otherwise behind a cut than without it.
+    There is none if the first block or its input is trained: embeddings, and a head that is tied to them.
+    There is none either if the model has no row of blocks, or computes something else after a cut.
     """
     if _is_head(model, sites):
         return Head(sites[0].module)
@@ -124,7 +126,7 @@ def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.de
 
 
 def _is_head(model: PretrainedModel, sites: Sequence[TargetSite]) -> bool:
-    """Return whether a classifier's linear head is all that is trained."""
+    """Return whether only a classifier's linear head is trained."""
     if model.get_output_embeddings() is not None or len(sites) != 1:
         return False
     return sites[0].target.name.removesuffix(".weight") in HEADS and sites[0].form is Form.LINEAR
@@ -133,8 +135,8 @@ def _is_head(model: PretrainedModel, sites: Sequence[TargetSite]) -> bool:
 def _tried(
     model: PretrainedModel, blocks: list[nn.Module], trained: set[nn.Module], device: torch.device
 ) -> ModelCut | None:
-    """Return the cut behind the last block that is done before the first call of a trained layer, if a pass
-    that begins there computes what the whole pass does."""
+    """Return the cut after the last block that ends before the first trained layer is called. None if a pass
+    from there does not compute the same as the whole pass."""
 
     def run(first: int = 0) -> Tensor:
         return _outputs(model, device, first)
@@ -159,8 +161,7 @@ def _tried(
 
 
 def _calls(model: PretrainedModel, run: Run) -> Iterable[tuple[nn.Module, Any]]:
-    """Run a model; return each module that was called with its output, in the order in which they were
-    done."""
+    """Run a model; return each called module with its output, in the order in which they ended."""
     calls: list[tuple[nn.Module, Any]] = []
     handles = [
         module.register_forward_hook(lambda called, _, output: calls.append((called, output)))
@@ -175,7 +176,7 @@ def _calls(model: PretrainedModel, run: Run) -> Iterable[tuple[nn.Module, Any]]:
 
 
 def _outputs(model: PretrainedModel, device: torch.device, first: int) -> Tensor:
-    """Return a model's outputs for a batch without padding: tokens from `first` on."""
+    """Return a model's outputs for a batch without padding, with tokens from `first` on."""
     known = len(model.get_input_embeddings().weight)
     tokens = ((torch.arange(TRIED[0] * TRIED[1], device=device) + first) % known).view(TRIED)
     writes = model.get_output_embeddings() is not None
@@ -185,7 +186,7 @@ def _outputs(model: PretrainedModel, device: torch.device, first: int) -> Tensor
 
 
 def _same(whole: Sequence[tuple[nn.Module, Any]], short: Sequence[tuple[nn.Module, Any]]) -> bool:
-    """Return whether the same modules were called, with the same outputs but for rounding."""
+    """Return whether the same modules were called, with the same outputs except for rounding."""
     if [module for module, _ in whole] != [module for module, _ in short]:
         return False
     pairs = zip((output for _, output in whole), (output for _, output in short), strict=True)
@@ -199,14 +200,14 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def hidden(output: Any) -> Tensor:
-    """Return the states among what a block returns."""
+    """Return the states in a block's output."""
     found: Tensor = output[0] if isinstance(output, tuple) else output
     return found
 
 
 @contextmanager
 def instead(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Let calls of modules come to these functions within the block."""
+    """Call these functions in the place of modules within the block."""
     own = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward

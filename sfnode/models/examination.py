@@ -1,8 +1,8 @@
-"""Finds out in a process of its own what transformers makes of a model that came from strangers.
+"""Finds out in a separate process what transformers makes of a stranger's model.
 
-A configuration and a tokenizer are small files that make large things: layers without end, tables of any
-size, rules that are applied to rules. `examination_process` reads them as a node would, within bounds on time
-and memory. What was found sound is remembered by what the files say, so that it is examined once.
+A configuration and a tokenizer are small files that can make large things: layers without end, tables of any
+size, rules applied to rules. `examination_process` reads them as a node would, within bounds on time and
+memory. A sound model is remembered by the content of its files, so that it is examined once.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from sfnode.errors import Code, UserError
 from sfnode.models import files
 
 SECONDS = 120.0
-"""Processor time of an examination: several times what the largest models take on a slow machine."""
+"""Maximum processor time of an examination, in seconds: several times what the largest models take on a slow
+machine."""
 
 MEMORY = 3 << 30
-"""Bytes of memory of its process: a tenth for libraries, and several times what the largest models take."""
+"""Maximum memory of its process, in bytes. Libraries take a tenth, and the largest models a small part."""
 
 IDLE = 20.0
-"""Seconds after which the process ends; others that are examined with it follow sooner."""
+"""Seconds without a request after which the process ends. Models that are examined together follow sooner."""
 
 LIBRARIES = ("torch", "transformers", "tokenizers")
-"""Packages that read models beside this one: with others of them a model is examined anew."""
+"""Packages that read models, beside this one. With other versions a model is examined again."""
 
 
 class ModelPart(StrEnum):
-    """The part of a model that is examined, and what is to be made of it."""
+    """The part of a model that is examined, and the class that is made of it."""
 
     TOKENIZER = "tokenizer"
     LANGUAGE_MODEL = "language model"
     CLASSIFIER = "classifier"
     SHAPE = "shape"
-    """Whatever the configuration is for, with any weights."""
+    """The configuration for any class, with or without weights."""
 
 
 def part_of(labels: int) -> ModelPart:
-    """Return the part that a task with so many labels needs; without any, a language model."""
+    """Return the part that a task with this many labels needs; without labels, a language model."""
     return ModelPart.CLASSIFIER if labels else ModelPart.LANGUAGE_MODEL
 
 
@@ -53,9 +54,9 @@ _readable: dict[str, int] = {}
 
 
 def require_sound(folder: Path, part: ModelPart) -> None:
-    """Raise UserError MODEL_UNSAFE if to read this part of a model breaks a bound, MODEL_* if it is unsound.
+    """Raise UserError MODEL_UNSAFE if reading this part of a model exceeds a bound, MODEL_* if it is unsound.
 
-    What came with the package is not examined.
+    Models of the package are not examined.
     """
     if folder.parent == files.EMBEDDED:
         return
@@ -76,10 +77,10 @@ def require_sound(folder: Path, part: ModelPart) -> None:
 
 
 def readable(folder: Path, part: ModelPart, most: int) -> int:
-    """Return how many tokens a model can read, `most` at most; `most` where it cannot be tried within the
-    bounds. Raises UserError MODEL_* for one that is unsound.
+    """Return the number of tokens that a model can read, up to `most`; `most` if it cannot be tried within
+    the bounds. Raises UserError MODEL_* for an unsound model.
 
-    What came with the package is not tried.
+    Models of the package are not tried.
     """
     if folder.parent == files.EMBEDDED:
         return most
@@ -90,7 +91,7 @@ def readable(folder: Path, part: ModelPart, most: int) -> int:
 
 
 def _ask(folder: Path, part: ModelPart, tokens: int = 0) -> dict[str, Any]:
-    """Return the reply of the process, or raise the UserError that it is."""
+    """Return the reply of the process, or raise it if it is a UserError."""
     reply = _process.ask({"folder": str(folder), "part": part, "tokens": tokens})
     if "error" in reply:
         code, what, fix = reply["error"]
@@ -99,7 +100,7 @@ def _ask(folder: Path, part: ModelPart, tokens: int = 0) -> dict[str, Any]:
 
 
 def _name(folder: Path, part: ModelPart) -> str:
-    """Return a hash of what the files of a model say but for the weights' numbers, and of who reads it."""
+    """Return a hash of a model's files without the weights' numbers, and of the versions that read them."""
     state = hashlib.blake2b(repr((part, __version__, *map(version, LIBRARIES))).encode(), digest_size=32)
     for name in (files.CONFIG, files.GENERATION, *files.TOKENIZER_FILES):
         if (folder / name).is_file():

@@ -13,13 +13,13 @@ from sfnode.models.examination import ModelPart
 from sfnode.models.targets import PretrainedModel
 
 SPARE = 1 << 26
-"""Numbers that a model may have besides one for each byte of its files: tables of positions, which are not
-stored, and a head that the files lack."""
+"""Maximum numbers of a model beyond one for each byte of its files: tables of positions, which are not
+stored, and a missing head."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a part of the model in a folder. The reply is empty, or the error with which it cannot be read; or
-    how many `tokens` of so many it can read."""
+    """Read a part of the model in a folder. The reply is empty, or the error of reading it, or the number of
+    `tokens` that it can read."""
     folder, part = Path(request["folder"]), ModelPart(request["part"])
     try:
         if request["tokens"]:
@@ -47,7 +47,7 @@ def _labels(part: ModelPart) -> int:
 
 
 def _check_size(folder: Path, model: PretrainedModel) -> None:
-    """Refuse a model much larger than its files: what they lack would be made up, in memory."""
+    """Refuse a model much larger than its files: missing tensors would be made up, in memory."""
     made = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
     stored = files.weight_bytes(folder)
     if made > stored + SPARE:

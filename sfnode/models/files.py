@@ -64,10 +64,10 @@ TOKENIZER_FILES = (
 """Everything that may change how text becomes tokens, in any kind of tokenizer, in the order of hashing."""
 
 DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, GENERATION, *TOKENIZER_FILES)
-"""Patterns of what is downloaded from the hub: no pickles and no code."""
+"""Patterns of files to download from the hub: no pickles and no code."""
 
 ADAPTER = "adapter_config.json"
-"""File of an adapter, which transformers would silently load on top of the weights that the digest covers."""
+"""File of an adapter. transformers would silently load it on top of the weights that the digest covers."""
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
@@ -84,14 +84,15 @@ OTHER_FORMS = {
     "*.h5": ("is in the form of TensorFlow", "Name a copy of the model in safetensors."),
     "*.msgpack": ("is in the form of JAX", "Name a copy of the model in safetensors."),
 }
-"""Forms of models that are none to start from, by patterns of files: what is wrong, and what to do."""
+"""Forms of models from which no run can start, by patterns of files, with the fault and advice."""
 
 MAX_HEADERS = 32 << 20
-"""Bytes of the headers of all safetensors files of a model, and of their index: those of 200,000 tensors.
-Read, they take ten times as much, and twenty times if somebody means ill."""
+"""Maximum size of the headers of all safetensors files of a model, and of their index, in bytes: those of
+200,000 tensors. In memory they take ten times as much, and twenty times in a hostile file."""
 
 MAX_SETTINGS = 8 << 20
-"""Bytes of a file with settings, which are read as JSON too: five times what the largest have."""
+"""Maximum size of a file with settings, in bytes: five times that of the largest. They are read as JSON,
+too."""
 
 MOST_BYTES = {
     CONFIG: MAX_SETTINGS,
@@ -102,13 +103,13 @@ MOST_BYTES = {
     "special_tokens_map.json": MAX_SETTINGS,
     "tokenizer_config.json": MAX_SETTINGS,
 }
-"""Most bytes of files that give the weights a meaning; of others, as the hub's."""
+"""Maximum size of files that give the weights a meaning, in bytes. Other files have the hub's limit."""
 
 ABOUT_THE_LIBRARY = ("transformers_version", "_name_or_path")
-"""Keys of config.json with which whoever saves a model says how."""
+"""Keys of config.json about the library that has saved the model."""
 
 HASH_CHUNK = 16 << 20
-"""Bytes hashed at a time, so that a file never has to be resident as a whole."""
+"""Bytes hashed at a time, so that a file is never in memory as a whole."""
 
 
 class StoredTensor(NamedTuple):
@@ -124,31 +125,31 @@ class StoredTensor(NamedTuple):
 
 
 def cache() -> Path:
-    """Return the folder of what sfnode keeps to save time, and makes again where it is lost."""
+    """Return the folder of sfnode's caches. They save time, and a lost one is made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or CACHE).expanduser() / "sfnode"
 
 
 def located(source: str, revision: str = "") -> Path:
-    """Return the folder of a base model that the owner of this machine names: as a folder, or as `resolve`
-    finds it. Raises UserError as `resolve`."""
+    """Return the folder of a base model as this machine's owner names it: a folder, or a source as for
+    `resolve`. Raises UserError as `resolve`."""
     if Path(source).expanduser().is_file():
         raise _no_weights(Path(source).expanduser())
     return resolve(source, revision, named_folder(source))
 
 
 def named_folder(source: str) -> Path | None:
-    """Return the folder that the owner of this machine names as a base model; None if it is none."""
+    """Return the folder that this machine's owner names as a base model; None if the name is no folder."""
     folder = Path(source).expanduser()
     return folder.resolve() if source and folder.is_dir() else None
 
 
 def resolve(source: str, revision: str, override: Path | None) -> Path:
-    """Return the local folder of the base model that a manifest names, downloading it if need be.
+    """Return the local folder of the base model that a manifest names, downloading it if necessary.
 
-    `override` is the folder that the owner of this machine has named, or that came from peers; its digest is
-    checked by whoever loads it. The source comes from others: without an override it is a name in this
-    package or on the hub, and no place here. Raises UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder
-    that holds its weights as pickles only.
+    `override` is a folder that this machine's owner has named, or that came from peers; the caller checks its
+    digest. The source comes from others: without an override it is a name in this package or on the hub, and
+    no path on this machine. Raises UserError MODEL_NOT_FOUND, or MODEL_UNSAFE for a folder whose weights are
+    pickles only.
     """
     if override is not None:
         folder = override
@@ -175,13 +176,13 @@ def resolve(source: str, revision: str, override: Path | None) -> Path:
 
 
 def most_bytes(name: str) -> int:
-    """Return how large a file other than weights may be, by its name."""
+    """Return the maximum size of a file other than weights, by its name."""
     return MOST_BYTES.get(name, hub.MAX_OTHER_FILE)
 
 
 def _check_sizes(folder: Path) -> None:
-    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and are larger than any model's, and
-    MODEL_NOT_FOUND for one that may not be read."""
+    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and exceed their maximum size. Raise
+    MODEL_NOT_FOUND for an unreadable file."""
     for name in (CONFIG, GENERATION, INDEX, *TOKENIZER_FILES):
         try:
             with (folder / name).open("rb") as file:
@@ -223,9 +224,9 @@ def covered(folder: Path) -> list[Path]:
 def digest(folder: Path) -> str:
     """Return BLAKE2b-256, in hex, over a base model's tensors and the files that give them meaning.
 
-    Tensors come sorted by name, each as a JSON line `[name, dtype, shape, size]` and its raw bytes, whichever
-    file they are in: splitting a model into other shards changes nothing. Then come config.json and the
-    tokenizer's files that are present, each as a JSON line `[name, size]` and its bytes.
+    Tensors are sorted by name. Each is a JSON line `[name, dtype, shape, size]` and its raw bytes, in
+    whichever file they are: other shards give the same digest. Then follow config.json and the tokenizer's
+    files that exist, each as a JSON line `[name, size]` and its bytes.
     """
     state = hashlib.blake2b(digest_size=32)
     tensors = stored_tensors(folder)
@@ -243,7 +244,7 @@ def digest(folder: Path) -> str:
 def check_digest(folder: Path, wanted: str) -> None:
     """Raise UserError MODEL_DIGEST unless a base model has this digest, or as `digest` does.
 
-    All of it is read once in a process, as long as its files stay as they are.
+    It is read once in a process, unless its files change.
     """
     files = ((file, file.stat()) for file in covered(folder))
     _check_digest(folder, wanted, tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in files))
@@ -270,9 +271,9 @@ def weight_bytes(folder: Path) -> int:
 
 
 def difference(one: Path, other: Path) -> str | None:
-    """Return in what two base models differ of all that their outputs depend on; None if in nothing.
+    """Return the difference between two base models in what their outputs depend on; None if there is none.
 
-    What a library writes about itself into config.json says nothing of a model. Raises UserError MODEL_*.
+    Keys of config.json about the library do not count. Raises UserError MODEL_*.
     """
     tensors = [stored_tensors(folder) for folder in (one, other)]
     names = sorted({*tensors[0], *tensors[1]})
@@ -320,7 +321,7 @@ def _line(fields: list[Any]) -> bytes:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of a base model by name. Raises UserError MODEL_* when they are not all there."""
+    """Return all tensors of a base model by name. Raises UserError MODEL_* if some are missing."""
     tensors: dict[str, StoredTensor] = {}
     room = MAX_HEADERS
     for file in weight_files(folder):
@@ -334,8 +335,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _header(file: Path, room: int) -> tuple[Any, int]:
-    """Return the header of one file, and where the data begin that it points to: 8 bytes of its length, then
-    it follows as JSON of at most `room` bytes."""
+    """Return the header of one file, and the position where its data begin. A header is 8 bytes of length,
+    then JSON of at most `room` bytes."""
     try:
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
@@ -347,7 +348,7 @@ def _header(file: Path, room: int) -> tuple[Any, int]:
 
 
 def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors that the header of a file names, whose data begin at `begin`."""
+    """Yield the tensors in the header of a file whose data begin at `begin`."""
     try:
         total = file.stat().st_size
         header.pop("__metadata__", None)
@@ -358,8 +359,7 @@ def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTens
 
 
 def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> StoredTensor:
-    """Return the place that a header's entry gives; offsets count from `begin`, the file has `total`
-    bytes."""
+    """Return the place of a header's entry. Offsets count from `begin`, and the file has `total` bytes."""
     start, stop = entry["data_offsets"]
     if not 0 <= start <= stop <= total - begin:
         raise ValueError("a tensor reaches past the end of the file")
@@ -377,7 +377,8 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _shard(folder: Path, name: str) -> Path:
-    """Return a file that the index names. transformers would follow a path out of the folder."""
+    """Return a file that the index names, if it is in the folder. transformers would follow a path out of
+    it."""
     if Path(name).name != name or not name.endswith(SAFETENSORS):
         raise ValueError(f"{name} is not the name of a safetensors file beside it")
     if not (folder / name).is_file():
@@ -386,7 +387,7 @@ def _shard(folder: Path, name: str) -> Path:
 
 
 def _download(source: str, revision: str) -> Path:
-    """Return the folder of a model from the hub, or from its cache when the hub is unreachable.
+    """Return the folder of a model from the hub, or from its cache if the hub is unreachable.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_TOO_LARGE or DISK_FULL.
     """
@@ -436,7 +437,7 @@ def _no_weights(folder: Path) -> UserError:
 
 
 def broken(file: Path, kind: str, reason: Exception | str) -> UserError:
-    """Return the error for a model's file that cannot be read, or not as what it should be."""
+    """Return the error for a model's file that cannot be read, or has another content than its name says."""
     if isinstance(reason, OSError):
         return UserError(
             Code.MODEL_NOT_FOUND,
@@ -449,7 +450,7 @@ def broken(file: Path, kind: str, reason: Exception | str) -> UserError:
 
 
 def licence_of(base: Path) -> str | None:
-    """Return the licence that the base model's card names, if that is there."""
+    """Return the licence in the base model's card; None without one."""
     try:
         card = (base / "README.md").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -469,7 +470,7 @@ def list_model(folder: Path) -> bytes:
 
 
 def listing_hash(folder: Path) -> str:
-    """Return the hash of a model's listing in hex, as a manifest has it; "" if it cannot be listed."""
+    """Return the hash of a model's listing in hex, as in a manifest; "" if it cannot be listed."""
     try:
         return hash_listing(list_model(folder)).hex()
     except RemoteProtocolError:  # a shard with an odd name, or more terabytes than a listing holds
@@ -477,8 +478,8 @@ def listing_hash(folder: Path) -> str:
 
 
 def require_safe(listing: Listing) -> None:
-    """Raise RemoteProtocolError for a listing with a file that no base model needs, or none that large (SPEC
-    B5)."""
+    """Raise RemoteProtocolError for a listing with a file that no base model needs, or with one that is too
+    large (SPEC B5)."""
     for file in listing.files:
         if file.name.endswith(SAFETENSORS):
             continue
@@ -489,13 +490,13 @@ def require_safe(listing: Listing) -> None:
 
 
 def read_piece(folder: Path, piece: Piece, offset: int, length: int) -> bytes:
-    """Return at most `length` bytes of a piece from `offset` in it on. Raises OSError."""
+    """Return at most `length` bytes of a piece from `offset` in the piece on. Raises OSError."""
     with (folder / piece.name).open("rb") as file:
         return os.pread(file.fileno(), max(0, min(length, piece.size - offset)), piece.offset + offset)
 
 
 def write_piece(folder: Path, piece: Piece, data: bytes) -> None:
-    """Write a piece to its place. Raises OSError."""
+    """Write a piece to its place in its file. Raises OSError."""
     descriptor = os.open(folder / piece.name, os.O_WRONLY | os.O_CREAT, 0o644)
     try:
         os.pwrite(descriptor, data, piece.offset)
@@ -504,9 +505,9 @@ def write_piece(folder: Path, piece: Piece, data: bytes) -> None:
 
 
 def missing(folder: Path, listing: Listing) -> list[int]:
-    """Return the numbers (SPEC B2) of the pieces that this folder lacks; reads and hashes what is there.
+    """Return the numbers (SPEC B2) of the pieces that are missing in this folder; reads and hashes its files.
 
-    Nothing else is remembered of an earlier attempt: the files cannot be wrong about themselves.
+    No other record of an earlier attempt is kept: the files cannot be wrong about themselves.
     """
     lacking = []
     for number, piece in enumerate(listing.pieces(), start=1):

@@ -1,8 +1,8 @@
-"""States of texts at a model's cut, computed once for each: nothing below it changes with what is trained.
+"""States of texts at a model's cut, computed once for each text: training changes nothing below the cut.
 
-A text goes through the part below the cut (`cuts`) when it is first asked for. From then on it is rows of
-numbers, from which everything is answered: mini-batches, searches, evaluations. They are kept by the
-text's tokens, which say all that the model sees of it: row, template, truncation and tokenizer.
+A text goes through the part below the cut (`cuts`) when it is first needed. From then on its states serve
+mini-batches, searches and evaluations. States are kept by the text's tokens. These determine all that the
+model sees: row, template, truncation and tokenizer.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from sfnode.models.cuts import ModelCut, Run
 from sfnode.tasks.bounded_cache import BoundedCache
 
 DISK = 4 << 30
-"""Bytes of states in files, of all models together; folders that were written to longest ago make room."""
+"""Maximum size of states in files, of all models together, in bytes. Folders written to longest ago make
+room."""
 
 LOOK = 256 << 20
-"""Bytes that a process writes before it looks at what all have written."""
+"""Bytes that a process writes before it looks again at the sizes of all folders."""
 
 ROOM = 1 << 30
-"""Bytes that stay free on the disk where states are kept, which are no reason to fill it."""
+"""Bytes that must stay free on the disk: keeping states is no reason to fill it."""
 
 
 class Text(NamedTuple):
     """A text as a model sees it."""
 
     key: bytes
-    """Hash of its tokens, and of which text of a pair they belong to."""
+    """Hash of its tokens, and of the text of a pair that each belongs to."""
     tokens: int
-    """Number of them."""
+    """Number of its tokens."""
 
 
 class StateFolder:
-    """States on this machine's disk, a file for each text, for whoever asks for the same texts later: another
-    node here, an evaluation, or this node after a restart. What is lost of it is computed again."""
+    """States on this machine's disk, a file for each text. Another node here, an evaluation, or this node
+    after a restart finds them. Lost states are computed again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._left: int | None = 0
-        """Bytes that may be written before it is looked again; None: it is full."""
+        """Bytes that may be written before the next look at all folders; None: there is no room."""
 
     def read(self, key: bytes, shape: tuple[int, int]) -> Tensor | None:
-        """Return a state, (rows, features) float32, if it is here and whole."""
+        """Return a state, (rows, features) float32; None if it is missing or broken."""
         with suppress(OSError):
             found = (self._folder / key.hex()).read_bytes()
             if len(found) == 4 * shape[0] * shape[1]:
@@ -61,7 +62,7 @@ class StateFolder:
         return None
 
     def write(self, states: Iterable[tuple[bytes, Tensor]]) -> None:
-        """Keep as many of these as there is room for."""
+        """Write these states as long as there is room."""
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for key, state in states:
@@ -72,7 +73,7 @@ class StateFolder:
                 part.replace(self._folder / key.hex())
 
     def _has_room(self, size: int) -> bool:
-        """Return whether so many bytes more may be written, and count them."""
+        """Return whether `size` more bytes may be written, and count them."""
         if self._left is not None and self._left < size:
             left = _left_for(self._folder, size)
             self._left = min(left, LOOK) if left >= size else None
@@ -86,18 +87,18 @@ class KeptStates:
     """The states of texts at a cut of one model."""
 
     def __init__(self, cut: ModelCut, device: torch.device, dtype: torch.dtype) -> None:
-        """`dtype`: that of the layers behind the cut, which are on `device`."""
+        """`dtype`: that of the layers after the cut, which are on `device`."""
         self.cut = cut
         self.folder: StateFolder | None = None
-        """Place where they are kept beyond the process, if anywhere."""
+        """Folder in which states outlast the process, if any."""
         self.forwards = 0
-        """Texts that went through the part below the cut."""
+        """Number of texts that went through the part below the cut."""
         self._device, self._dtype = device, dtype
         self._states = BoundedCache[Text, Tensor]()
         """States of each text, (rows, features) float32 on the CPU."""
 
     def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
-        """Return the texts whose states are not here, each once and with a place of it."""
+        """Return the texts whose states are missing, each once, with one of its places."""
         for text in texts if self.folder else ():
             state = None if text in self._states else self._read(text)
             if state is not None:
@@ -105,7 +106,7 @@ class KeptStates:
         return {text: place for place, text in enumerate(texts) if text not in self._states}
 
     def fill(self, texts: Sequence[Text], run: Run) -> None:
-        """Keep the states of these texts, which `run` runs the model on."""
+        """Compute and keep the states of these texts; `run` runs the model on them."""
         with torch.inference_mode():
             found = self.cut.states(run).to("cpu", torch.float32)  # (texts, rows of the longest, features)
         with torch.inference_mode(mode=False):  # a gradient may be taken at them
@@ -124,15 +125,15 @@ class KeptStates:
         return self.folder.read(text.key, shape) if self.folder else None
 
     def of(self, texts: Sequence[Text]) -> Tensor:
-        """Return the states of texts that are here, (texts, rows of the longest, features), with zeros for
-        the rows that a text lacks, on the device and in the dtype of the layers behind the cut."""
+        """Return the states of kept texts, (texts, rows of the longest, features), padded with zeros, on the
+        device and in the dtype of the layers after the cut."""
         found = pad_sequence([self._states[text] for text in texts], batch_first=True)
         self._states.make_room()  # only now: a batch may have more than there is room for
         return found.to(self._device, self._dtype)
 
     def outputs(self, texts: Sequence[Text], begun: int, run: Run) -> Tensor:
-        """Return what `run`, which runs the model on texts that are here, without the first `begun` rows of
-        each, would return without a cut."""
+        """Return the outputs of `run`, which runs the model on kept texts without their first `begun` rows,
+        as they would be without a cut."""
         return self.cut.outputs(self.of(texts)[:, begun:], run)
 
 

@@ -1,11 +1,11 @@
 """Loading the base model: from a source to modules whose weights can be trained.
 
-Knows how transformers loads a model, in which precision, and whether it is the one of the run's manifest. It
-knows nothing of updates, subspaces or tasks. Only safetensors are read, no code from a model's folder is run,
-and transformers sees no more of it than `vetting` lets it.
+Knows how transformers loads a model, in which precision, and whether it is the run's. Knows nothing of
+updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder is run. transformers
+sees only what `vetting` lets through.
 
-The base model's own weights, from which a rebuild starts, are read again from the files when they are needed,
-as they are stored: there is no second copy. A file that has changed on disk since it was loaded is noticed.
+A rebuild starts from the base weights. They are read again from the files, as they are stored: there is no
+second copy in memory. A changed file is noticed.
 """
 
 from __future__ import annotations
@@ -46,25 +46,24 @@ _library_log: Any = logging
 AUTO = "auto"
 
 STORED = "stored"
-"""Name for the dtype of the base model's own files, which is that of an export."""
+"""Name of the dtype of the base model's own files, in which it is exported."""
 
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 NAMELESS = "label_"
-"""Beginning of the names that transformers gives to classes that have none; the number follows."""
+"""Prefix of the names that transformers gives to unnamed classes; the number follows."""
 
 HEAD_SPREAD = 0.02
-"""Half-width of the weights of a classification head that the base model's files lack, about what
-transformers' models start such a head with."""
+"""Half-width of the weights of a missing classification head, about that of a new head in transformers."""
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MISSING = (
     "Put the tokenizer's files beside the model's (mostly tokenizer.json and tokenizer_config.json)."
 )
-"""Advice where there is no tokenizer."""
+"""Advice for a missing tokenizer."""
 
 CAUSAL_HEAD = "score.weight"
-"""The linear head that transformers gives a causal model in place of its vocabulary."""
+"""The linear head of a causal model that classifies, in the place of its vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +85,21 @@ class LoadedModel:
     classifies: bool
     """Whether it has a classification head instead of a language-model head."""
     known_tokens: int
-    """Tokens, numbered from 0, that it can read and, if it is a language model, write."""
+    """Number of tokens that it can read and, if it is a language model, write."""
     kept: KeptStates | None = None
-    """States of texts that enter the part that is trained, where the part below is worth passing over."""
+    """States at the cut below the trained part; None if a cut would save nothing."""
 
     @cached_property
     def widest(self) -> int:
-        """Number of outputs of the widest layer that is no table of the vocabulary."""
+        """Number of outputs of the widest layer, tables of the vocabulary excepted."""
         head = self.model.get_output_embeddings()
         layers = (module for module in self.model.modules() if module is not head)
         return max((_outputs(module) for module in layers), default=1)
 
     @property
     def exact(self) -> bool:
-        """Whether single updates can be merged into the weights, being large beside their rounding."""
+        """Whether single updates can be merged into the weights, because they are large beside their
+        rounding."""
         return not self.quantised and self.dtype in (torch.float32, torch.float64)
 
 
@@ -112,9 +112,9 @@ def _outputs(module: nn.Module) -> int:
 def describe(source: str, revision: str, selection: Selection = DEFAULT, classifier_labels: int = 0) -> Model:
     """Return the manifest's entry for a base model: source, digest and targets in order (for `sfnode init`).
 
-    `source` is as the owner of this machine names it: of a folder the manifest has the last part, a label.
-    `classifier_labels`: the number of classes of an encoder's classification head. A hub model without
-    a revision is pinned to the commit that was found. Raises UserError MODEL_*.
+    `source` is as this machine's owner names it. For a folder the manifest has its last part, a label.
+    `classifier_labels`: the number of classes of an encoder's classification head. A hub model without a
+    revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
     folder = files.located(source, revision)
     _examine(folder, classifier_labels)
@@ -141,9 +141,8 @@ def load(
     """Load the manifest's base model on `device`, or the same model from the folder `override`.
 
     `dtype`: float32, bfloat16, float16, a quantised kind (int8, nf4), STORED, or auto (float32 on a CPU,
-    bfloat16 elsewhere). Raises UserError MODEL_DIGEST when the files are not those that the run started
-    from, MODEL_UNSUPPORTED when the targets are not those that the manifest lists or cannot be moved, and
-    DEVICE for a dtype that cannot be had.
+    bfloat16 elsewhere). Raises UserError MODEL_DIGEST if the files are not the run's, MODEL_UNSUPPORTED if
+    the targets differ from the manifest's or cannot be perturbed, and DEVICE for an unavailable dtype.
     """
     wanted = manifest.model
     folder = files.resolve(wanted.source, wanted.revision, override)
@@ -158,14 +157,14 @@ def load(
 
 
 def load_to_use(folder: Path, task: Task, device: torch.device, dtype: str) -> LoadedModel:
-    """Load the model in a folder with nothing of it to be trained; `dtype` and errors as for `load`."""
+    """Load the model in a folder without targets; `dtype` and errors as for `load`."""
     folder = files.resolve("", "", folder)
     return make_trainable(*_read_folder(folder, task), (), folder, device, dtype)
 
 
 def _read_folder(folder: Path, task: Task, outputs: Sequence[int] = ()) -> tuple[PretrainedModel, Any]:
-    """Return the model and the tokenizer in a folder, with the weights as they are stored; but for those of
-    the outputs of a classifier, as `Model.outputs` says."""
+    """Return the model and the tokenizer in a folder, with the weights as they are stored. A classifier's
+    outputs are arranged as `Model.outputs` says."""
     labels = classes(task)
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
@@ -178,7 +177,7 @@ def _read_folder(folder: Path, task: Task, outputs: Sequence[int] = ()) -> tuple
 
 
 def _rearrange(model: PretrainedModel, labels: int, outputs: Sequence[int]) -> None:
-    """Give the classes of a head their outputs, in their order, or a head that begins anew (SPEC M1)."""
+    """Give the classes of a head their outputs, in their order, or a new head (SPEC M1)."""
     head = [name for name, one in _outside(model) if len(one) == labels]
     if -1 in outputs:
         _fill_head(model, head)
@@ -196,7 +195,8 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Load a tokenizer, whatever that takes. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE."""
+    """Load a tokenizer, without bounds on time and memory. Raises UserError MODEL_UNSUPPORTED or
+    MODEL_UNSAFE."""
     silence_transformers()
     try:
         with vetting.vetted(folder) as vetted:
@@ -224,8 +224,8 @@ def classes(task: Task) -> int:
 
 
 def outputs_of(folder: Path, task: Task) -> tuple[int, ...]:
-    """Return what a manifest says of the outputs of the classifier in a folder (`Model.outputs`): which of
-    them each class of a task has, by the names that they have there. Raises UserError MODEL_UNSUPPORTED."""
+    """Return the manifest's `Model.outputs` for the classifier in a folder: the output of each of the task's
+    classes, found by name. Raises UserError MODEL_UNSUPPORTED."""
     names = _class_names(folder)
     if not names or len(names) != classes(task):
         return ()
@@ -241,7 +241,7 @@ def outputs_of(folder: Path, task: Task) -> tuple[int, ...]:
 
 
 def _class_names(folder: Path) -> list[str]:
-    """Return the names of a classifier's classes in the order of its outputs, in small letters; none of
+    """Return the names of a classifier's classes in the order of its outputs, in small letters; empty for
     another model."""
     settings = vetting.read(folder / files.CONFIG)
     if not any(name.endswith("ForSequenceClassification") for name in vetting.architectures(settings)):
@@ -255,17 +255,17 @@ def _class_names(folder: Path) -> list[str]:
 
 def require_match(folder: Path, labels: int) -> None:
     """Raise UserError MODEL_UNSUPPORTED unless the model in a folder knows the tokens of its tokenizer;
-    MODEL_* for what cannot be read. `labels` as for `describe`. The weights are not read."""
+    MODEL_* if they cannot be read. `labels` as for `describe`. The weights are not read."""
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
     check_tokens(folder, read_skeleton(folder, labels), tokenizer)
 
 
 def check_tokens(folder: Path, model: PretrainedModel, tokenizer: Any) -> None:
-    """Raise UserError MODEL_UNSUPPORTED if a text may have tokens that a model has no numbers for.
+    """Raise UserError MODEL_UNSUPPORTED if a text may have tokens that the model does not know.
 
-    Special tokens that stand in no text are no fault: some models for text have tokenizers of others that
-    see, too (Gemma 3).
+    Special tokens that stand in no text are allowed: some models for text have the tokenizers of models that
+    see images, too (Gemma 3).
     """
     known = known_tokens(model)
     ours = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
@@ -290,7 +290,7 @@ def check_tokens(folder: Path, model: PretrainedModel, tokenizer: Any) -> None:
 
 
 def known_tokens(model: PretrainedModel) -> int:
-    """Return how many tokens, numbered from 0, a model can read and, if it is a language model, write."""
+    """Return the number of tokens that a model can read and, if it is a language model, write."""
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     return min(len(table.weight) for table in tables if table is not None)
 
@@ -303,9 +303,9 @@ def make_trainable(
     device: torch.device,
     dtype: str,
 ) -> LoadedModel:
-    """Make a model on the CPU that holds the base weights ready for training on `device`.
+    """Make a model on the CPU with the base weights ready for training on `device`.
 
-    Raises UserError DEVICE for a dtype that cannot be had.
+    Raises UserError DEVICE for an unavailable dtype.
     """
     compute, known = compute_dtype(dtype, device, model.dtype), known_tokens(model)
     _check_vectors(sites, dtype, compute)
@@ -337,10 +337,10 @@ def make_trainable(
 
 
 def _end_by_mask(model: PretrainedModel) -> None:
-    """Let a causal classifier find where a text ends by the mask.
+    """Make a causal classifier find the end of a text by the mask.
 
-    transformers does by the token for padding, which may stand in a text, or of which there is none: all that
-    it chooses from is the right output.
+    transformers looks for the token for padding, which may stand in a text or not exist. Here all outputs
+    that it chooses from are the right one.
     """
     if CAUSAL_HEAD not in dict(model.named_parameters()):
         return
@@ -363,13 +363,13 @@ def _end_by_mask(model: PretrainedModel) -> None:
 
 
 def named_dtype(name: str, device: torch.device) -> str:
-    """Return the name of the dtype that AUTO stands for on a device; other names stand for themselves."""
+    """Return the name of the dtype that AUTO stands for on a device; return other names unchanged."""
     suits = "float32" if device.type == "cpu" else "bfloat16"
     return suits if name == AUTO else name
 
 
 def compute_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch.dtype:
-    """Return the dtype that layers compute in for a `--dtype`; quantised weights take the device's usual
+    """Return the dtype that layers compute in for a `--dtype`. For quantised weights it is the device's usual
     one."""
     if name == STORED:
         return stored
@@ -377,7 +377,7 @@ def compute_dtype(name: str, device: torch.device, stored: torch.dtype) -> torch
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return the float dtype of the stored tensors; float32 if there are several."""
+    """Return the float dtype of the stored tensors; float32 if they have several."""
     found = {DTYPES[stored.dtype] for stored in float_tensors(folder).values()}
     return found.pop() if len(found) == 1 else torch.float32
 
@@ -396,7 +396,7 @@ def matrix(site: TargetSite) -> Tensor:
 
 
 def auto(labels: int) -> Any:
-    """Return transformers' loader of models; with `labels`, of those that classify."""
+    """Return transformers' loader of models; with `labels`, its loader of classifiers."""
     return AutoModelForSequenceClassification if labels else AutoModelForCausalLM
 
 
@@ -413,7 +413,7 @@ def _examine(folder: Path, labels: int) -> None:
 
 
 def read_skeleton(folder: Path, labels: int) -> PretrainedModel:
-    """Return the model's modules without memory for their weights, whatever that takes.
+    """Return the model's modules without memory for their weights, without bounds on time.
 
     Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
@@ -429,7 +429,7 @@ def _skeleton(folder: Path, labels: int) -> PretrainedModel:
 
 
 def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
-    """Refuse a model of another kind than those that are trained here."""
+    """Refuse a model of a kind that is not trained here."""
     if getattr(settings, "is_encoder_decoder", False):
         what = "reads with one half and writes with another (an encoder and a decoder)"
     elif type(settings) not in auto(labels)._model_mapping and settings is settings.get_text_config():
@@ -446,10 +446,10 @@ def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
 
 
 def readable(folder: Path, labels: int, most: int) -> int:
-    """Return how many tokens the model in a folder can read, `most` at most, whatever that takes.
+    """Return the number of tokens that the model in a folder can read, up to `most`, without bounds on time.
 
-    That is tried, with one of its blocks and random weights: tables of positions begin at 0, 1 or 2, and no
-    key of a configuration says where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
+    It is tried, with one of its blocks and random weights: tables of positions begin at 0, 1 or 2, and no key
+    of a configuration says where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
     settings = _settings(folder, labels)
     settings.get_text_config().num_hidden_layers = 1
@@ -472,7 +472,7 @@ def readable(folder: Path, labels: int, most: int) -> int:
 
 
 def silence_transformers() -> None:
-    """Silence transformers, for this module checks and reports by itself what is wrong with a model."""
+    """Silence transformers, because this module checks and reports a model's faults itself."""
     _library_log.disable_progress_bar()
     _library_log.set_verbosity_error()
 
@@ -500,11 +500,10 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
 
 
 def _fill_head(model: PretrainedModel, missing: Any) -> None:
-    """Give a classification head that the files lack the same weights on every node (SPEC R2).
+    """Give a missing classification head the same weights on every node (SPEC R2).
 
-    That of a causal model, a linear one, begins at zero. Matrices of others are filled with small random
-    numbers from the stream of their name. Vectors stay what transformers has made them, ones in norms and
-    zeros in biases.
+    The linear head of a causal model begins at zero. Matrices of other heads get small random numbers from
+    the stream of their name. Vectors keep transformers' values, ones in norms and zeros in biases.
     """
     for name in _head_keys(model, missing):
         parameter = model.get_parameter(name).data
@@ -519,20 +518,20 @@ def _fill_head(model: PretrainedModel, missing: Any) -> None:
 
 
 def _head_keys(model: PretrainedModel, missing: Any) -> list[str]:
-    """Return those missing parameters that belong to a classification head or to its pooler."""
+    """Return the missing parameters that belong to a classification head or to its pooler."""
     outside = {name for name, _ in _outside(model)}
     return sorted(name for name in missing if name in outside or (".pooler." in name and outside))
 
 
 def _outside(model: PretrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a classifier that are not its body's."""
+    """Yield the parameters of a classifier outside its body."""
     if model.get_output_embeddings() is None:
         body = f"{model.base_model_prefix}."
         yield from ((name, one) for name, one in model.named_parameters() if not name.startswith(body))
 
 
 def with_user_errors(folder: Path, action: Callable[[], T]) -> T:
-    """Return the result of a call that reads a model; raise what it raises as UserError MODEL_UNSUPPORTED."""
+    """Return the result of a call that reads a model; raise its errors as UserError MODEL_UNSUPPORTED."""
     try:
         return action()
     except UserError:
@@ -542,7 +541,7 @@ def with_user_errors(folder: Path, action: Callable[[], T]) -> T:
 
 
 def _check_finite(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise UserError MODEL_UNSUPPORTED for weights that are no numbers."""
+    """Raise UserError MODEL_UNSUPPORTED for weights that are not finite."""
     for name, tensor in tensors:
         if tensor.numel() and not all(end.isfinite() for end in tensor.aminmax()):
             raise UserError(
@@ -553,7 +552,7 @@ def _check_finite(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _check_head(folder: Path, skeleton: PretrainedModel, labels: int) -> None:
-    """Refuse a classification head for another number of classes; the files may lack one altogether."""
+    """Refuse a classification head for another number of classes. It may be missing altogether."""
     found, body = float_tensors(folder), f"{skeleton.base_model_prefix}."
     for name, parameter in skeleton.named_parameters():
         stored = None if name.startswith(body) else found.get(name)
@@ -589,7 +588,7 @@ def unsupported(folder: Path, reason: str) -> UserError:
 
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The float types of the safetensors format by their names there."""
+"""Names of the float types in the safetensors format."""
 
 
 InFile = tuple[files.StoredTensor, int]
@@ -602,10 +601,10 @@ class BaseWeights:
     def __init__(
         self, sites: Sequence[TargetSite], stored: dict[str, files.StoredTensor], prefix: str
     ) -> None:
-        """Remember where each target's weight comes from; the model must hold the base weights now.
+        """Record the origin of each target's weight; the model must hold the base weights now.
 
-        `stored`: the tensors of the files by name; `prefix`: what names there may lack, or have in excess,
-        in front of the model's own.
+        `stored`: the tensors of the files by name; `prefix`: a prefix by which names there and the model's
+        may differ.
         """
         self._forms = [site.form for site in sites]
         self._origins = [_origin(site, stored, prefix) for site in sites]
@@ -613,7 +612,7 @@ class BaseWeights:
     def read(self, number: int) -> Tensor:
         """Return W (out, in) of a target, on the CPU, in the stored dtype.
 
-        Raises UserError MODEL_DIGEST when the file has changed, MODEL_NOT_FOUND when it cannot be read.
+        Raises UserError MODEL_DIGEST if the file has changed, MODEL_NOT_FOUND if it cannot be read.
         """
         origin = self._origins[number]
         parameter = origin if isinstance(origin, Tensor) else _read(*origin)
@@ -626,10 +625,10 @@ def float_tensors(folder: Path) -> dict[str, files.StoredTensor]:
 
 
 def _origin(site: TargetSite, stored: dict[str, files.StoredTensor], prefix: str) -> InFile | Tensor:
-    """Return where a target's base weight comes from: a file if the same numbers are there, or else a copy.
+    """Return the origin of a target's base weight: a file if it holds the same numbers, otherwise a copy.
 
-    transformers loads some models under other names than they are stored under, or splits and joins tensors;
-    only what compares equal is taken to be the same.
+    transformers loads some models under other names than the stored ones, or splits and joins tensors.
+    Tensors are therefore compared.
     """
     parameter: Tensor = getattr(site.module, site.parameter).data
     name = (
@@ -661,7 +660,8 @@ def _checksum(raw: Tensor) -> int:
 
 
 def _bytes(stored: files.StoredTensor) -> Tensor:
-    """Return the raw bytes of a stored tensor; read, not mapped, so that they can be freed after use."""
+    """Return the raw bytes of a stored tensor. They are read, not mapped, so that they can be freed after
+    use."""
     raw = torch.empty(stored.size, dtype=torch.uint8)
     buffer: Any = raw.numpy()
     try:

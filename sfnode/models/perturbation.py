@@ -1,9 +1,9 @@
 """Perturbing the layers of a model in activation space.
 
-W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a forward of its own that computes this
-in the one product it makes anyway: the second term, with the bias, is what the product is added to. Each row
-of a batch has an m of its own, so that both points of an estimate, for several queries at once, come out of
-one pass, and no weight is written. Knows layers and directions; knows neither seeds nor losses nor cores.
+W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a forward that computes this in the one
+product that it makes anyway: the second term is added where the bias is. Each row of a batch has its own m.
+One pass therefore has both points of an estimate for several queries, and no weight is written. Knows layers
+and directions. Knows neither seeds nor losses nor cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Directions(NamedTuple):
     v: tuple[Tensor, ...]
     """Per target (in_features, k)."""
     live: int
-    """Number of the k that are the live core's, which acts on every row alike (`engine.subspace`)."""
+    """Number of the k directions that are the live core's, which acts on every row alike
+    (`engine.subspace`)."""
 
     @property
     def queries(self) -> int:
@@ -39,7 +40,7 @@ class Directions(NamedTuple):
 
 
 class Perturbation(NamedTuple):
-    """Amounts by which each row of one pass is perturbed along each direction, in the directions' dtype."""
+    """Amounts of each row of one pass along each direction, in the directions' dtype."""
 
     directions: Directions
     tokens: Tensor
@@ -49,24 +50,24 @@ class Perturbation(NamedTuple):
     outputs: Tensor
     """(P, k), for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
-    """Per target (S, blocks, c, r), in place of all amounts: sequence s sees W plus the sum over blocks of
-    u^T C^T v^T, with C its core in a block, u the block's r directions and v its c. So that every one may be
-    of a replica of its own, and differ in many subspaces. The live core's directions come first, and act as
-    ever."""
+    """Cores per target (S, blocks, c, r), in place of all amounts. Sequence s sees W plus the sum over blocks
+    of u^T C^T v^T: C is its core in a block, u the block's r directions and v its c. Every sequence may thus
+    belong to another replica, and differ in many subspaces. The live core's directions come first, and act as
+    usual."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
 
 class Perturber:
-    """Perturbs the targets of one model while a pass goes through it."""
+    """Perturbs the targets of one model during a pass."""
 
     def __init__(self, model: PretrainedModel, sites: Sequence[TargetSite]) -> None:
-        """Replace the forward of every target of `model`, for good."""
+        """Replace the forward of every target of `model`, permanently."""
         self.head_positions: tuple[Tensor, Tensor] | None = None
         """(P,) sequence and (P,) column of the hidden states that the head sees; None: all."""
         self._perturbation: Perturbation | None = None
         self.seen: set[int] = set()
-        """The targets that were perturbed since this was last cleared."""
+        """Targets that were perturbed since this was last cleared."""
         head = model.get_output_embeddings()
         for number, site in enumerate(sites):
             module: Any = site.module
@@ -87,13 +88,14 @@ class Perturber:
             self._perturbation = None
 
     def perturbation(self, number: int) -> Perturbation | None:
-        """Return the perturbation that target `number` has to apply, if any, and note that it was asked."""
+        """Return the current perturbation for target `number`, if any, and record that the target was
+        reached."""
         if self._perturbation is not None:
             self.seen.add(number)
         return self._perturbation
 
     def _patch_head(self, head: nn.Module, sites: Sequence[TargetSite]) -> None:
-        """Show the head only the positions that are wanted; perturb it with an embedding it is tied to."""
+        """Show the head only the wanted positions. If it is tied to an embedding, perturb it with that."""
         for number, site in enumerate(sites):
             if site.form is Form.EMBEDDING and getattr(site.module, site.parameter) is head.weight:
                 head.forward = _tied_head(self, number, head)
@@ -107,8 +109,8 @@ class Perturber:
 
 
 def through(cores: Tensor, along: Tensor) -> Tensor:
-    """Return the projections `along` (.., T, blocks * c) times `cores` (.., blocks, c, r) along the diagonal,
-    as what is off it would grow with the square of the number of blocks: (.., T, blocks * r)."""
+    """Return the projections `along` (.., T, blocks * c) times `cores` (.., blocks, c, r), block by block:
+    (.., T, blocks * r). One dense product would grow with the square of the number of blocks."""
     parts = along.reshape(*along.shape[:-1], *cores.shape[-3:-1]).transpose(-3, -2)  # (.., blocks, T, r)
     return (parts @ cores).transpose(-3, -2).flatten(-2)
 
@@ -137,7 +139,7 @@ def _linear(perturber: Perturber, number: int, site: TargetSite, is_head: bool) 
 
 
 def _tied_head(perturber: Perturber, number: int, head: Any) -> Layer:
-    """Return the forward of a head whose weight is the embedding's transposed: u and v change places."""
+    """Return the forward of a head whose weight is the embedding's transposed: u and v are exchanged."""
     plain: Layer = head.forward
 
     def forward(x: Tensor) -> Tensor:
@@ -156,7 +158,7 @@ def _tied_head(perturber: Perturber, number: int, head: Any) -> Layer:
 def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
     """Return the forward of a table, which adds m v[id] u to a row.
 
-    Positions come in once for all sequences, (1, T), and go out for each, (S, T, d).
+    Positions come once for all sequences, (1, T), and are returned for each, (S, T, d).
     """
     plain: Layer = module.forward
     scale = getattr(module, "embed_scale", 1.0)  # of transformers' scaled embeddings, which multiply last
@@ -182,10 +184,10 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
 def _perturbed(
     x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer
 ) -> Tensor:
-    """Return x W + b + weighted(x v) u, (N, out).
+    """Return x weight + bias + weighted(x v) u, (N, out).
 
-    x (N, in), weight (in, out), bias (out,) or None, u (k, out), v (in, k). The rank-k term takes the place
-    of the bias as what the product is added to: no further pass over y.
+    x (N, in), weight (in, out), bias (out,) or None, u (k, out), v (in, k). The product is added to bias and
+    rank-k term at once, which saves a further pass over y.
     """
     return _along(x, bias, u, v, weighted).addmm_(x, weight)
 
@@ -201,9 +203,9 @@ def _along(x: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer
 def _weighing(
     perturbation: Perturbation, number: int, name: str, is_head: bool, transposed: bool = False
 ) -> Layer:
-    """Return what turns the projections (N, k) of a target's rows into amounts along u, (N, k).
+    """Return a function from the projections (N, k) of a target's rows to amounts along u, (N, k).
 
-    `transposed` where u and v have changed places.
+    `transposed`: u and v are exchanged.
     """
 
     def by_amounts(along: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ def _weighing(
 
 
 def _rows_of(perturbation: Perturbation, rows: int, name: str) -> Tensor:
-    """Return the amounts for a layer that sees so many rows. Raises UserError MODEL_UNSUPPORTED."""
+    """Return the amounts for a layer that sees this many rows. Raises UserError MODEL_UNSUPPORTED."""
     tokens, sequences = perturbation.tokens, perturbation.sequences
     if rows == tokens.shape[0]:
         return tokens

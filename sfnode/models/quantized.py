@@ -1,7 +1,7 @@
 """Linear layers whose weight is stored in 8 or 4 bits and expanded where it is used.
 
-Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are quantised
-anew from full precision in whole blocks of rows, never changed in place, so that rounding errors never add
+Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are always
+quantised from full precision in whole blocks of rows, never changed in place, so rounding errors never add
 up. Knows nothing of updates.
 """
 
@@ -18,11 +18,11 @@ from transformers.pytorch_utils import Conv1D
 from sfnode.errors import Code, UserError
 
 INT8_STEPS = 127
-"""The largest magnitude of a stored entry; -128 is left out, so that the range is symmetric."""
+"""Largest magnitude of a stored entry. -128 is left out, so that the range is symmetric."""
 
 BLOCK_ENTRIES = 1 << 20
-"""Entries of a block that is held in higher precision while it is rounded: three in float64 take 25 MiB.
-Copies of whole matrices would be most of what loading needs, and would fragment the heap."""
+"""Maximum entries of a block that is in higher precision while it is rounded: three blocks in float64 take 25
+MiB. Copies of whole matrices would dominate the memory of loading, and fragment the heap."""
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
@@ -64,7 +64,7 @@ class QuantisedLinear(nn.Module):
         raise NotImplementedError
 
     def product(self, x: Tensor) -> Tensor:
-        """Return x W^T; a backward pass expands W anew, as no graph is to hold all layers expanded."""
+        """Return x W^T. A backward pass expands W again, so that no graph holds all layers expanded."""
         found: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
         return found
 
@@ -88,7 +88,8 @@ class _Product(torch.autograd.Function):
 
 
 class Int8Linear(QuantisedLinear):
-    """Linear layer with an int8 per entry and a float32 scale per row: its largest magnitude is 127 steps."""
+    """Linear layer with an int8 per entry and a float32 scale per row. The row's largest magnitude is 127
+    steps."""
 
     entries: Tensor
     """(out, in) int8."""
@@ -128,7 +129,7 @@ class Nf4Linear(QuantisedLinear):
         return weight.view(self.out_features, self.in_features)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move the library's tensors, too, which torch does not know as buffers."""
+        """Move the library's tensors, too, which are no buffers of torch."""
         moved: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self._entries is not None:
             self._entries = fn(self._entries)
@@ -136,7 +137,7 @@ class Nf4Linear(QuantisedLinear):
         return moved
 
     def store(self, first: int, rows: Tensor) -> None:
-        """Collect rows until the last one is there: blocks of 64 entries run on over rows."""
+        """Collect rows until the last one is there: blocks of 64 entries extend over rows."""
         self._blocks.append(rows.to(self._device, self.dtype))
         if first + rows.shape[0] == self.out_features:
             whole = torch.cat(self._blocks).flatten()  # on a CPU the library mistakes rows for blocks
@@ -152,10 +153,10 @@ KINDS: dict[str, Any] = {"int8": Int8Linear, "nf4": Nf4Linear}
 def quantise_layers(
     model: Any, kind: str, dtype: torch.dtype, device: torch.device
 ) -> dict[nn.Module, QuantisedLinear]:
-    """Replace all linear layers but the language-model head by quantised ones on `device`.
+    """Replace all linear layers except the language-model head by quantised ones on `device`.
 
-    One after the other, so that no more than one is in memory twice. Returns {old layer: new layer}. Raises
-    UserError DEVICE when a library is missing.
+    One after another, so that at most one is in memory twice. Returns {old layer: new layer}. Raises
+    UserError DEVICE if a library is missing.
     """
     head = model.get_output_embeddings()
     replaced: dict[nn.Module, QuantisedLinear] = {}

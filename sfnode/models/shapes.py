@@ -1,8 +1,8 @@
 """Models of real shapes with random weights, for measuring time and memory without a download.
 
-They are written as folders like any other (config.json, safetensors, tokenizer), so that they are loaded like
-real models. The tokenizer reads token numbers: "17 4 99" is three tokens. This module knows what models look
-like, and neither how they are trained nor what is measured on them.
+They are written as folders (config.json, safetensors, tokenizer), and so loaded like real models. The
+tokenizer reads token numbers: "17 4 99" is three tokens. This module knows the form of models. It knows
+neither their training nor the measurements.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PREFIX = "shape:"
 """Prefix that marks the source of a model as the name of a shape."""
 
 STORED = torch.bfloat16
-"""Dtype of the files: that of most published models, and half the disk space of float32."""
+"""Dtype of the files, that of most published models. It takes half the disk space of float32."""
 
 WORDS = 4096
-"""Token numbers that the synthetic tokenizer knows: more than a mini-batch can hold, quick to build."""
+"""Number of tokens of the synthetic tokenizer: more than a mini-batch can hold, quick to build."""
 
 _FastTokenizer: Any = PreTrainedTokenizerFast
 
 SHAPES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-"""config.json of published models by name, as far as it differs from its family's defaults."""
+"""config.json of published models by name, without their family's defaults."""
 
 
 def is_shape(source: str) -> bool:
@@ -53,7 +53,7 @@ def describe(source: str) -> Any:
 
 
 def read(folder: Path) -> Any:
-    """Return the configuration in a model's folder, with or without weights, whatever reading it takes.
+    """Return the configuration in a model's folder, with or without weights, without bounds on time.
 
     Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
@@ -66,7 +66,7 @@ def read(folder: Path) -> Any:
 
 
 def parameters(settings: Any) -> int:
-    """Return the number of parameters of the model of this configuration, without allocating any."""
+    """Return the number of parameters of the model of this configuration, without allocating them."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in _random(settings).parameters())
 
@@ -89,7 +89,7 @@ def write(settings: Any, out: Path) -> None:
 
 
 def token_numbers(vocabulary: int) -> Any:
-    """Return a tokenizer for which a text is a list of token numbers."""
+    """Return a tokenizer whose texts are lists of token numbers."""
     numbers = {str(number): number for number in range(min(vocabulary, WORDS))}
     words = Tokenizer(models.WordLevel(numbers, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -1,8 +1,8 @@
 """Choice of the parameters of a model that are trained, and the view of each as a matrix.
 
-Linear layers are chosen by patterns in the manner of PEFT's `target_modules`; embeddings, biases and norms by
-switch. What cannot be trained is refused with its name and the reason. A model whose weights have no memory
-(on the `meta` device) does as well as a loaded one. Knows nothing of files, bases or updates; runs no model.
+Linear layers are chosen by patterns as in PEFT's `target_modules`; embeddings, biases and norms by switch.
+Untrainable parameters are refused with name and reason. The model may be on the `meta` device, without memory
+for weights. Knows nothing of files, bases or updates; runs no model.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from transformers.pytorch_utils import Conv1D
 from sfnode.manifest.sections import Target
 
 PretrainedModel = Any
-"""A model of transformers; that library types its classes otherwise from release to release."""
+"""A model of transformers. The library's own types change from release to release."""
 
 ALL_LINEAR = "all-linear"
-"""The pattern for every linear layer but the language-model head."""
+"""Pattern for every linear layer except the language-model head."""
 
 UPPER_LINEAR = "upper-linear"
-"""The pattern for those in the last blocks of a deep model."""
+"""Pattern for the linear layers in the last blocks of a deep model."""
 
 VALUES = "values"
-"""The pattern for those that make the values of attention, or for every linear layer where they are one with
-queries and keys."""
+"""Pattern for the linear layers that make the values of attention. If queries, keys and values are one layer,
+it stands for every linear layer."""
 
 VALUE_LAYERS = ("v_proj", "value", "v_lin", "v")
-"""Their names in transformers' models."""
+"""Names of these layers in transformers' models."""
 
 UPPER = 2 / 5
-"""Share of a deep model's blocks that are its last ones. There mini-batches agree most about a task's answers
-in words, and what enters them is computed once for each text (docs/research-log.md)."""
+"""Share of a deep model's blocks that count as its last ones. There mini-batches agree most about a task's
+answers in words, and the blocks' input is computed once for each text (docs/research-log.md)."""
 
 DEEP = 8
-"""Blocks of a deep model; of one with fewer every block is one of the last."""
+"""Minimum number of blocks of a deep model. In a model with fewer, every block counts as one of the last."""
 
 _POSITIONS = re.compile(r"(.+\.)?(wpe|position_embeddings?)")
-"""The names under which transformers' models keep a table with a row for each position."""
+"""Names of the tables in transformers' models that have a row for each position."""
 
 _PLAIN = "transformers.models.falcon.modeling_falcon.FalconLinear"
-"""A subclass of nn.Linear that writes out what its parent does; transformers has no other."""
+"""The one subclass of nn.Linear in transformers that only repeats its parent's code."""
 
 
 class Form(Enum):
-    """Memory layout of a parameter, compared with the matrix W (out, in) of a target."""
+    """Memory layout of a parameter, relative to the matrix W (out, in) of a target."""
 
     LINEAR = auto()
     """(out, in), W itself."""
@@ -68,7 +68,7 @@ class TargetSite(NamedTuple):
     target: Target
     module: nn.Module
     parameter: str
-    """The module's attribute: "weight", "bias" or whatever else a norm calls its vectors."""
+    """The module's attribute: "weight", "bias" or a norm's name for its vectors."""
     form: Form
 
 
@@ -89,8 +89,8 @@ DEFAULT = Selection()
 def choose(model: PretrainedModel, selection: Selection) -> list[Target]:
     """Return the selected targets in the model's own order, a module's weight before its vectors.
 
-    Raises ValueError with a readable reason when a pattern matches nothing or something that is not a linear
-    layer, when something chosen cannot be trained, and when nothing is chosen.
+    Raises ValueError with a readable reason if a pattern matches nothing or another kind of module, if a
+    chosen parameter cannot be trained, and if nothing is chosen.
     """
     named = {name for pattern in selection.modules for name in _matching(model, pattern)}
     known = _sites(model)
@@ -107,7 +107,8 @@ def choose(model: PretrainedModel, selection: Selection) -> list[Target]:
 
 
 def locate(model: PretrainedModel, targets: Sequence[Target]) -> tuple[TargetSite, ...]:
-    """Return the site of every target. Raises ValueError that names a target that is not there, and why."""
+    """Return the site of every target. Raises ValueError with the name of a missing target, and the
+    reason."""
     known = _sites(model)
     for target in targets:
         if target.name not in known:
@@ -127,10 +128,10 @@ def view(parameter: Tensor, form: Form) -> Tensor:
 
 
 def _sites(model: PretrainedModel) -> dict[str, TargetSite]:
-    """Return everything that can be trained, by name, in the model's own order.
+    """Return all trainable sites by name, in the model's own order.
 
-    A parameter that several modules hold has one site, under all their names: that of the embedding if there
-    is one (as with a language-model head tied to it), or else of the first.
+    A parameter that several modules hold has one site under all their names: that of the embedding if there
+    is one (as with a tied language-model head), otherwise that of the first module.
     """
     found = list(_all_sites(model))
     owners: dict[int, TargetSite] = {}
@@ -167,9 +168,9 @@ def _form(module: nn.Module) -> Form | None:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Return whether a module computes W x + b from its weight when it is called, and nothing else.
+    """Return whether a module's call computes W x + b from its weight, and nothing else.
 
-    A subclass may store or use its weight in its own way (quantised layers do). The output projection of
+    A subclass may use its weight in another way, as quantised layers do. The output projection of
     nn.MultiheadAttention has the right `forward`, which is never called.
     """
     kind = type(module)
@@ -180,11 +181,10 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _is_lookup(module: nn.Module) -> bool:
-    """Return whether a module returns the rows of its weight that its input names, perhaps times
-    `embed_scale`.
+    """Return whether a module's call looks up rows of its weight, perhaps times `embed_scale`.
 
-    That factor is what transformers' scaled word embeddings (Gemma's) add to nn.Embedding. Others, such as
-    OPT's table of positions, are called with something other than row numbers.
+    transformers' scaled word embeddings (Gemma's) add that factor to nn.Embedding. Other tables, such as
+    OPT's of positions, are called with other arguments than row numbers.
     """
     if type(module).forward is nn.Embedding.forward:
         return True
@@ -202,7 +202,7 @@ def _matching(model: PretrainedModel, pattern: str) -> list[str]:
 
 
 def _linear_layers(model: PretrainedModel) -> list[str]:
-    """Return every linear layer but the language-model head; a classification head is one of them."""
+    """Return every linear layer except the language-model head, with a classification head."""
     head = model.get_output_embeddings()
     return [
         name
@@ -212,7 +212,7 @@ def _linear_layers(model: PretrainedModel) -> list[str]:
 
 
 def _upper_layers(model: PretrainedModel) -> list[str]:
-    """Return those of the linear layers that are not in a deep model's lower blocks."""
+    """Return these linear layers without those in a deep model's lower blocks."""
     blocks = blocks_of(model)
     lower = blocks[: len(blocks) - round(UPPER * len(blocks))] if len(blocks) >= DEEP else []
     below = {module for block in lower for module in block.modules()}
@@ -220,19 +220,19 @@ def _upper_layers(model: PretrainedModel) -> list[str]:
 
 
 def _value_layers(model: PretrainedModel) -> list[str]:
-    """Return those of the linear layers that are called as VALUE_LAYERS are, or all if none is."""
+    """Return the linear layers with a name in VALUE_LAYERS, or all if there is none."""
     every = _linear_layers(model)
     return [name for name in every if name.rpartition(".")[2] in VALUE_LAYERS] or every
 
 
 def blocks_of(model: PretrainedModel) -> list[nn.Module]:
-    """Return the blocks of which a model is a row, the first one first: its largest list of modules."""
+    """Return the blocks of a model, its largest list of modules, the first block first."""
     rows = (module for module in model.modules() if isinstance(module, nn.ModuleList))
     return list(max(rows, key=lambda row: sum(one.numel() for one in row.parameters()), default=()))
 
 
 def _called(model: PretrainedModel, pattern: str) -> list[str]:
-    """Return the modules of that name, or whose names end in it, or that match it as a regular expression."""
+    """Return the modules whose names equal this text, end in it, or match it as a regular expression."""
     names = [name for name, _ in model.named_modules() if name]
     matched = [name for name in names if name == pattern or name.endswith(f".{pattern}")]
     if not matched:
@@ -283,7 +283,7 @@ def _check_shared(model: PretrainedModel, known: dict[str, TargetSite], targets:
 
 
 def _instead(model: PretrainedModel, name: str, known: Iterable[str]) -> str:
-    """Return what the model has in place of a target that is not there."""
+    """Return what the model has in place of a missing target."""
     modules = dict(model.named_modules())
     if name in modules:
         return f"{name} is a {type(modules[name]).__name__} there"
@@ -291,7 +291,7 @@ def _instead(model: PretrainedModel, name: str, known: Iterable[str]) -> str:
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    """Return names like this one, whole ones or their endings, as text."""
+    """Return similar names as text: whole names, or their endings."""
     known = list(names)
     endings = dict.fromkeys(part.rpartition(".")[2] for part in known)
     close = get_close_matches(name, [*endings, *known], 3)

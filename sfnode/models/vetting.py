@@ -1,10 +1,10 @@
-"""The part of a model's folder that transformers gets to see: files that the digest covers, and no setting
-that chooses code or other files.
+"""The part of a model's folder that transformers sees: files that the digest covers, and no setting that
+chooses code or other files.
 
-A configuration is written by whoever made the model. transformers lets it name other files of weights, other
-code for attention, quantisation libraries and paths on this machine, and it adds keys with every release. So
-it reads a folder made for it: links to the files of the digest, beside configurations of which the keys are
-kept that the model's own class declares. Knows transformers' conventions; loads no weights.
+A model's author writes its configuration. transformers lets it name other files of weights, other code for
+attention, quantisation libraries and paths on this machine, and adds keys with every release. So transformers
+reads a scratch folder: links to the files of the digest, and configurations with only the keys that the
+model's own class declares. Knows transformers' conventions; loads no weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CHOOSES = {
     "mecab_option": "files of a tokenizer outside the model's folder",
 }
 """Keys by which a configuration chooses code, devices or files, and what they choose. They are refused, not
-ignored, because without them the model may be another one."""
+ignored: without them it may be another model."""
 
 SHARED = frozenset(
     {
@@ -58,39 +58,40 @@ SHARED = frozenset(
 """Keys that transformers reads in code for all models, whether or not the model's class declares them."""
 
 READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
-"""Methods of a configuration's class in which attributes appear that it does not declare: old names of keys,
-and numbers computed from others, which are written to config.json as well."""
+"""Methods of a configuration's class that use attributes which it does not declare: old names of keys, and
+computed numbers, which config.json contains as well."""
 
 COUNT = re.compile(r"(layer|block|expert|stage|depth)s?$")
 """Keys that count parts of a model, each of which has tensors of its own in the files."""
 
 MAX_LAYERS = 1024
-"""Most parts where the files have fewer tensors: some models use a layer, or keep experts, several times."""
+"""Maximum number of parts if the files have fewer tensors. Some models use a layer, or keep experts, several
+times."""
 
 MAX_NUMBER = 1 << 24
-"""Largest whole number where the files have fewer bytes: the longest texts of models are half of it."""
+"""Largest whole number if the files have fewer bytes: twice the longest texts of models."""
 
 BASE = re.compile(r"theta|base")
-"""Keys of numbers that are whole by chance, and large: bases of frequencies."""
+"""Keys of large numbers that are whole by chance: bases of frequencies."""
 
 SAVED_BY = "transformers_version"
-"""Key with which transformers says which version of it has written a configuration."""
+"""Key with the version of transformers that has written a configuration."""
 
 PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
-"""Arguments of a tokenizer's class that name files, which transformers would open wherever they are. It finds
-the files in the model's folder without them; published models have them as a left-over."""
+"""Arguments of a tokenizer's class that name files, which transformers would open anywhere. Without them it
+finds the files in the model's folder. Published models have them as left-overs."""
 
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
-"""Ends of the names of architectures that have, or get, a head for classifying whole texts."""
+"""Endings of the names of architectures with a head for classifying whole texts."""
 
 
 @contextmanager
 def vetted(folder: Path) -> Iterator[Path]:
-    """Yield a scratch folder with what may be read of a base model, for transformers' `from_pretrained`.
+    """Yield a scratch folder with the vetted files of a base model, for transformers' `from_pretrained`.
 
-    Raises UserError MODEL_* for files that are missing, and MODEL_UNSAFE for a configuration that chooses
-    code or files.
+    Raises UserError MODEL_* for missing files, and MODEL_UNSAFE for a configuration that chooses code or
+    files.
     """
     with TemporaryDirectory(prefix=SCRATCH) as scratch:
         view = Path(scratch)
@@ -108,7 +109,7 @@ def vetted(folder: Path) -> Iterator[Path]:
 def configuration(folder: Path) -> Any:
     """Return the vetted configuration of a model's folder, with or without weights.
 
-    Raises as `vetted` does, and what transformers raises.
+    Raises as `vetted` does, and transformers' own errors.
     """
     with TemporaryDirectory(prefix=SCRATCH) as scratch:
         _rewrite(Path(scratch) / files.CONFIG, _model_settings(folder))
@@ -132,7 +133,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def architectures(settings: Mapping[str, Any]) -> list[str]:
-    """Return the names of the classes that a configuration is for; it may name anything."""
+    """Return the names of the classes in a configuration; they may be any text."""
     found = settings.get("architectures")
     return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
 
@@ -174,7 +175,7 @@ def _refuse_choices(file: Path, settings: Any) -> None:
 
 
 def _every(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Yield keys, or places in lists, and values of a configuration, however deep."""
+    """Yield keys, or places in lists, and values of a configuration, at any depth."""
     for key, value in settings.items() if isinstance(settings, dict) else enumerate(settings):
         yield str(key), value
         if isinstance(value, dict | list):
@@ -182,7 +183,7 @@ def _every(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedConfig]) -> None:
-    """Refuse what a later transformers has written under names that this one would pass over in silence."""
+    """Refuse settings of a later transformers under names that this version would silently ignore."""
     saved, here = (str(one).partition(".")[0] for one in (settings.get(SAVED_BY), transformers.__version__))
     ours = "rope_parameters" in _keys(kind) or not older_names(settings, kind)
     if (saved.isdigit() and int(saved) > int(here)) or not ours:
@@ -195,8 +196,8 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return what transformers 5 writes under new names, under those that version 4 reads; of version 5, too,
-    the classes take these. A configuration that has them already lacks nothing."""
+    """Return settings under the names of transformers 4, for which version 5 writes new names. Version 5
+    reads the old names, too. A configuration that has them already is complete."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {
@@ -222,14 +223,14 @@ def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> di
 
 
 def _stored(folder: Path) -> tuple[int, int]:
-    """Return how many tensors the weights in a folder are, and how many bytes; none where there are none."""
+    """Return the number of tensors of a folder's weights, and their bytes; 0 without weights."""
     if not files.has_weights(folder):
         return 0, 0
     return len(files.stored_tensors(folder)), files.weight_bytes(folder)
 
 
 def _check_numbers(file: Path, settings: Any, tensors: int, size: int) -> None:
-    """Raise UserError MODEL_UNSAFE for a number, however deep, that such weights can have no use for."""
+    """Raise UserError MODEL_UNSAFE for a number, at any depth, that is too large for such weights."""
     for key, value in _every(settings):
         most = max(tensors, MAX_LAYERS) if COUNT.search(key) else max(size, MAX_NUMBER)
         if isinstance(value, int) and value > most and not BASE.search(key):
@@ -241,7 +242,7 @@ def _check_numbers(file: Path, settings: Any, tensors: int, size: int) -> None:
 
 
 def _declared(settings: dict[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return the settings that the class knows, also in the configurations inside this one."""
+    """Return the settings that the class declares, also in nested configurations."""
     known = _keys(kind)
     kept = {key: value for key, value in settings.items() if key in known}
     for key, part in kind.sub_configs.items():
@@ -267,13 +268,13 @@ def _keys(kind: type[PretrainedConfig]) -> set[str]:
 
 
 def _is_free(kind: type[PretrainedConfig], word: str) -> bool:
-    """Return whether an attribute of this name would take the place of nothing that the class is made of."""
+    """Return whether an attribute of this name would replace no part of the class."""
     taken = inspect.getattr_static(kind, word, None)
     return not word.startswith("_") and (taken is None or isinstance(taken, property))
 
 
 def _words(code: CodeType) -> Iterator[str]:
-    """Yield texts and names in the code of a function: keys that it takes, and attributes that it sets."""
+    """Yield strings and names in the code of a function: keys that it reads, and attributes that it sets."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, str):
@@ -301,7 +302,8 @@ def _without_paths(value: Any) -> Any:
 
 
 def _check_tokenizer_class(file: Path, settings: dict[str, Any]) -> None:
-    """Refuse a class of transformers that is no tokenizer's: it would be made, and given the folder."""
+    """Refuse a class of transformers that is no tokenizer's: transformers would make one and pass it the
+    folder."""
     name = settings.get("tokenizer_class")
     found = getattr(transformers, name, None) if isinstance(name, str) else name
     if found is not None and not (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
@@ -313,7 +315,8 @@ def _check_tokenizer_class(file: Path, settings: dict[str, Any]) -> None:
 
 
 def generation(folder: Path) -> dict[str, Any]:
-    """Return what generation takes from a model, ends of texts and ways of sampling, all of them numbers."""
+    """Return the settings of generation in a model: ends of texts and ways of sampling, all of them
+    numbers."""
 
     def is_number(value: Any) -> bool:
         return isinstance(value, int | float) or (isinstance(value, list) and all(map(is_number, value)))
