@@ -53,19 +53,19 @@ FORMAT = 1
 STATEMENT, MANIFEST, LOG = "statement.json", "manifest", "log"
 
 BLOCK = tarfile.BLOCKSIZE
-"""Bytes of a header, and of what the size of a member is rounded up to."""
+"""Size of a header, in bytes; the size of a member is rounded up to a multiple of it."""
 
 MAX_STATEMENT = 16_384
-"""Bytes of a statement: all its fields have a bounded length."""
+"""Maximum size of a statement, in bytes. All its fields have a bounded length."""
 
 MAX_ENTRY = 1 << 20
-"""Bytes of an entry: several times those of the longest row or decision."""
+"""Maximum size of an entry, in bytes: several times that of the longest row or decision."""
 
 BATCH = 64
-"""Entries that are written to the log in one transaction: at most as many megabytes of memory."""
+"""Number of entries that are written to the log in one transaction: at most as many megabytes of memory."""
 
 COPIED = 1 << 20
-"""Bytes of a file that are copied at once."""
+"""Bytes of a file that are copied at a time."""
 
 _LENGTH = 4
 
@@ -73,7 +73,7 @@ _BOUNDS = {"max_array_len": 8, "max_map_len": 0, "max_ext_len": 0}
 
 
 class EntryKind(IntEnum):
-    """Kinds of entries; all of a kind come before those of the next."""
+    """Kinds of entries. All entries of a kind come before those of the next."""
 
     CONTROL = 0
     AUTHORITY = 1
@@ -89,11 +89,11 @@ _FIELDS = {
     EntryKind.CUT: 3,
     EntryKind.CARD: 3,
 }
-"""Fields of an entry besides its kind."""
+"""Number of an entry's fields beside its kind."""
 
 
 class Unpacked(NamedTuple):
-    """The content of an archive that was found right, as a data folder."""
+    """The verified content of an archive, as a data folder."""
 
     manifest: Manifest
     statement: ArchiveStatement
@@ -106,11 +106,10 @@ class Unpacked(NamedTuple):
 def write(
     manifest: Manifest, update_log: UpdateLog, published: Path, out: Path, version: str
 ) -> ArchiveStatement:
-    """Verify a log, and write the archive of its run to the new file `out`; return what it states.
+    """Verify a log, and write the archive of its run to the new file `out`; return its statement.
 
-    `published` is the folder with the run's bases: those that are here go into it. Raises UserError as
-    `audit`, HISTORY_GONE for a log that has let go of its beginning, BAD_OPTION if there is such a file,
-    DISK_FULL.
+    `published` is the folder with the run's bases; stored ones are included. Raises UserError as `audit`,
+    HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file exists, DISK_FULL.
     """
     if update_log.bases():
         raise UserError(
@@ -159,9 +158,9 @@ def _statement(found: VerifyResult, version: str) -> ArchiveStatement:
 def _members(
     manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement, beside: Path
 ) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield name and content of each member; a content is gone when the next is asked for.
+    """Yield name and content of each member. A content is gone when the next one is asked for.
 
-    What has to be written first to know its size lies on the disk of the file `beside`.
+    Content whose size must be known first is written to the disk of the file `beside`.
     """
     run = manifest.parameters()
     yield STATEMENT, BytesIO(statement.model_dump_json(indent=2).encode())
@@ -194,7 +193,7 @@ def _framed(entries: Iterable[list[Any]]) -> Iterator[bytes]:
 
 
 def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
-    """Yield everything in a log that is for others."""
+    """Yield everything in a log that is meant for others."""
     kept = kept_control(update_log)
     for entry in kept.entries:
         yield [EntryKind.CONTROL, *entry]
@@ -223,9 +222,9 @@ def _published(run: RunParameters, update_log: UpdateLog) -> list[str]:
 def unpack(archive: Path, folder: Path) -> Unpacked:
     """Unpack an archive into an empty folder, as a data folder, and verify all of it.
 
-    Memory stays within what a manifest may ask for (SPEC M9), and the folder no larger than a few times the
-    archive, whatever it holds; time grows with both. Raises
-    UserError ARCHIVE_UNUSABLE for whatever is wrong with it, NEWER_PROTOCOL, OLDER_PROTOCOL, DISK_FULL.
+    Memory stays within a manifest's bound (SPEC M9), and the folder within a few times the archive's size;
+    time grows with both. Raises UserError ARCHIVE_UNUSABLE for any fault, NEWER_PROTOCOL, OLDER_PROTOCOL,
+    DISK_FULL.
     """
     with _faults(archive), archive.open("rb") as file:
         members = _Members(file, os.fstat(file.fileno()).st_size)
@@ -251,7 +250,7 @@ def unpack(archive: Path, folder: Path) -> Unpacked:
 
 @contextmanager
 def _faults(archive: Path) -> Iterator[None]:
-    """Raise UserError for everything that an archive can be."""
+    """Raise UserError for every fault of an archive."""
     try:
         with disk_faults(archive):
             yield
@@ -273,7 +272,7 @@ def unusable(archive: Path, reason: str) -> UserError:
 
 
 class _Members:
-    """The members of a tar, in order, read from front to back; each header is checked before its content."""
+    """The members of a tar, read in order from front to back. Each header is checked before its content."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file = file
@@ -281,12 +280,12 @@ class _Members:
         self._next: tarfile.TarInfo | None = None
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the content of the next member, which must have this name and at most so many bytes."""
+        """Return the content of the next member, which must have this name and at most this size."""
         return b"".join(self.content(name, most))
 
     def content(self, name: str, most: int | None = None) -> Iterator[bytes]:
-        """Yield the content of the next member, which must have this name, in parts; all of it is to be
-        read."""
+        """Yield the content of the next member, which must have this name, in parts. The caller must read all
+        of it."""
         info = self.following()
         if info is None or info.name != name:
             raise ValueError(f"{name!r} is not where it should be")
@@ -316,7 +315,7 @@ class _Members:
         return self._next
 
     def end(self) -> None:
-        """Check that there is nothing more: `tar` fills up its last record with zeros."""
+        """Check that nothing follows: `tar` fills up its last record with zeros."""
         if self._next is not None or self._left > tarfile.RECORDSIZE or any(self._take(self._left)):
             raise ValueError("something comes after its end")
 
@@ -353,7 +352,7 @@ def _framed_in(content: Iterator[bytes]) -> Iterator[list[Any]]:
 
 
 class _ArchiveReader:
-    """Writes entries to a log, in order; what can be recomputed of them is."""
+    """Writes entries to a log, in order. It recomputes all that can be recomputed."""
 
     def __init__(self, run: RunParameters, update_log: UpdateLog) -> None:
         self._run = run
@@ -365,7 +364,7 @@ class _ArchiveReader:
         self._chain = b""
 
     def append(self, entries: Iterable[list[Any]]) -> None:
-        """Write some entries, those of a kind at once. Raises whatever shows that they are none."""
+        """Append entries, those of one kind at a time. Raises various errors for invalid ones."""
         for kind, group in groupby(entries, key=itemgetter(0)):
             fields = [entry[1:] for entry in group]
             count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]
@@ -393,7 +392,7 @@ class _ArchiveReader:
                 self._log.append([], cards=[self._card(*fields) for fields in entries])
 
     def _row(self, origin: Any, incarnation: Any, first: Any, body: Any) -> Record:
-        """Return a row whose chain head is as it should be."""
+        """Return a row with its recomputed chain head."""
         feed, first = _feed(origin, incarnation), _number(first)
         if feed != self._feed:
             self._feed, self._chain = feed, genesis(self._run.run_id, feed)

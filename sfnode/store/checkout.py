@@ -1,9 +1,9 @@
-"""Finds the last seal that a log has as a whole (SPEC O11), or any seal that is asked for, and what counts by
-it: what is exported, evaluated, verified and compared.
+"""Finds the last seal whose updates a log holds completely (SPEC O11), or a given seal, and the updates that
+count by it. Exports, evaluations, verifications and comparisons use it.
 
-A seal's model is that of the decisions up to the next seal: what the organiser has taken back meanwhile does
-not count. Who lacks some of what a seal counts knows nothing of its model, and speaks of an earlier seal. A
-seal that is asked for by its epoch is as it was when it was signed: decisions after it change nothing of it.
+A seal's model follows from the decisions up to the next seal: updates revoked in between do not count. A node
+that lacks some of a seal's updates does not know its model, and uses an earlier seal. A seal that is asked
+for by its epoch is as it was when it was signed: later decisions do not change it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Checkout(NamedTuple):
     """The state of a run by one of its seals."""
 
     epoch: int | None
-    """Epoch of the last seal of which everything is here; None if there is none."""
+    """Epoch of the last seal whose updates are all stored; None if there is none."""
     updates: int
-    """Updates that count by it."""
+    """Number of updates that count by it."""
     counted: dict[Feed, Counted]
     sealed: int
-    """Epochs that are sealed, by the decisions that are here."""
+    """Number of sealed epochs, by the stored decisions."""
     lacking: int
-    """Updates that these seals are about and that are not here."""
+    """Number of missing updates that these seals name."""
 
 
 def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
-    """Return what to tell whoever asks for the last of `sealed` epochs and is given that of `epoch`; None if
-    it is the same one."""
+    """Return a warning for somebody who asks for the last of `sealed` epochs and gets `epoch`; None if they
+    are the same."""
     if epoch is not None and not lacking:
         return None
     if not sealed:
@@ -53,7 +53,8 @@ def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
 
 
 def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int]) -> Checkout:
-    """Return what counts by the last seal of which everything is held: `held(feed)` steps of a feed are."""
+    """Return the updates that count by the last seal whose updates are all held: `held(feed)` steps of each
+    feed."""
     latest = run_state = run_state_of(run, entries)
     while (epoch := _first_lacking(run_state, held)) is not None:
         entries = entries[: seal_of(run, entries, epoch)]
@@ -62,8 +63,8 @@ def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed
 
 
 def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None:
-    """Return what counts by the last seal of `run_state`, without reading decisions; None if something that
-    it counts is not held."""
+    """Return the same for `run_state`'s last seal, without reading decisions; None if some of its updates are
+    not held."""
     whole = _first_lacking(run_state, held) is None
     return _checkout(run_state, run_state, held) if whole else None
 
@@ -71,10 +72,10 @@ def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None
 def at_seal(
     run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int], epoch: int
 ) -> Checkout:
-    """Return what counted when `epoch` was sealed, by the decisions up to its seal.
+    """Return the updates that counted when `epoch` was sealed, by the decisions up to its seal.
 
     Raises UserError BAD_OPTION if it is not sealed, RUN_IS_OPEN in a run without seals, UPDATES_LACKING if
-    something that it is about is not held.
+    some of its updates are not held.
     """
     if run.organised is None:
         raise UserError(
@@ -105,7 +106,8 @@ def at_seal(
 
 
 def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]) -> Checkout:
-    """Return what counts by the last seal of `run_state`; `latest` is the same by all decisions."""
+    """Return the updates that count by the last seal of `run_state`. `latest` is the run state after all
+    decisions."""
     rates, last = Rates.of(run_state), run_state.sealed - 1
     stops = run_state.positions(last) if run_state.sealed else {}
     lacking = latest.positions(latest.sealed - 1) if latest.sealed else {}
@@ -119,7 +121,7 @@ def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]
 
 
 def _first_lacking(run_state: RunState, held: Callable[[Feed], int]) -> int | None:
-    """Return the first sealed epoch up to which something named is not held; None if there is none."""
+    """Return the first sealed epoch with a named step that is not held; None if there is none."""
     if not run_state.sealed:
         return None
     named = run_state.positions(run_state.sealed - 1).items()
@@ -151,11 +153,12 @@ def advance(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int],
 ) -> None:
-    """Take a core from what it has of each feed to what is `wanted`. Raises as `replay.changes`."""
+    """Change a core from the `applied` updates of each feed to the `wanted` ones. Raises as
+    `replay.changes`."""
     for batch in changes(update_log, applied, whole(applied, wanted), subspace_of):
         core.add(batch)
 
 
 def whole(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> dict[Feed, Counted]:
-    """Return what is `wanted`, and that nothing is of the other feeds that were `applied`."""
+    """Return `wanted`, with no updates of the other feeds in `applied`."""
     return {feed: wanted.get(feed, NOTHING) for feed in (*wanted, *applied)}

@@ -1,13 +1,13 @@
-"""States of checkpoints: what counts of the epochs up to one, as values and as files (SPEC O14).
+"""States of checkpoints: the updates that count up to an epoch, as values and as files (SPEC O14).
 
-A state says where each feed goes on, and has the cores of what came before. Everybody can compute it from the
-log, and compare its two digests with those that the organiser has signed: only such a state is ever used.
-What follows from decisions is looked up at once (`plan`, `start`), so that what takes long can be done in
-another thread while more decisions come.
+A state has the step at which each feed continues, and the cores of the updates before. Everybody can compute
+it from the log, and compare its two digests with the signed ones. No other state is ever used. `plan` and
+`start` look up at once what follows from decisions. The slow rest can then run in another thread while more
+decisions come.
 
-A file has, after its magic number: the epoch, the number of feeds and that of cores, u32 each; for each feed
-what it adds to the feeds digest; for each core its subspace, u32, and its entries as int64, little-endian.
-All other integers are big-endian. Its size follows from the decisions and the manifest.
+A file has, after its magic number: the epoch, the number of feeds and that of cores, u32 each; each feed's
+part of the feeds digest; for each core its subspace, u32, and its entries as int64, little-endian. All other
+integers are big-endian. Its size follows from the decisions and the manifest.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from sfprotocol.validation import tag
 from sfprotocol.weighing import Counted, named
 
 KEPT = 2
-"""Files of the newest checkpoints that are kept: a node prunes below the older one, so that a decision about
-the epochs between them takes back nothing that it has let go."""
+"""Number of newest checkpoints whose files are kept. A node prunes below the older one, so that a decision
+about the epochs between them needs nothing that was pruned."""
 
 _NAMED = 16
-"""Hexadecimal digits of a digest in the name of a file: enough to tell the statements of one epoch apart."""
+"""Hexadecimal digits of a digest in a file's name: enough to tell the statements of one epoch apart."""
 
 _NAME = re.compile(rf"[0-9]{{1,10}}-[0-9a-f]{{{_NAMED}}}")
 
@@ -55,35 +55,35 @@ _SUBSPACE = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """The state that a checkpoint is the digest of."""
+    """The state whose digest a checkpoint is."""
 
     epoch: int
     bases: Mapping[int, Base]
-    """Points at which feeds go on, by their ascending numbers."""
+    """Points at which feeds continue, by their ascending numbers."""
     cores: Mapping[int, I64] = field(repr=False)
     """The cores that are not zero, (layers, rows, columns) each, by their ascending subspaces."""
 
     def decision(self, run_id: bytes) -> Checkpoint:
-        """Return the decision that states this."""
+        """Return the decision that states this checkpoint."""
         return Checkpoint(
             self.epoch, feeds_digest(run_id, self.bases.items()), core_digest(self.cores.items())
         )
 
 
 class CheckpointPlan(NamedTuple):
-    """Basis of a state, as decisions say it."""
+    """What decisions say about a state that is not computed yet."""
 
     epoch: int
     stops: Mapping[int, tuple[Feed, NamedStop]]
-    """Feeds, and the ends of what closes have named of them, by their ascending numbers."""
+    """Feeds, and the ends of the steps that closes have named, by their ascending numbers."""
     before: Mapping[Feed, Counted]
-    """Weights in the state from which the computation begins."""
+    """Updates already included in the previous state, with their weights."""
     counted: Mapping[Feed, Counted]
 
 
 def plan(run_state: RunState, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
-    """Return what is to be computed, by the decisions so far, of the epochs up to `epoch`, which is sealed;
-    from `previous`, a state of a checkpoint that is usable and not of a later epoch, or from nothing."""
+    """Return the plan of the state of all epochs up to `epoch`, which is sealed, by the decisions so far. It
+    begins with `previous`, a usable checkpoint's state of no later epoch, or with nothing."""
     stops = {}
     for number, step in run_state.positions(epoch).items():
         mark = run_state.named_stop(number, step)
@@ -100,10 +100,10 @@ def compute(
     planned: CheckpointPlan,
     previous: CheckpointState | None = None,
 ) -> CheckpointState | None:
-    """Compute a state from the log, and from `previous` as it was given to `plan`; takes as long as reading
-    what came since.
+    """Compute a state from the log and from `previous`, as given to `plan`. Takes as long as reading the
+    updates in between.
 
-    None if some of what was named is not in the log, or is of another history. Raises UserError LOG_CORRUPT.
+    None if named updates are missing in the log, or belong to another history. Raises UserError LOG_CORRUPT.
     """
     bases = {}
     for number, (feed, end) in planned.stops.items():
@@ -121,7 +121,7 @@ def compute(
 
 
 def _base(update_log: UpdateLog, feed: Feed, end: NamedStop) -> Base | None:
-    """Return where a feed goes on after an end; None if the log does not have it up to there."""
+    """Return the point at which a feed continues after an end; None if the log does not reach it."""
     if update_log.stop(feed) < end.stop:
         return None
     chain, _ = update_log.past(feed, end.stop)
@@ -143,16 +143,16 @@ def encode(state: CheckpointState) -> bytes:
 
 
 def most_bytes(manifest: Manifest, run_state: RunState, epoch: int) -> int:
-    """Return a bound of the size of the file of a checkpoint of `epoch`, which is sealed."""
+    """Return an upper bound of the size of the file of a checkpoint of `epoch`, which is sealed."""
     subspaces = manifest.parameters().subspace_of(epoch) + 1
     feeds = len(run_state.positions(epoch)) * _FEED.size
     return _HEAD.size + feeds + subspaces * (_SUBSPACE.size + manifest.core_bytes)
 
 
 def decode(manifest: Manifest, run_state: RunState, data: bytes) -> CheckpointState:
-    """Return the state in a file, whose feeds `run_state` names; its digests tell whether it is true.
+    """Return the state in a file, whose feeds `run_state` names. The caller checks its digests.
 
-    Raises UserError LOG_CORRUPT for what is not the file of a state. Allocates no more than the file's size.
+    Raises UserError LOG_CORRUPT for a file in another format. Allocates no more than the file's size.
     """
     try:
         magic, epoch, feeds, cores = _HEAD.unpack_from(data)
@@ -182,13 +182,13 @@ def _require(condition: bool) -> None:
 
 
 def name(stated: Checkpoint) -> str:
-    """Return the name of the file of a state. An epoch has another one once it is stated anew, because some
-    of it counts no more."""
+    """Return the name of the file of a state. It changes when an epoch is stated again, because fewer updates
+    count."""
     return f"{stated.epoch}-{listing(stated.feeds, stated.cores).hex()[:_NAMED]}"
 
 
 def usable(folder: Path, run_state: RunState) -> list[Checkpoint]:
-    """Return the checkpoints that are usable and whose states are in this folder, by ascending epochs."""
+    """Return the usable checkpoints whose states are in this folder, by ascending epochs."""
     here = {file.name for file in _files(folder)}
     return [checkpoint for checkpoint in run_state.checkpoints if name(checkpoint) in here]
 
@@ -205,8 +205,8 @@ def _epoch(file: Path) -> int:
 
 
 def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[int] = ()) -> None:
-    """Write the file of a state, durably and all or nothing; remove what was stated of its epoch before, and
-    all others but the KEPT newest and those of the epochs `needed`. Raises UserError DISK_FULL."""
+    """Write the file of a state, durably and all or nothing. Remove older states of its epoch, and all others
+    except the KEPT newest and those of the epochs `needed`. Raises UserError DISK_FULL."""
     path = folder / name(state.decision(run_id))
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
@@ -220,14 +220,14 @@ def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[i
 
 
 def load(folder: Path, manifest: Manifest, run_state: RunState, stated: Checkpoint) -> CheckpointState | None:
-    """Return the state of a checkpoint from its file; None if it is not there any more, as its node keeps
-    newer ones. Raises UserError LOG_CORRUPT if it is not the one which was stated."""
+    """Return the state of a checkpoint from its file; None if its node has removed it for newer ones. Raises
+    UserError LOG_CORRUPT if it is not the stated one."""
     content = _content(folder, stated)
     return None if content is None else decode_stated(manifest, run_state, stated, content)
 
 
 def _content(folder: Path, stated: Checkpoint) -> bytes | None:
-    """Return what the file of a state has; None if there is none."""
+    """Return the content of the file of a state; None if there is no file."""
     path = folder / name(stated)
     with disk_faults(path), suppress(FileNotFoundError):
         return path.read_bytes()
@@ -237,7 +237,7 @@ def _content(folder: Path, stated: Checkpoint) -> bytes | None:
 def decode_stated(
     manifest: Manifest, run_state: RunState, stated: Checkpoint, data: bytes
 ) -> CheckpointState:
-    """Return the state of a checkpoint. Raises UserError LOG_CORRUPT if it is not the one that was stated."""
+    """Return the state of a checkpoint. Raises UserError LOG_CORRUPT if it is not the stated one."""
     state = decode(manifest, run_state, data)
     if state.decision(manifest.parameters().run_id) != stated:
         raise _damaged(f"{name(stated)} is not what the organiser has stated")
@@ -256,26 +256,26 @@ def _damaged(problem: str) -> UserError:
 
 
 class Start(NamedTuple):
-    """Beginning of a refold."""
+    """The beginning of a computation of cores."""
 
     checkpoint: Checkpoint | None = None
-    """The one whose state it begins with; None: from genesis."""
+    """Checkpoint with whose state it begins; None: genesis."""
     counted: Mapping[Feed, Counted] = {}
-    """Steps of each feed that its cores have, with their weights."""
+    """Steps of each feed in that state's cores, with their weights."""
     content: bytes = b""
-    """Content of its file, which is read at once: a node keeps newer states soon, and removes this one."""
+    """Content of its file. It is read at once, because a node soon removes this file for newer ones."""
 
     def state(self, manifest: Manifest, run_state: RunState | None) -> CheckpointState | None:
-        """Return the state; None from genesis. Raises UserError LOG_CORRUPT if it is not the one stated."""
+        """Return the state; None at genesis. Raises UserError LOG_CORRUPT if it is not the stated one."""
         if self.checkpoint is None or run_state is None:
             return None
         return decode_stated(manifest, run_state, self.checkpoint, self.content)
 
 
 def start(folder: Path, run_state: RunState | None, update_log: UpdateLog) -> Start:
-    """Return the newest checkpoint from which everything that counts now can be added up.
+    """Return the newest checkpoint from which all updates that count now can be added.
 
-    Raises UserError CHECKPOINT_UNUSABLE if there is none, and the log has let go of what came before.
+    Raises UserError CHECKPOINT_UNUSABLE if there is none and the log has pruned its beginning.
     """
     bases = update_log.bases()
     if run_state:
@@ -300,7 +300,7 @@ def _steps(counted: Counted | None) -> int:
 
 
 def prunable(folder: Path, run_state: RunState) -> Checkpoint | None:
-    """Return the checkpoint below which history may go: of those that are usable, and whose states are here,
-    the older one of the newest two; None if there are no two."""
+    """Return the checkpoint below which the log may be pruned: the older one of the newest two usable ones
+    whose states are stored. None if there are not two."""
     here = usable(folder, run_state)
     return here[-KEPT] if len(here) >= KEPT else None

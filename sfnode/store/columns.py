@@ -1,10 +1,11 @@
-"""The updates of a log as numpy columns: for plots, for statistics, and to see a run as it was.
+"""The updates of a log as numpy columns, for plots, for statistics, and for looking at earlier states of a
+run.
 
-A log keeps the order of updates within each feed and no other: the nodes of a run admit its updates in
-different orders and end with the same model. A state of the run is therefore a frontier, so many steps of
-each feed, and not a moment in time. Rows are in an order in which every prefix is such a state, the same on
-every node with the same updates: by epoch, then by how many updates of that epoch the feed has made before,
-then by feed. `Columns.at` takes such a prefix; `Columns.prefix` takes any frontier.
+A log keeps the order of updates within each feed and no other. The nodes of a run admit its updates in
+different orders and end with the same model. A state of the run is therefore a frontier, a number of steps of
+each feed, and no moment in time. Rows are in an order in which every prefix is such a state: by epoch, then
+by the feed's number of earlier updates in that epoch, then by feed. It is the same on every node with the
+same updates. `Columns.at` takes such a prefix; `Columns.prefix` takes any frontier.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ class Updates(NamedTuple):
     step: I64
     """Position in the feed, from 0."""
     epoch: I64
-    """Epoch that the update says it belongs to, from 0."""
+    """Epoch in the update's label, from 0."""
     seed: U64
     """Seed of the direction and of the mini-batch (SPEC R5)."""
     scalar: I64
-    """Quantised directional derivative, in units of the manifest's scalar_delta; in a first-order run one for
+    """Quantised directional derivative, in units of the manifest's scalar_delta. In a first-order run one for
     every cell, (n, cells)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The updates of a log, or of a state that the run was in; about 40 bytes of memory each."""
+    """The updates of a log, or of a state of the run. Each takes about 40 bytes of memory."""
 
     run_id: bytes
     """32 bytes."""
     feeds: tuple[Feed, ...]
-    """All feeds of the log, sorted; also those of which nothing is left in a prefix."""
+    """All feeds of the log, sorted, including feeds without updates in a prefix."""
     before: tuple[int, ...]
-    """Number of updates of each feed that come before those that are here: a checkpoint stands for them."""
+    """Number of updates of each feed before these: a checkpoint stands for them."""
     updates: Updates
 
     def __len__(self) -> int:
@@ -59,17 +60,17 @@ class Columns:
         return len(self.updates.seed)
 
     def at(self, known: int) -> Columns:
-        """Return the state after the first `known` updates. Raises ValueError if there are not so many."""
+        """Return the state after the first `known` updates. Raises ValueError if there are fewer."""
         if not 0 <= known <= len(self):
             raise ValueError(f"there are {len(self)} updates and not {known}")
         return self._rows(slice(known))
 
     def before_epoch(self, epoch: int) -> Columns:
-        """Return the state that has the updates of all epochs before `epoch`, and no others."""
+        """Return the state with the updates of all epochs before `epoch`, and no others."""
         return self._rows(self.updates.epoch < epoch)
 
     def prefix(self, frontier: Mapping[Feed, int]) -> Columns:
-        """Return the state that has the first `frontier[feed]` updates of each feed, none of feeds not in it.
+        """Return the state with the first `frontier[feed]` updates of each feed, and none of other feeds.
 
         Raises ValueError for steps that are not in the log.
         """
@@ -81,7 +82,7 @@ class Columns:
         return self._rows(self.updates.step < stops[self.updates.feed])
 
     def frontier(self) -> dict[Feed, int]:
-        """Return the number of updates of each feed, with those that come before."""
+        """Return the number of updates of each feed, including those that a checkpoint stands for."""
         counts = np.bincount(self.updates.feed, minlength=len(self.feeds)) + np.array(self.before, np.int64)
         return dict(zip(self.feeds, counts.tolist(), strict=True))
 
@@ -136,9 +137,11 @@ def _updates_of(number: int, segment: Segment, stop: int) -> Updates:
 
 
 def _order(updates: Updates, begins: I64) -> NDArray[np.intp]:
-    """Positions of updates, which come feed by feed and step by step, in the order of `Columns`.
+    """Return the positions of updates in the order of `Columns`. The updates come feed by feed and step by
+    step.
 
-    `begins` has, for each feed, the epoch of what comes before and how many updates there have it.
+    `begins` has, for each feed, the epoch of the last update before them and the number of its updates in
+    that epoch.
     """
     places = np.arange(len(updates.step))
     changes = np.r_[True, (np.diff(updates.feed) != 0) | (np.diff(updates.epoch) != 0)][: len(places)]

@@ -1,6 +1,6 @@
 """The data folder of a node: the names of its files, the lock for one process, and whether it was copied.
 
-Knows names of files, not what is in them.
+Knows the names of files, not their content.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 MAX_SOCKET_PATH = 103
-"""Bytes of an AF_UNIX path: macOS takes 104 with the closing zero, Linux 108."""
+"""Maximum bytes of an AF_UNIX path: macOS takes 104 with the closing zero, Linux 108."""
 
 PROBE_PATIENCE = 5.0
-"""Seconds for which `open_data_dir` waits for processes that only ask who holds the folder. Each of them has
-the shared lock for microseconds, so that this takes milliseconds however many they are."""
+"""Time in seconds for which `open_data_dir` waits for processes that only ask who holds the folder. Each
+holds the shared lock for microseconds, so even many take milliseconds."""
 
 _PROBE_POLL = 0.001
-"""Seconds between two attempts meanwhile."""
+"""Time in seconds between two attempts to lock the folder."""
 
 _SOCKET = "control.sock"
 
 _LOCATION = "place"
-"""Key in the log's meta table under which lies where the log was when its feed was last continued."""
+"""Key in the log's meta table for the log's location when its feed was last continued."""
 
 _SIGNED_AT = "signed"
-"""Key under which lies where the log was when a decision was last signed in it; empty once others that were
-signed elsewhere have come since."""
+"""Key for the log's location when a decision was last signed in it. Empty after newer decisions that were
+signed elsewhere."""
 
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 class _Inside:
-    """The path of something in a data folder, by its name there."""
+    """The path of a file in a data folder, by its name there."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -55,7 +55,7 @@ class _Inside:
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths in a data folder, whoever uses it at the moment."""
+    """The paths in a data folder, whether or not a process uses it."""
 
     path: Path
 
@@ -67,13 +67,13 @@ class Layout:
     libp2p_identity = _Inside("libp2p.key")
     """The RSA key that names the node in libp2p; written by the transport."""
     named = _Inside("named.json")
-    """The files outside the folder that its owner has named."""
+    """The list of files outside the folder that its owner has named."""
     ports = _Inside("ports")
-    """The ports on which the node listened last; written by the transport."""
+    """The ports on which the node listened last. The transport writes it."""
     contacts = _Inside("contacts.json")
-    """The invitation by peers that the node has met, for when it does not run (`run.json`)."""
+    """An invitation by peers that the node has met, for times when it does not run (`run.json`)."""
     model = _Inside("model")
-    """The folder of the base model, if it was downloaded from peers."""
+    """The folder of the base model, if it came from peers."""
     partial_model = _Inside("model.partial")
     """The folder of an unfinished download of the base model."""
     listing = _Inside("model.listing")
@@ -94,16 +94,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataDir(Layout):
-    """A data folder that this process holds until `close`, or until the process ends in whatever way.
+    """A data folder that this process holds until `close`, or until the process ends in any way.
 
-    The lock is on an open file description, which a forked child shares: processes that must not outlive the
-    node have to be started afresh (exec), which closes the descriptor.
+    The lock is on an open file description, which a forked child shares. Processes that may outlive the node
+    must therefore be started with exec, which closes the descriptor.
     """
 
     descriptor: int
 
     def close(self) -> None:
-        """Let others use the folder."""
+        """Release the folder."""
         os.close(self.descriptor)
 
     def __enter__(self) -> DataDir:
@@ -114,10 +114,10 @@ class DataDir(Layout):
 
 
 def open_data_dir(path: Path) -> DataDir:
-    """Create the folder (mode 0700) if need be and take it for this process.
+    """Create the folder (mode 0700) if necessary and lock it for this process.
 
-    Raises UserError DATA_DIR_IN_USE when another process holds it, DATA_DIR_UNUSABLE when it cannot be
-    created or written, DISK_FULL.
+    Raises UserError DATA_DIR_IN_USE if another process holds it, DATA_DIR_UNUSABLE if it cannot be created or
+    written, DISK_FULL.
     """
     path = path.resolve()
     with disk_faults(path):
@@ -133,11 +133,12 @@ def open_data_dir(path: Path) -> DataDir:
 
 
 def holder(path: Path) -> int | None:
-    """Return the process that holds this folder, 0 if it has not written its number; None if none holds it.
+    """Return the process that holds this folder, 0 if it has not written its number yet; None if none holds
+    it.
 
-    Asking cannot keep a node from starting: it takes the lock in shared mode for a moment, which
-    `open_data_dir` distinguishes from the exclusive lock of a node. (A flock cannot be queried as a record
-    lock can; but record locks are lost when a process closes any descriptor of the file.)
+    Asking cannot keep a node from starting. It takes the lock in shared mode for a moment, and
+    `open_data_dir` tells that from a node's exclusive lock. (A flock cannot be queried as a record lock can,
+    but record locks are lost when a process closes any descriptor of the file.)
     """
     try:
         with Layout(path).lock.open() as lock:
@@ -150,11 +151,11 @@ def holder(path: Path) -> int | None:
 
 
 def moved(log: UpdateLog) -> bool:
-    """Return whether this log cannot be shown to be the very file that our feed was last continued from.
+    """Return whether this log may be another file than the one from which our feed was last continued.
 
-    A copied or restored folder has other inodes, and its original may have gone on: continuing the feed would
-    fork it. A log that is still empty has nothing to fork. What this cannot see (a disk image, a snapshot of
-    a virtual machine, a file overwritten in place) is left to asking peers (SPEC I3).
+    A copied or restored folder has other inodes, and its original may have continued: another continuation
+    would fork the feed. An empty log has nothing to fork. Disk images, snapshots of virtual machines and
+    files overwritten in place go unnoticed here; asking peers finds them (SPEC I3).
     """
     known = log.get_meta(_LOCATION)
     if known is None:
@@ -163,25 +164,25 @@ def moved(log: UpdateLog) -> bool:
 
 
 def remember_location(log: UpdateLog) -> None:
-    """Record that the feed goes on from this file.
+    """Record that the feed continues from this file.
 
-    Call it once `moved` was asked and the new incarnation, if one was needed, is in the log: in this order a
-    crash in between costs an incarnation but forks nothing.
+    Call it after `moved`, and after the log contains the new incarnation, if one was necessary. A crash in
+    between then costs an incarnation but forks nothing.
     """
     log.set_meta(_LOCATION, _location(log))
 
 
 def signed_here(log: UpdateLog) -> bool:
-    """Return whether the newest decisions in this log were signed in this very file: then nothing that was
-    signed can be lacking, as it was durable before anybody got it. What this cannot see: as `moved`."""
+    """Return whether the newest decisions in this log were signed in this very file. No signed decision can
+    then be missing, because each was durable before it was sent. Copies go unnoticed as in `moved`."""
     return log.get_meta(_SIGNED_AT) == _location(log)
 
 
 def remember_signing(log: UpdateLog, ours: bool) -> None:
-    """Record whether decisions that are about to be written to this log are `ours`, signed here.
+    """Record whether the decisions that will now be written to this log are `ours`, signed here.
 
-    Should the process end in between: `ours` can only be signed by who has all that was signed before, and
-    what others have signed is not here yet.
+    The process may end before they are written. Nothing is wrong then: `ours` can be signed only with all
+    earlier decisions, and others' decisions are not stored yet.
     """
     here = _location(log) if ours else b""
     if (log.get_meta(_SIGNED_AT) or b"") != here:
@@ -191,9 +192,9 @@ def remember_signing(log: UpdateLog, ours: bool) -> None:
 def control_socket_path(path: Path) -> Path:
     """Return the path of the control socket of data folder `path`, the same for the node and its clients.
 
-    Inside the folder, or, when that is too long for AF_UNIX, in a private folder under the temporary one
-    (`open_data_dir` makes it). Both sides need the same TMPDIR then. Raises UserError DATA_DIR_UNUSABLE when
-    that is too long as well, or when another user has made something of that name.
+    It is inside the folder. If that path is too long for AF_UNIX, it is in a private folder under the
+    temporary one, which `open_data_dir` makes. Both sides then need the same TMPDIR. Raises UserError
+    DATA_DIR_UNUSABLE if that path is too long as well, or if its folder is another user's.
     """
     path = path.resolve()
     inside, outside = path / _SOCKET, _socket_folder(path) / _SOCKET
@@ -218,8 +219,8 @@ def _make_folder(path: Path) -> None:
 def _take(path: Path, descriptor: int) -> None:
     """Lock the folder, or raise UserError DATA_DIR_IN_USE if a node holds it.
 
-    A node holds the lock exclusively, so that not even a shared lock can be taken beside it. A process that
-    only asks (`holder`) has it in shared mode, and for a moment.
+    A node holds the lock exclusively, so that not even a shared lock is possible beside it. A process that
+    only asks (`holder`) holds it in shared mode for a moment.
     """
     deadline = time.monotonic() + PROBE_PATIENCE
     while not _lock(descriptor, fcntl.LOCK_EX):
@@ -232,7 +233,7 @@ def _take(path: Path, descriptor: int) -> None:
 
 
 def _lock(descriptor: int, mode: int) -> bool:
-    """Lock the file if that is possible at once; return whether it was."""
+    """Lock the file if that is possible at once; return whether it is locked."""
     try:
         fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -250,7 +251,7 @@ def _in_use(path: Path, descriptor: int) -> UserError:
 
 
 def _location(log: UpdateLog) -> bytes:
-    """Return what distinguishes this very file from a copy of it."""
+    """Return a description that differs between this file and any copy of it."""
     with disk_faults(log.path):
         status = log.path.stat()
         return f"{status.st_dev} {status.st_ino} {log.generation} {_machine()}".encode()
@@ -279,7 +280,8 @@ def _make_socket_folder(path: Path) -> None:
 
 
 def _refuse_folder_of_others(path: Path, folder: Path) -> None:
-    """Raise UserError unless the socket folder, which lies where everybody may write, is ours alone."""
+    """Raise UserError unless the socket folder, which lies in a place that everybody may write to, is ours
+    alone."""
     try:
         status, owner = folder.lstat(), path.stat().st_uid
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Turns errors of the disk, from the operating system and SQLite, into errors that a user can act on.
 
-Knows error numbers and what makes a write durable; does not know what is being written.
+Knows error numbers and how to make a write durable, but not the written content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Opener = Callable[[str, int], int]
 
 _NO_ROOM_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
-"""SQLite says FULL for ENOSPC alone; over a quota or a file size limit it says IOERR_WRITE."""
+"""SQLite's codes for a full disk. It says FULL only for ENOSPC; over a quota or a file size limit it says
+IOERR_WRITE."""
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
@@ -27,7 +28,7 @@ _REFUSED = frozenset(
     {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR}
 )
 _PRIMARY = 0xFF
-"""The low byte of an extended SQLite result code is the primary one."""
+"""Mask of the primary code in an extended SQLite result code."""
 
 
 class BrokenRowError(Exception):
@@ -36,7 +37,7 @@ class BrokenRowError(Exception):
 
 @contextmanager
 def disk_faults(path: Path) -> Iterator[None]:
-    """Raise UserError for everything that the disk behind `path` can do to the statements inside.
+    """Raise UserError for every fault of the disk that holds `path` in statements of the block.
 
     Errors that only our own code can cause (a broken constraint, bad SQL) pass through: they are loud.
     """
@@ -54,7 +55,7 @@ def disk_faults(path: Path) -> Iterator[None]:
 
 
 def private(name: str, flags: int) -> int:
-    """Open a file, as an opener of `open`; if that makes it, for this user alone, whatever the umask."""
+    """Open a file, as an opener of `open`. A new file is for this user alone, whatever the umask."""
     return os.open(name, flags, 0o600)
 
 
@@ -84,7 +85,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(file: Path) -> None:
-    """Make what was written to a file survive a power cut."""
+    """Make the content of a file survive a power cut."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,7 +94,7 @@ def sync_file(file: Path) -> None:
 
 
 def corrupt(path: Path, reason: str) -> UserError:
-    """Return the error for a log that cannot be trusted any more."""
+    """Return the error for a log that can no longer be trusted."""
     return UserError(
         Code.LOG_CORRUPT,
         f"the update log {path} is damaged: {reason}",
@@ -102,7 +103,7 @@ def corrupt(path: Path, reason: str) -> UserError:
 
 
 def unusable(path: Path, reason: str) -> UserError:
-    """Return the error for a folder, or a file in it, that cannot be used as it is."""
+    """Return the error for an unusable folder, or an unusable file in it."""
     return UserError(
         Code.DATA_DIR_UNUSABLE, f"cannot use {path}: {reason}", "Correct that, or name another folder."
     )

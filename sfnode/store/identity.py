@@ -1,10 +1,10 @@
 """The node's identity: an Ed25519 key pair in a file that only its owner can read.
 
-It signs bytes and knows nothing of feeds, runs or libp2p (which has a key of its own). `run_keys` keeps the
-keys of those who organise a run in files of the same form.
+It signs bytes and knows nothing of feeds, runs or libp2p (which has its own key). `run_keys` keeps
+organisers' keys in files of the same form.
 
 The file is PKCS #8 in PEM, so that ordinary tools can read and write it. A key file that others could read is
-made private again and `Identity.exposed` says so: the run must go on, but the user should know that somebody
+made private again, and `Identity.exposed` says so. The run continues, but the user should know that somebody
 else may be able to sign as this node.
 """
 
@@ -29,7 +29,7 @@ _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The key pair of a node or of an organiser. `repr` shows the public half only."""
+    """The key pair of a node or of an organiser. `repr` shows only the public half."""
 
     public: bytes
     """Ed25519 public key, 32 bytes: the origin of the node's feeds."""
@@ -39,7 +39,7 @@ class Identity:
 
     @classmethod
     def generate(cls, random: Random | None = None) -> Identity:
-        """Return a new key pair, which is in no file yet, drawn by `random` or by the system."""
+        """Return a new key pair, which is in no file yet, drawn by `random` or by the operating system."""
         return cls._of(Ed25519PrivateKey.from_private_bytes((random or SystemRandom()).randbytes(32)))
 
     @classmethod
@@ -47,8 +47,8 @@ class Identity:
         return cls(key.public_key().public_bytes_raw(), exposed, key)
 
     def derived(self, purpose: bytes) -> Identity:
-        """Return the key pair of this identity for one purpose: others cannot tell that the two belong
-        together, and it is in no file."""
+        """Return this identity's key pair for one purpose. Others cannot connect it with this identity, and
+        it is in no file."""
         secret = hashlib.blake2b(
             self._key.private_bytes_raw() + purpose, digest_size=32, person=b"sfnode-derived"
         )
@@ -75,7 +75,7 @@ class Identity:
 
     @classmethod
     def decoded(cls, encoded: bytes, passphrase: bytes | None = None, *, exposed: bool = False) -> Identity:
-        """Return the key pair in the bytes of a file. Raises NotAKeyError and WrongPassphraseError."""
+        """Return the key pair in the bytes of a key file. Raises NotAKeyError and WrongPassphraseError."""
         try:
             key = serialization.load_pem_private_key(encoded, passphrase if _is_encrypted(encoded) else None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -90,15 +90,15 @@ class NotAKeyError(Exception):
 
 
 class WrongPassphraseError(Exception):
-    """The key is encrypted, and not with this passphrase."""
+    """The key is encrypted with another passphrase."""
 
 
 def load_or_create(path: Path, random: Random | None = None) -> Identity:
-    """Return the identity in `path`; a new one, drawn as by `generate` and written there with
-    mode 0600, if there is no such file.
+    """Return the identity in `path`. If there is no such file, draw one as `generate` does and write it there
+    with mode 0600.
 
     The caller holds the data folder's lock, so nobody else creates one at the same time. Raises UserError
-    DATA_DIR_UNUSABLE for a file that is not an Ed25519 key or cannot be read, DISK_FULL.
+    DATA_DIR_UNUSABLE for a file that is no Ed25519 key or cannot be read, DISK_FULL.
     """
     with disk_faults(path):
         if not path.exists():
@@ -116,7 +116,7 @@ def is_exposed(path: Path) -> bool:
 
 
 def _make_private(path: Path) -> bool:
-    """Make the file readable by its owner only; return whether that was necessary."""
+    """Make the file readable by its owner only; return whether it was not."""
     exposed = is_exposed(path)
     if exposed:
         path.chmod(_PRIVATE)

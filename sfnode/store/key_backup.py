@@ -1,9 +1,9 @@
 """Backups of keys: one encrypted file with the keys of a node and of the runs that its owner organises.
 
-A header says what the file is, with a salt, a nonce and the length of the rest. The rest is encrypted by
-AES-256-GCM (NIST SP 800-38D), which authenticates the header, too, with a key that scrypt (RFC 7914) derives
-from a passphrase. In it is a map in MessagePack of the key files as they are, by their places:
-`node/identity.pem`, `node/libp2p.key`, `keys/<name>`. A key that has a passphrase of its own keeps it.
+A header has the file's form, a salt, a nonce and the length of the rest. The rest is encrypted by AES-256-GCM
+(NIST SP 800-38D), which authenticates the header, too. scrypt (RFC 7914) derives the key from a passphrase.
+The rest is a map in MessagePack of the key files by their places: `node/identity.pem`, `node/libp2p.key`,
+`keys/<name>`. A key with its own passphrase keeps it.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, 
 NODE, RUNS, NETWORK = "node", "keys", "node/libp2p.key"
 
 MAX_BACKUP = 1 << 24
-"""Bytes of a backup that are read: those of 40,000 keys."""
+"""Maximum size of a backup, in bytes: that of 40,000 keys."""
 
 MAX_KEY = 4_096
-"""Bytes of a key file that are read: an encrypted one has 300, an RSA key of 4,096 bits 2,400."""
+"""Maximum size of a key file, in bytes. An encrypted one has 300, an RSA key of 4,096 bits 2,400."""
 
 _FORM = b"sfnode keys 1\n"
 """First bytes of a backup, with the version of its format."""
 
 _HEAD = struct.Struct(f">{len(_FORM)}s16s12sI")
-"""Form, salt, nonce, and the length of what follows in bytes."""
+"""Form, salt, nonce, and the length of the rest in bytes."""
 
 _TAG = 16
-"""Bytes of what authenticates the rest, at its end."""
+"""Bytes of the authentication tag at the end."""
 
 _SCRYPT = {"length": 32, "n": 1 << 17, "r": 8, "p": 1}
-"""128 MiB and a third of a second for each guess of a passphrase, as OWASP recommends. They belong to the
-format, so that no file asks for more."""
+"""Cost of a guess of a passphrase: 128 MiB and a third of a second, as OWASP recommends. The cost belongs to
+the format, so no file can ask for more."""
 
 _PLACE = re.compile(r"node/(identity\.pem|libp2p\.key)|keys/\w[\w .-]*")
-"""Places of keys: none leads out of its folder."""
+"""Places of keys. None leads out of its folder."""
 
 _ORGANISER = re.compile(r"keys/([0-9a-f]{64})")
 
 
 def collected(folder: Path, keys_dir: Path) -> dict[str, bytes]:
-    """Return the key files of the node of a data folder, and all in `keys_dir`, by their places.
+    """Return the key files of a data folder's node, and all in `keys_dir`, by their places.
 
     Raises UserError KEY_NOT_FOUND if there is none, KEY_EXPOSED, DATA_DIR_UNUSABLE.
     """
@@ -81,7 +81,7 @@ def write(path: Path, files: dict[str, bytes], passphrase: bytes) -> None:
 def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
     """Return the key files in a backup by their places.
 
-    Raises UserError BACKUP_UNUSABLE, WRONG_PASSPHRASE (also if there is none).
+    Raises UserError BACKUP_UNUSABLE, WRONG_PASSPHRASE (also without a passphrase).
     """
     head, rest = _halves(path)
     if not passphrase:
@@ -95,10 +95,10 @@ def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
 
 
 def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
-    """Put key files where they belong, and mark organisers' keys as restored; return the places of those that
-    were not there.
+    """Write key files to their places, and mark organisers' keys as restored. Return the places that were
+    empty.
 
-    Raises UserError BAD_OPTION, before anything is written, if another key is in the place of one,
+    Raises UserError BAD_OPTION, before anything is written, if another key is in one of the places,
     DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL.
     """
     paths = {place: _path(place, folder, keys_dir) for place in files}
@@ -112,8 +112,8 @@ def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
 
 
 def public(data: bytes) -> str | None:
-    """Return the public half of the key in a file, hex, or nothing if it is encrypted; None if there is no
-    such key in it."""
+    """Return the public half of the key in a file, in hex; empty if it is encrypted; None if the file has no
+    such key."""
     try:
         return Identity.decoded(data).public.hex()
     except WrongPassphraseError:
@@ -142,7 +142,8 @@ def _path(place: str, folder: Path, keys_dir: Path) -> Path:
 
 
 def _key_file(place: str, path: Path) -> bytes:
-    """Return a key file; nothing if there is no key. Raises UserError KEY_EXPOSED, DATA_DIR_UNUSABLE."""
+    """Return the content of a key file; empty if there is none. Raises UserError KEY_EXPOSED,
+    DATA_DIR_UNUSABLE."""
     with disk_faults(path):
         if not path.is_file():
             return b""
@@ -160,7 +161,7 @@ def _is_key(place: str, data: bytes) -> bool:
 
 
 def _is_there(path: Path, data: bytes) -> bool:
-    """Return whether this key lies there. Raises UserError BAD_OPTION if another one does."""
+    """Return whether this key is at its place. Raises UserError BAD_OPTION if another key is."""
     with disk_faults(path):
         if not path.exists():
             return False
@@ -175,7 +176,7 @@ def _is_there(path: Path, data: bytes) -> bool:
 
 
 def _put(place: str, path: Path, data: bytes) -> None:
-    """Write a key file, after its mark: a crash in between leaves no key that is not marked."""
+    """Write a key file, after its mark: a crash in between leaves no unmarked key."""
     with disk_faults(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if run := _ORGANISER.fullmatch(place):
@@ -188,7 +189,7 @@ def _cipher(passphrase: bytes, salt: bytes) -> AESGCM:
 
 
 def _checked(path: Path, content: bytes) -> dict[str, bytes]:
-    """Return what a backup holds: somebody else may have made it, and have told its passphrase."""
+    """Return the checked content of a backup. Somebody else may have made it, and told its passphrase."""
     with suppress(ValueError):
         files = msgpack.unpackb(content)
         if isinstance(files, dict) and all(_fits(*item) for item in files.items()):

@@ -1,12 +1,11 @@
 """The feeds as the log knows them without reading a row: their states, their cuts, their last segments.
 
-Kept in memory, and safe to use from any thread: it changes only after a commit, by the one writer there is at
-a time. Knows neither SQLite nor files.
+Kept in memory, and safe in any thread: only the one writer changes it, after a commit. Knows neither SQLite
+nor files.
 
-The last segments of every feed are kept for the reads that follow an append at once. Flooding sends each
-segment right after it was logged. Those reads happen on the event loop while the next append is in progress;
-through SQLite the slowest hundredth of them would take five to twenty times as long (measured: 0.3 to 1.3
-ms).
+The last segments of every feed are kept for reads right after an append: flooding sends each segment as soon
+as it is logged. Those reads happen on the event loop while the next append is in progress. Through SQLite the
+slowest hundredth of them would take five to twenty times as long (measured: 0.3 to 1.3 ms).
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from sfprotocol.signing import genesis
 
 
 class Tail(NamedTuple):
-    """The end of a feed; of one that is cut, of the part that counts."""
+    """The end of a feed; for a cut feed, the end of the part that counts."""
 
     feed: Feed
     next: int
-    """The first step that is not in the log, or does not count."""
+    """First step that is not in the log, or does not count."""
     chain: bytes
     """Chain head before that step, 32 bytes."""
     epoch: int
@@ -38,17 +37,17 @@ class Tail(NamedTuple):
 
 
 class StoredFeed(NamedTuple):
-    """The part of a feed that is kept in memory; replaced, never changed, and only after a commit."""
+    """The part of a feed that is kept in memory. It is replaced, never changed, and only after a commit."""
 
     number: int
     """The feed's id in the table."""
     key: int
     """The feed key (SPEC R4)."""
     base: Base
-    """The beginning of its rows: step 0, or later where a checkpoint stands for what comes before."""
+    """Where its rows begin: at step 0, or later if a checkpoint stands for the steps before."""
     tail: Tail
     loose: int
-    """Small rows appended since the feed was last packed."""
+    """Number of small rows since the feed was last packed."""
 
     @property
     def feed(self) -> Feed:
@@ -56,28 +55,29 @@ class StoredFeed(NamedTuple):
 
 
 def beginning(run_id: bytes, feed: Feed) -> Base:
-    """Return the base of a feed that is kept from its first step on."""
+    """Return the base of a feed that is stored from its first step on."""
     return Base(feed, 0, genesis(run_id, feed), 0, 0)
 
 
 def fresh(run_id: bytes, number: int, base: Base) -> StoredFeed:
-    """Return the state of a feed of which nothing is stored from its base on."""
+    """Return the state of a feed without rows after its base."""
     key = seeds.feed_key(run_id, base.feed.origin, base.feed.incarnation)
     return StoredFeed(number, key, base, Tail(base.feed, base.step, base.chain, base.epoch), 0)
 
 
 def unknown(run_id: bytes, feed: Feed, number: int = 0) -> StoredFeed:
-    """Return the state of a feed of which there is nothing."""
+    """Return the state of a feed without rows or base."""
     return fresh(run_id, number, beginning(run_id, feed))
 
 
 def tail_after(record: Record) -> Tail:
-    """Return the end of the feed whose last row is `record`."""
+    """Return the end of a feed whose last row is `record`."""
     return Tail(record.feed, record.segment.stop, record.chain, record.segment.parts[-1].epoch)
 
 
 def continued(before: StoredFeed, record: Record, replacing: bool) -> StoredFeed:
-    """Return the feed's state after `record`. Raises LocalProtocolError unless that continues the feed."""
+    """Return the feed's state after `record`. Raises LocalProtocolError unless the record continues the
+    feed."""
     segment, tail = record.segment, before.tail
     if segment.feed_key != before.key:
         raise LocalProtocolError("a record's segment is not of the record's feed")
@@ -97,22 +97,23 @@ def check_epochs(parts: Sequence[EpochScalars]) -> None:
 
 
 SEGMENTS_PER_FEED = 32
-"""A link that falls further behind than this many segments reads from SQLite, which costs a fraction of a
+"""Maximum segments of a feed in memory. A link that is further behind reads from SQLite, in a fraction of a
 millisecond."""
 
 MAX_SCALARS = 131_072
-"""Most scalars in the whole cache: about 5 MB."""
+"""Maximum scalars in the whole cache: about 5 MB."""
 
 
 class SegmentCache:
-    """A bounded tail of every feed; the feeds that have been silent the longest are dropped first."""
+    """The last segments of every feed, within bounds. The feeds that were silent the longest are dropped
+    first."""
 
     def __init__(self) -> None:
         self._tails: OrderedDict[Feed, deque[Segment]] = OrderedDict()
         self._size = 0
 
     def add(self, feed: Feed, segment: Segment) -> None:
-        """Keep `segment`, which continues `feed`; or takes the place of what is there from its first step."""
+        """Keep `segment`, which continues `feed`, or replaces the segments from its first step on."""
         tail = self._tails.setdefault(feed, deque())
         if tail and segment.first != tail[-1].stop:
             self._size -= sum(size_of(segment.parts) for segment in tail)
@@ -127,7 +128,8 @@ class SegmentCache:
             self._size -= sum(size_of(segment.parts) for segment in silent)
 
     def since(self, feed: Feed, first: int) -> list[Segment]:
-        """Return the segments from the one with step `first` to the last; empty if not kept that far back."""
+        """Return the segments from the one with step `first` to the last; empty if that one is not in
+        memory."""
         tail = self._tails.get(feed)
         if tail is None or tail[0].first > first:
             return []
@@ -161,7 +163,7 @@ class KnownFeeds:
     # -- reading -------------------------------------------------------------------------------------
 
     def state(self, feed: Feed) -> StoredFeed:
-        """Return the state of a feed as it is now; a fresh one if there is nothing of it."""
+        """Return the current state of a feed; a fresh one if the feed is unknown."""
         with self._lock:
             return self._states.get(feed) or unknown(self._run_id, feed)
 
@@ -181,13 +183,13 @@ class KnownFeeds:
             return dict(self._cuts)
 
     def both(self) -> tuple[list[StoredFeed], dict[Feed, CutRecord]]:
-        """Return the states and the cuts of one moment."""
+        """Return states and cuts of the same moment."""
         with self._lock:
             return list(self._states.values()), dict(self._cuts)
 
     def recent(self, feed: Feed, first: int) -> tuple[StoredFeed | None, list[Segment]]:
-        """Return a feed's state, and its segments from the one with step `first` to the last; none if they
-        are not in memory that far back."""
+        """Return a feed's state, and its segments from the one with step `first` to the last; none if that
+        one is not in memory."""
         with self._lock:
             return self._states.get(feed), self._recent.since(feed, first)
 
@@ -196,7 +198,7 @@ class KnownFeeds:
     def after(
         self, records: Sequence[Record], cuts: Sequence[CutRecord], replacing: bool
     ) -> dict[Feed, StoredFeed]:
-        """Return the states of the feeds after `records` and `cuts`; changes nothing.
+        """Return the states of the feeds after `records` and `cuts`, without changing anything.
 
         Raises LocalProtocolError unless every record continues its feed, as `continued`.
         """
@@ -213,7 +215,7 @@ class KnownFeeds:
     def adopt(
         self, moved: Mapping[Feed, StoredFeed], records: Sequence[Record], cuts: Sequence[CutRecord]
     ) -> None:
-        """Take over what was written."""
+        """Take over states, segments and cuts that were written."""
         with self._lock:
             self._states.update(moved)
             for record in records:
@@ -221,6 +223,6 @@ class KnownFeeds:
             self._cuts.update((cut.feed, cut) for cut in cuts)
 
     def begin_at(self, states: Mapping[Feed, StoredFeed]) -> None:
-        """Have these states and no others, and forget segments: some of their steps may be gone."""
+        """Set all states, and forget the segments: some of their steps may be gone."""
         with self._lock:
             self._states, self._recent = dict(states), SegmentCache()

@@ -1,20 +1,20 @@
 """The update log: every segment that this node has admitted, durable, in SQLite.
 
-An `append` that has returned survives a power cut; one that has not leaves no trace. That is all that the
-rest of the node relies on when it sends or applies an update. The log checks that feeds stay contiguous, but
-does not verify signatures or chains (the machine did, `sfnode verify` does again) and does not know which
+An `append` that has returned survives a power cut; one that has not leaves no trace. The rest of the node
+relies on nothing else when it sends or applies an update. The log checks that feeds stay contiguous. It does
+not verify signatures or chains (the machine did, and `sfnode verify` does again), and does not know which
 feed is our own.
 
-Threads: `append`, `rebase` and `set_meta` may run in an executor and take turns; reads may go on meanwhile
-from any other thread and never wait for a commit, because SQLite's WAL lets readers see the last committed
-state and reads have a connection of their own.
+Threads: `append`, `rebase` and `set_meta` may run in an executor and take turns. Any other thread may read
+meanwhile and never waits for a commit: SQLite's WAL shows readers the last committed state, and reads have
+their own connection.
 
 Signatures inside long runs of small segments are dropped: the last one vouches for all (SPEC S6). Rows are
-packed in the transaction that appends, so that the log of a slow feed costs about what its scalars cost.
+packed in the transaction that appends, so that the log of a slow feed is hardly larger than its scalars.
 
-In an organised run the organiser says which of two histories of a feed is meant. The log keeps one: a segment
-that begins before the end of the feed takes the place of everything from there on. And a checkpoint may stand
-for the first steps of feeds: these then begin at a base, and nothing before it is here.
+In an organised run the organiser chooses between two histories of a feed. The log keeps one: a segment that
+begins before the end of the feed replaces everything from there on. A checkpoint may stand for the first
+steps of feeds. These then begin at a base, and the log has nothing before it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["CardRecord", "CutRecord", "Record", "Tail", "UpdateLog"]
 
 LOOSE_ROWS = 64
-"""Pack a feed after this many small rows: 64 rows of one update take 8 KB, and packing more often would write
-every update more often."""
+"""Number of small rows after which a feed is packed. 64 rows of one update take 8 KB, and packing more often
+would write every update more often."""
 
 
 S = TypeVar("S", bound=Span)
@@ -68,22 +68,23 @@ class UpdateLog:
     def __init__(self, path: Path, run_id: bytes, connection: sqlite3.Connection) -> None:
         self.path = path
         self.generation = 0
-        """Generation of the file's inode, which tells it from a copy; 0 if unknown, as for a reader."""
+        """Generation of the file's inode, which distinguishes it from a copy; 0 if unknown, as for a
+        reader."""
         self._run_id = run_id
         self._writer, self._writing = connection, Lock()
         self._reader, self._reading = connection, Lock()
         self._known = KnownFeeds(run_id)
         self._named = tables.Named()
-        """Followed, under the lock of the reads, only while a feed is cut."""
+        """Steps that closes have named. Followed, under the lock of the reads, only while a feed is cut."""
 
     @classmethod
     def open(cls, path: Path, run_id: bytes | None = None, *, read_only: bool = False) -> UpdateLog:
         """Open the log of run `run_id` (32 bytes), creating it if there is none.
 
-        With `read_only` the log must exist, and may be of any run if none is named. It is seen as it is now,
-        even while its node goes on writing, and nothing in it is changed, locked or brought up to date.
-        Raises UserError: WRONG_RUN, LOG_CORRUPT, DISK_FULL, DATA_DIR_UNUSABLE (also for a log of a newer
-        sfnode), DATA_DIR_IN_USE.
+        With `read_only` the log must exist, and may be of any run unless `run_id` is given. It is seen as it
+        is now, even while its node writes, and nothing in it is changed, locked or upgraded. Raises
+        UserError: WRONG_RUN, LOG_CORRUPT, DISK_FULL, DATA_DIR_UNUSABLE (also for a log of a newer sfnode),
+        DATA_DIR_IN_USE.
         """
         if read_only and not path.exists():
             raise unusable(path, "there is no update log")
@@ -153,14 +154,13 @@ class UpdateLog:
         statement: bytes = b"",
         replacing: bool = False,
     ) -> None:
-        """Add all of these in one transaction, durably; on an error, none of them.
+        """Append all of these in one transaction, durably; on an error, none of them.
 
-        A cut or a card replaces an earlier one of the same feed, decisions those from their first position
-        on. `authority` are encoded Successions and ControlForks, `statement` our own as
-        a stand-in. With `replacing`, a record may begin before the end of its feed and takes the place of
-        what is there; as rows go, nobody may still need them.
-        Raises LocalProtocolError when a record does not continue its feed, UserError DISK_FULL when there is
-        no room. After either the log is as before and may be used further.
+        A cut or a card replaces an earlier one of the same feed, and decisions replace those from their first
+        position on. `authority` are encoded Successions and ControlForks, `statement` our own as a stand-in.
+        With `replacing`, a record may begin before the end of its feed and replaces the rows from there on;
+        nobody may still need those. Raises LocalProtocolError if a record does not continue its feed,
+        UserError DISK_FULL if there is no room. After either the log is unchanged and usable.
         """
         if not (records or cuts or cards or control or authority or statement):
             return
@@ -183,10 +183,10 @@ class UpdateLog:
     def rebase(self, bases: Iterable[Base]) -> None:
         """Begin these feeds at these bases, and all others at genesis, in one transaction.
 
-        What follows from the bases stays, and all else goes: also the whole of a feed that has another
-        history at its base, or that had a base that is not among these. What has gone may still be read by
-        who began before; nobody else may need it. The file becomes smaller if that is worth its while.
-        Raises UserError DISK_FULL; the log is then as before.
+        Rows after the bases stay, and all others are removed. A feed with another history at its base loses
+        all rows, and so does one that had a base and has none now. Reads that began before may still see
+        removed rows; nobody else may need them. The file is shrunk if that is worth the time. Raises
+        UserError DISK_FULL, and leaves the log unchanged.
         """
         wanted = {base.feed: base for base in bases}
         with self._writing:
@@ -209,7 +209,7 @@ class UpdateLog:
                 tables.shrink(self._writer)
 
     def set_meta(self, key: str, value: bytes) -> None:
-        """Keep `value` under `key`, durably. Waits for an append in progress."""
+        """Store `value` under `key`, durably. Waits for an append in progress."""
         with self._writing, self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
@@ -246,18 +246,18 @@ class UpdateLog:
     # -- reading -------------------------------------------------------------------------------------
 
     def tails(self) -> list[Tail]:
-        """Return the tails of all feeds of which something counts, in the order of feeds."""
+        """Return the tails of all feeds with updates that count, in the order of feeds."""
         return sorted(self.unsorted_tails())
 
     def unsorted_tails(self) -> list[Tail]:
-        """Return `tails` in no order, for frequent use: sorting many keeps all threads waiting."""
+        """Return `tails` in no order, for frequent use: sorting many would block all threads."""
         states, cuts = self._known.both()
         named = self._named_of(cuts)
         tails = (self._run_state(state.tail, cuts.get(state.feed), named) for state in states)
         return [tail for tail in tails if tail.next]
 
     def _named_of(self, cuts: Iterable[Feed]) -> dict[Feed, int]:
-        """Return how many steps of these feeds were named: no cut takes anything of them (SPEC O7)."""
+        """Return the number of named steps of these feeds, from which no cut takes anything (SPEC O7)."""
         if not cuts:
             return {}
         with self._reading, disk_faults(self.path):
@@ -273,12 +273,11 @@ class UpdateLog:
         return tail._replace(next=at, chain=chain)
 
     def base(self, feed: Feed) -> Base:
-        """Return where a feed begins: at step 0, or where a checkpoint stands for what comes before."""
+        """Return the base of a feed: step 0, or the step up to which a checkpoint stands for it."""
         return self._known.state(feed).base
 
     def bases(self) -> dict[Feed, Base]:
-        """Return where feeds begin of which a checkpoint stands for the first steps, in the order of
-        feeds."""
+        """Return the bases of feeds for whose first steps a checkpoint stands, in the order of feeds."""
         states = self._known.states().values()
         return {base.feed: base for base in sorted(state.base for state in states) if base.step}
 
@@ -287,7 +286,7 @@ class UpdateLog:
         return self._known.state(feed).tail.next
 
     def cuts(self) -> list[CutRecord]:
-        """Return the cuts that proofs have made, in the order of feeds."""
+        """Return the cuts by proofs, in the order of feeds."""
         return sorted(cut for cut in self._known.cuts().values() if cut.proof)
 
     def evicted(self) -> list[Feed]:
@@ -295,7 +294,8 @@ class UpdateLog:
         return sorted(feed for feed, cut in self._known.cuts().items() if not cut.proof)
 
     def proof(self, feed: Feed) -> bytes | None:
-        """Return the encoded proof for the cut of `feed`; None if it is not cut, empty if it was evicted."""
+        """Return the encoded proof for the cut of `feed`; None if it is not cut, empty if it made room for
+        others."""
         cut = self._known.cut(feed)
         return cut.proof if cut else None
 
@@ -305,20 +305,21 @@ class UpdateLog:
             return tables.cards(self._reader)
 
     def ends(self) -> list[Tail]:
-        """Return the ends of all feeds of which something is stored, also behind cuts, in the order of
-        feeds; not of those that were evicted."""
+        """Return the ends of all feeds with stored updates, including those after cuts, in the order of
+        feeds. Feeds that have made room for others are left out."""
         states, cuts = self._known.both()
         gone = {feed for feed, cut in cuts.items() if not cut.proof}
         return sorted(state.tail for state in states if state.tail.next and state.tail.feed not in gone)
 
     def arrivals(self) -> list[int | None]:
-        """Return the times at which the decisions came here, in order, in seconds since 1970; fewer, or None,
-        where an earlier version has not noted them."""
+        """Return the times at which the decisions arrived, in order, in seconds since 1970. Earlier versions
+        have not recorded them: the list is then shorter, or has None."""
         with self._reading, disk_faults(self.path):
             return tables.arrivals(self._reader)
 
     def arrival(self, position: int) -> int | None:
-        """Return the time at which the decision at a position came, as `arrivals` does; None without it."""
+        """Return the time at which the decision at a position arrived, as `arrivals` does; None if it is
+        unknown."""
         with self._reading, disk_faults(self.path):
             return tables.arrival(self._reader, position)
 
@@ -328,12 +329,12 @@ class UpdateLog:
             return tables.control(self._reader, first)
 
     def authority(self) -> list[bytes]:
-        """Return the encoded Successions and ControlForks, in the order in which they came."""
+        """Return the encoded Successions and ControlForks, in the order of their arrival."""
         with self._reading, disk_faults(self.path):
             return tables.authority(self._reader)
 
     def updates(self) -> int:
-        """Return the number of updates that count, with those that a checkpoint stands for."""
+        """Return the number of updates that count, including those that a checkpoint stands for."""
         return sum(tail.next for tail in self.unsorted_tails())
 
     def size_bytes(self) -> int:
@@ -345,7 +346,7 @@ class UpdateLog:
             return size
 
     def get_meta(self, key: str) -> bytes | None:
-        """Return what was last kept under `key`."""
+        """Return the value last stored under `key`."""
         with self._reading, disk_faults(self.path):
             row = self._reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
@@ -353,10 +354,9 @@ class UpdateLog:
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None:
         """Return the updates of `feed` from step `first` on as one segment that ends where a stored one ends.
 
-        It has at most `max_updates` updates, except when the next signature after `first` is further: that
-        comes whole, because only there it ends (SPEC S6). That may be more than a message holds, where the
-        end of the feed took the place of another history. None when the log has nothing from `first` on, or
-        begins later.
+        It has at most `max_updates` updates, unless the next signature comes later. It then ends there,
+        because it can end nowhere else (SPEC S6). If the end of the feed has replaced another history, that
+        may exceed a message. None if the log has nothing from `first` on, or begins later.
         """
         _, recent = self._known.recent(feed, first)
         if recent:
@@ -373,8 +373,8 @@ class UpdateLog:
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         """Return the chain head before `step` of `feed`, and the updates from there to the next signature.
 
-        Includes what is behind a cut. At the end of the log the segment has no updates and carries the last
-        signature; beyond the end, and before a base, the chain head is empty, too.
+        Includes updates after a cut. At the end of the log the segment has no updates and the last signature.
+        Beyond the end, and before a base, the chain head is empty, too.
         """
 
         def stored(state: StoredFeed) -> tuple[bytes, Segment]:
@@ -385,10 +385,11 @@ class UpdateLog:
         return self._read(feed, stored)
 
     def label(self, feed: Feed, step: int) -> tuple[int, int]:
-        """Return the epoch of the update before `step` of `feed`, and how many before `step` belong to it.
+        """Return the epoch of the update before `step` of `feed`, and the number of updates before `step` in
+        that epoch.
 
-        (0, 0) at the beginning. Raises UserError LOG_CORRUPT when the log ends before, CHECKPOINT_UNUSABLE
-        when it begins later.
+        (0, 0) at the beginning. Raises UserError LOG_CORRUPT if the log ends before, CHECKPOINT_UNUSABLE if
+        it begins later.
         """
         if not step:
             return 0, 0
@@ -404,7 +405,7 @@ class UpdateLog:
         return self._read(feed, stored)
 
     def _read(self, feed: Feed, read: Callable[[StoredFeed], T]) -> T:
-        """Return what `read` finds of a feed; it is called again if rows were let go meanwhile."""
+        """Return the result of `read` for a feed. It is called again if rows were removed meanwhile."""
         while True:
             state = self._known.state(feed)
             with self._reading, disk_faults(self.path):
@@ -418,10 +419,10 @@ class UpdateLog:
                 return found
 
     def segments(self, spans: Iterable[S]) -> Iterator[tuple[S, Segment]]:
-        """Yield the stored segments that hold these steps, each with its span; also what is behind a cut.
+        """Yield the stored segments that hold these steps, each with its span, including those after a cut.
 
-        For long reads: what is not in memory comes through a connection of its own, so that no `read` waits.
-        Raises UserError LOG_CORRUPT when steps are missing, CHECKPOINT_UNUSABLE when a feed begins later.
+        For long reads: segments that are not in memory come through a separate connection, so that no `read`
+        waits. Raises UserError LOG_CORRUPT if steps are missing, CHECKPOINT_UNUSABLE if a feed begins later.
         """
         with disk_faults(self.path), ExitStack() as stack:
             db: sqlite3.Connection | None = None
@@ -461,7 +462,7 @@ class UpdateLog:
 
     @contextmanager
     def _snapshot(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection that a long scan may occupy without holding up `read`."""
+        """Open a connection for a long scan, so that `read` does not wait for it."""
         if self._writer is self._reader:
             yield self._reader
             return

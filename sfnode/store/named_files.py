@@ -1,8 +1,8 @@
 """The files of this machine that a node's owner has named, remembered in its data folder.
 
-A manifest comes from others and names no place here, so nothing else says where a private table, a base model
-or a file of the run's data is. What was named on a command line holds for later starts and commands of the
-same folder, until something else is named.
+A manifest comes from others and names no path on this machine. Nothing else therefore says where a private
+table, a base model or a file of the run's data is. A name on a command line holds for later starts and
+commands of the same folder, until another one replaces it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfnode.tasks.public_files import Places
 
 
 class NamedFiles(BaseModel):
-    """Absolute paths, and plug-ins, by the options that name them; `train` is the run's own training data,
+    """Absolute paths, and plug-ins, by the options that name them. `train` is the run's own training data,
     `data` that of this node alone."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -36,7 +36,7 @@ class NamedFiles(BaseModel):
 
     @classmethod
     def read(cls, layout: Layout) -> Self:
-        """Return what is remembered in a data folder. Raises UserError DATA_DIR_UNUSABLE."""
+        """Return the names that a data folder remembers. Raises UserError DATA_DIR_UNUSABLE."""
         try:
             return cls.model_validate_json(layout.named.read_bytes())
         except FileNotFoundError:
@@ -49,13 +49,13 @@ class NamedFiles(BaseModel):
             ) from error
 
     def keep(self, layout: Layout) -> None:
-        """Remember them in a data folder. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
+        """Remember these names in a data folder. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
         if self != NamedFiles.read(layout):
             with disk_faults(layout.path):
                 write_whole(layout.named, self.model_dump_json(indent=2).encode())
 
     def and_of(self, settings: Settings) -> NamedFiles:
-        """Return them with those that a command line has named now in the place of earlier ones."""
+        """Return these names, replaced by those on a command line where it has some."""
         said = {name: getattr(settings, name) for name in NamedFiles.model_fields if name != "train"}
         return self.model_copy(
             update={
@@ -66,7 +66,7 @@ class NamedFiles(BaseModel):
         )
 
     def and_beside(self, manifest: Manifest, folder: Path) -> NamedFiles:
-        """Return them with what a manifest that its owner gives names in its own folder."""
+        """Return these names, with those that a manifest given by its owner has in its own folder."""
         found = dict(public_files.beside(manifest.data, folder).named)
         model = public_files.inside(folder, manifest.model.source) if not self.model else None
         return self.model_copy(update=found | ({"model": model} if model and model.is_dir() else {}))
@@ -76,19 +76,19 @@ class NamedFiles(BaseModel):
         return settings.model_copy(update=self.model_dump(exclude={"train"}))
 
     def places(self, layout: Layout) -> Places:
-        """Return where the run's data may be for a data folder."""
+        """Return the places where the run's data may be, for a data folder."""
         named = {role: file for role in public_files.ROLES if (file := getattr(self, role))}
         return Places((layout.data,), named)
 
 
 def places_of(layout: Layout) -> Places:
-    """Return where the run's data may be for a data folder, as its owner has named files. Raises as
+    """Return the places where the run's data may be, for a data folder and its owner's names. Raises as
     `NamedFiles.read`."""
     return NamedFiles.read(layout).places(layout)
 
 
 def model_of(layout: Layout, given: Path | None) -> Path | None:
-    """Return where a command finds the base model of a folder's run: as given now or before, or as
-    downloaded. Raises as `NamedFiles.read`."""
+    """Return the folder of a run's base model: as named now or before, or as downloaded. Raises as
+    `NamedFiles.read`."""
     downloaded = layout.model if layout.model.is_dir() else None
     return given or NamedFiles.read(layout).model or downloaded

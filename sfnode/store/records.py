@@ -2,11 +2,11 @@
 
 The body of a row, little-endian: CRC-32 of all that follows, signature (64 bytes), chain head (32 bytes),
 scalar width (1 byte), number of parts (4 bytes), then epoch and count of every part (4 bytes each), then the
-scalars of all parts. The width is 1 byte where every scalar of the row fits, else 2: late in a run, when
+scalars of all parts. The width is 1 byte if every scalar of the row fits, otherwise 2. Late in a run, when
 derivatives are small, this halves the log. In a first-order run 2 is added to the width, and the number of
 scalars of an update (4 bytes) comes before them.
 
-Whoever wants to read names spans of steps; `covering` finds the segments that hold them.
+Readers name spans of steps; `covering` finds the segments that hold them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.wire_codec import pack_scalars, unpack_scalars
 
 PACKED_UPDATES = 512
-"""Small neighbouring rows of a feed are packed into rows of at most this many scalars. Large enough that
-signature, chain head and bookkeeping cost a quarter of a byte per update; small enough to stay far below the
-largest segment (SPEC S4), since a row is also the smallest piece that can be sent."""
+"""Maximum scalars of a row that small neighbouring rows of a feed are packed into. Signature, chain head and
+bookkeeping then cost a quarter of a byte per update. It is far below the largest segment (SPEC S4), because a
+row is also the smallest piece that can be sent."""
 
 SMALL_UPDATES = PACKED_UPDATES // 2
-"""A row below this is worth packing. Half of PACKED_UPDATES: two small neighbours then always fit one row, so
-packing cannot leave many small rows behind."""
+"""Maximum scalars of a row that is worth packing: half of PACKED_UPDATES. Two small neighbours then always
+fit one row, so packing cannot leave many small rows."""
 
 UNSIGNED = bytes(64)
-"""Filler in place of a signature: only the next row has one, which vouches for both."""
+"""Filler in place of a signature. The next row's signature vouches for both."""
 
 _HEAD = struct.Struct("<I64s32sBI")
 _CRC_BYTES = 4
@@ -45,11 +45,11 @@ _PART = struct.Struct("<II")
 _CELLS = struct.Struct("<I")
 
 VECTORS = 2
-"""Added to the width where updates have a scalar for every cell."""
+"""Added to the width if updates have a scalar for every cell."""
 
 
 class Record(NamedTuple):
-    """One segment as it is logged. `segment.hops` is not stored."""
+    """A segment as it is logged, without `segment.hops`."""
 
     feed: Feed
     segment: Segment
@@ -71,13 +71,13 @@ class CutRecord(NamedTuple):
     feed: Feed
     at: int
     chain: bytes
-    """Chain head (32 bytes) at the end of what counts."""
+    """Chain head (32 bytes) at the end of the part that counts."""
     proof: bytes
     """The encoded Proof; empty if the feed has made room for another."""
 
 
 def encode(segment: Segment, chain_head: bytes) -> bytes:
-    """Return the body of the row that stores `segment`. Raises LocalProtocolError for what does not fit."""
+    """Return the body of the row that stores `segment`. Raises LocalProtocolError if it does not fit."""
     values = tuple(chain.from_iterable(part.scalars for part in segment.parts))
     if not values or len(segment.signature) != 64 or len(chain_head) != 32:
         raise LocalProtocolError("a segment needs updates, a signature of 64 and a chain head of 32 bytes")
@@ -93,7 +93,7 @@ def encode(segment: Segment, chain_head: bytes) -> bytes:
 
 
 def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
-    """Return what `encode` was given. Raises BrokenRowError when the bytes are not what it returned."""
+    """Return the record that `encode` was given. Raises BrokenRowError for bytes that it did not return."""
     if len(body) < _HEAD.size or zlib.crc32(body[_CRC_BYTES:]) != int.from_bytes(body[:_CRC_BYTES], "little"):
         raise BrokenRowError(f"the checksum of a row of {len(body)} bytes (step {first}) does not match")
     _, signature, chain_head, width, count = _HEAD.unpack_from(body)
@@ -116,9 +116,9 @@ def decode(feed: Feed, feed_key: int, first: int, body: bytes) -> Record:
 
 
 def join(rows: Iterable[Segment], first: int, max_updates: int) -> Segment:
-    """Return `rows` joined as `segments.join` does, never up to a row without a signature.
+    """Return `rows` joined as `segments.join` does, never ending with a row without a signature.
 
-    Raises BrokenRowError when a step is missing.
+    Raises BrokenRowError if a step is missing.
     """
     try:
         return segments.join(_signed(rows), first, max_updates)
@@ -127,7 +127,7 @@ def join(rows: Iterable[Segment], first: int, max_updates: int) -> Segment:
 
 
 def _signed(rows: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield the rows, those without a signature as one with the next that has one."""
+    """Yield the rows. A row without a signature is joined with the next one that has one."""
     front: list[Segment] = []
     for row in rows:
         if row.signature == UNSIGNED:
@@ -165,7 +165,7 @@ class Span(Protocol):
 def covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
     """Yield those of consecutive `segments` that hold steps of `span`.
 
-    Raises BrokenRowError when steps are missing.
+    Raises BrokenRowError if steps are missing.
     """
     following = span.first
     for segment in segments:
@@ -180,9 +180,9 @@ def covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def label_before(backwards: Iterable[Segment], step: int, base: Base) -> tuple[int, int]:
-    """Return the epoch of the update before `step` and how many updates there belong to it.
+    """Return the epoch of the update before `step`, and the number of updates before `step` in that epoch.
 
-    The segments are consecutive, the last first, back to the base; they are read only as far as needed.
+    The segments are consecutive, the last first, back to the base. They are read only as far as necessary.
     """
     epoch: int | None = None
     labelled = 0
@@ -198,7 +198,7 @@ def label_before(backwards: Iterable[Segment], step: int, base: Base) -> tuple[i
 
 
 def let_go(feed: Feed, step: int) -> UserError:
-    """Return the error of reading a step of a feed that begins later here, at a checkpoint."""
+    """Return the error for a step before the checkpoint at which a feed begins here."""
     return UserError(
         Code.CHECKPOINT_UNUSABLE,
         f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: a "

@@ -1,8 +1,7 @@
-"""Updates of the log as an engine applies them: as columns, in large batches.
+"""Updates of the log in the form for an engine: as columns, in large batches.
 
-An engine knows what of every feed is in its cores: so many steps, with these factors. What takes it from
-there to what counts now is read from the log, so that whoever tells an engine of news only has to tell it
-what counts.
+An engine knows the steps of every feed in its cores, with their factors. The updates between these and the
+ones that count now are read from the log. Callers therefore only tell an engine what counts.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 
 BATCH_UPDATES = 65_536
-"""Scalars of a batch, which may end with one segment more: 1.5 MB, and enough for vectorised sums."""
+"""Maximum scalars of a batch, plus one segment: 1.5 MB, and enough for vectorised sums."""
 
 
 class WeightedScalars(NamedTuple):
-    """Values of consecutive updates that are added to one core with one weight."""
+    """Values of consecutive updates, which are added to one core with one weight."""
 
     subspace: int
     weight: int
@@ -49,13 +48,13 @@ class UpdatePiece(NamedTuple):
 
     feed_key: int
     first: int
-    """Step of the first one."""
+    """Step of the first update."""
     parts: tuple[WeightedScalars, ...]
-    """Parts in order; there is one at least."""
+    """Parts in order, at least one."""
 
 
 def batch_of(pieces: Sequence[UpdatePiece]) -> UpdateBatch:
-    """Return all these updates as columns, in the same order; `pieces` must not be empty."""
+    """Return all these updates as columns, in the same order. There must be at least one piece."""
     parts = [part for piece in pieces for part in piece.parts]
     lengths = [len(part.scalars) for part in parts]
     scalars = np.array([values for part in parts for values in part.scalars], np.int64)  # (n,) or (n, cells)
@@ -77,9 +76,9 @@ def _seeds(pieces: Sequence[UpdatePiece], counts: list[int]) -> U64:
 
 
 def frontier_of(run: RunParameters, update_log: UpdateLog) -> Frontier:
-    """Return the frontier of what is in the log, by the decisions that are there.
+    """Return the frontier of the log, by its decisions.
 
-    Which of two histories an organiser has meant, the machine finds out when it starts (SPEC O7).
+    The machine finds out at its start which of two histories an organiser has chosen (SPEC O7).
     """
     frontier = Frontier(run)
     if run.organised:
@@ -102,19 +101,19 @@ _CHECKPOINT = "checkpoint"
 
 
 def remember_checkpoint(update_log: UpdateLog, checkpoint: Checkpoint) -> None:
-    """Record durably the checkpoint with which the log is to begin."""
+    """Record durably the checkpoint with which the log will begin."""
     update_log.set_meta(_CHECKPOINT, decisions.encode(checkpoint))
 
 
 def remembered_checkpoint(update_log: UpdateLog) -> Checkpoint | None:
-    """Return the checkpoint with which the log begins; None if with step 0 of every feed."""
+    """Return the checkpoint with which the log begins; None if it begins with step 0 of every feed."""
     kept = update_log.get_meta(_CHECKPOINT)
     found = decisions.read(kept).decision if kept is not None and update_log.bases() else None
     return found if isinstance(found, Checkpoint) else None
 
 
 def state_digest(manifest: Manifest, frontier: Frontier) -> bytes:
-    """Return the state digest of a run: of one of version 1 a hash of all records in order (SPEC M6)."""
+    """Return the state digest of a run. In version 1 it is a hash of all records in order (SPEC M6)."""
     if manifest.protocol > 1:
         return frontier.digest()
     records = b"".join(state.record() for state in frontier)
@@ -123,7 +122,7 @@ def state_digest(manifest: Manifest, frontier: Frontier) -> bytes:
 
 
 def kept_control(update_log: UpdateLog) -> Kept:
-    """Return what the log has of the control feed: nothing in an open run."""
+    """Return the log's control feed; empty in an open run."""
     messages = map(wire_codec.decode, update_log.authority())
     authority = (message for message in messages if isinstance(message, HigherWord))
     said = update_log.get_meta(STATEMENT)
@@ -133,8 +132,7 @@ def kept_control(update_log: UpdateLog) -> Kept:
 
 @contextmanager
 def sound_control(update_log: UpdateLog) -> Iterator[None]:
-    """Raise UserError LOG_CORRUPT if the block finds that nobody has signed what is kept of the control
-    feed."""
+    """Raise UserError LOG_CORRUPT if the block finds a record of the control feed that nobody has signed."""
     with disk_faults(update_log.path):
         try:
             yield
@@ -143,7 +141,7 @@ def sound_control(update_log: UpdateLog) -> Iterator[None]:
 
 
 def run_state_of(run: RunParameters, entries: Iterable[Entry]) -> RunState:
-    """Return what counts by these decisions, which the machine has verified."""
+    """Return the run state after these decisions, which the machine has verified."""
     run_state = RunState.of(run)
     for entry in entries:
         run_state.apply(decisions.read(entry.record))
@@ -151,7 +149,7 @@ def run_state_of(run: RunParameters, entries: Iterable[Entry]) -> RunState:
 
 
 class _Change(NamedTuple):
-    """Consecutive steps of a feed that count differently from now on."""
+    """Consecutive steps of a feed whose weight changes."""
 
     feed: Feed
     first: int
@@ -161,14 +159,14 @@ class _Change(NamedTuple):
     now: Counted
 
     def weight(self, label: int, values: Values) -> int:
-        """Return by how much the weight of these updates changes; of one with these values in a first-order
-        run."""
+        """Return the change of these updates' weight; in a first-order run, of one update with these
+        values."""
         new = self.now.weight(label, self.difference.now, values)
         return new - self.before.weight(label, self.difference.before, values)
 
     def weighted(self, told: Iterable[EpochScalars]) -> Iterator[tuple[int, int, tuple[Values, ...]]]:
-        """Yield label, change of weight and values of these updates: as they come, and each update of a
-        first-order run by itself, as what moves nothing has no weight (SPEC U11)."""
+        """Yield label, change of weight and values of these updates, together. In a first-order run each
+        update comes alone, because a zero update has no weight (SPEC U11)."""
         for label, scalars in told:
             each = [scalars] if isinstance(scalars[0], int) else [(values,) for values in scalars]
             yield from ((label, self.weight(label, some[0]), some) for some in each)
@@ -180,11 +178,11 @@ def changes(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int] = int,
 ) -> Iterator[UpdateBatch]:
-    """Yield what takes cores from what they have `applied` of each feed to what is `wanted`.
+    """Yield the changes that take cores from `applied` to `wanted` updates of each feed.
 
-    Every update comes with its scalar times the difference of its two weights, and goes to the core of its
-    subspace; what counts as before is not read. Feeds that `wanted` lacks stay as they are. A batch has
-    BATCH_UPDATES, and one segment more at most. Raises UserError LOG_CORRUPT, also when the log ends before
+    Every update comes with its scalar times the difference of its two weights, and belongs to the core of its
+    subspace. Updates whose weight stays are not read. Feeds missing in `wanted` stay as they are. A batch has
+    at most BATCH_UPDATES, plus one segment. Raises UserError LOG_CORRUPT, also if the log ends before
     `wanted`.
     """
     pieces: list[UpdatePiece] = []
@@ -210,8 +208,8 @@ def counted_anew(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int] = int,
 ) -> dict[Feed, tuple[UpdateBatch, I64]]:
-    """Return the updates of every feed that count otherwise by `wanted` than by `before`, with their scalars
-    as they were sent, and by how much the weight of each changes, (n,). Raises as `changes` does."""
+    """Return the updates of every feed whose weight differs between `before` and `wanted`, with their scalars
+    as they were sent, and the change of each weight, (n,). Raises as `changes` does."""
     pieces: dict[Feed, list[UpdatePiece]] = {}
     weights: dict[Feed, list[int]] = {}
     for change, segment in update_log.segments(_changed(before, wanted)):
@@ -225,7 +223,7 @@ def counted_anew(
 
 
 class Weighed(NamedTuple):
-    """An update and how much it counts."""
+    """An update and its weight."""
 
     feed: Feed
     step: int
@@ -239,7 +237,7 @@ class Weighed(NamedTuple):
 def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[Weighed]:
     """Yield the updates that count by `wanted`: by feed (SPEC S1), then by step.
 
-    What comes before the checkpoint with which a log begins is not in it. Raises UserError LOG_CORRUPT.
+    Updates before the checkpoint with which a log begins are left out. Raises UserError LOG_CORRUPT.
     """
     begins = {feed: base.step for feed, base in update_log.bases().items()}
     every = (
@@ -256,7 +254,7 @@ def weighed(update_log: UpdateLog, wanted: Mapping[Feed, Counted]) -> Iterator[W
 
 
 def _within(change: _Change, segment: Segment) -> tuple[int, tuple[EpochScalars, ...]]:
-    """Return the first step of a segment that changes, and the scalars of those that do."""
+    """Return the first step of a segment whose weight changes, and the scalars of all such steps."""
     first, stop = max(change.first, segment.first), min(change.stop, segment.stop)
     told = first_updates(segment.parts, stop - segment.first)
     return first, tuple(drop_updates(told, first - segment.first))

@@ -1,12 +1,11 @@
-"""Rows of segments in the log's database: how they are written, packed, replaced and let go.
+"""Rows of segments in the log's database: writing, packing, replacing and removing them.
 
-Functions on a connection, within the caller's transaction where they write. They know one feed at a time, and
-no memory of the log.
+Functions on a connection; those that write do so within the caller's transaction. They know one feed at a
+time, and not the log's memory.
 
-Most rows end with a signature that vouches for all of them. Where another history has taken the place of a
-feed's end, the steps before it may have lost the signature that was theirs; if they are too many to be one
-segment with those that follow, they are a row without one (`UNSIGNED`). Such a row is only read together with
-the next.
+Most rows end with a signature that vouches for the whole row. If another history has replaced a feed's end,
+the steps before it may have lost their signature. If they do not fit into one segment with the following
+steps, they are a row without one (`UNSIGNED`). Such a row is only read together with the next.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def since(db: sqlite3.Connection, state: StoredFeed, first: int) -> Generator[Se
 
 
 def span(db: sqlite3.Connection, state: StoredFeed, first: int, stop: int) -> Iterator[Segment]:
-    """Yield the stored segments of a feed that have some of the steps `first .. stop - 1`."""
+    """Yield the stored segments of a feed that hold some of the steps `first .. stop - 1`."""
     return _decoded(state, db.execute(_SPAN, (state.number, first, stop)))
 
 
@@ -69,8 +68,8 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
     """Return the chain head before `step`, which the feed reaches, and the updates from there to the next
     signature.
 
-    At its end that is no updates, and the last signature; no updates, too, if they are more than a message
-    holds.
+    At the feed's end there are no updates, only the last signature. There are none either if they exceed a
+    message.
     """
     before = backwards(db, state, step + 1)
     at = next(before, None)
@@ -96,10 +95,10 @@ def insert(db: sqlite3.Connection, state: StoredFeed, segment: Segment, chain: b
 
 
 def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> Segment:
-    """Drop what is stored of a feed from where `segment` begins; return what is to be stored from there on.
+    """Remove a feed's rows from the first step of `segment` on; return the segment to store from there on.
 
-    The steps before it in a row that spans its first one become part of the result, as its signature vouches
-    for all before (SPEC S6); or, if that would be more than a message holds, a row without a signature.
+    A row that spans this first step has earlier steps, too. They join the result, whose signature vouches for
+    all before (SPEC S6). If that would exceed a message, they become a row without a signature.
     """
     before = next(backwards(db, state, segment.first), None)
     if before is None or before.segment.stop <= segment.first:
@@ -144,7 +143,7 @@ def _small_rows_at_end(db: sqlite3.Connection, state: StoredFeed) -> list[record
 
 
 def rebase(db: sqlite3.Connection, run_id: bytes, state: StoredFeed, base: Base) -> StoredFeed:
-    """Let a feed begin at `base`, keeping what follows from it and nothing else; return the feed's state."""
+    """Make a feed begin at `base`, keeping only the rows after it; return the feed's state."""
     if base == state.base:
         return state
     reaches = state.base.step <= base.step <= state.tail.next

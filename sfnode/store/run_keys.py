@@ -1,9 +1,9 @@
-"""The keys of those who organise a run, in a folder of their owner's: `<run id>` and `<run id>.recovery`;
-`<run id>.restored` beside an organiser's key says that it has come from a backup (`key_backup`).
+"""The keys of a run's organisers, in a folder of their owner: `<run id>` and `<run id>.recovery`. `<run
+id>.restored` beside an organiser's key marks one from a backup (`key_backup`).
 
-Files as of `identity`, encrypted if their owner has chosen a passphrase. What the keys sign, and whose
-signature counts, others know (SPEC O1). A key file that others can read is refused: unlike a node's key it
-speaks for the whole run, and its owner must know before it signs anything.
+The files are as in `identity`, encrypted if their owner has chosen a passphrase. Which signatures count is
+decided elsewhere (SPEC O1). A key file that others can read is refused. Unlike a node's key it speaks for the
+whole run, and its owner must know before it signs anything.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sfnode.store.disk_errors import disk_faults, private, sync_folder, write_wh
 from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, is_exposed
 
 RECOVERY = ".recovery"
-"""Ends the name of the file with the key of the deputy that `sfnode init` makes."""
+"""Ending of the name of the file with the deputy's key that `sfnode init` makes."""
 
 RESTORED = ".restored"
-"""Ends the name of the mark beside an organiser's key that has come from a backup."""
+"""Ending of the name of the mark beside an organiser's key from a backup."""
 
 
 class RunKeys(NamedTuple):
-    """The keys that a new organised run begins with, in no file yet."""
+    """The keys of a new organised run, in no file yet."""
 
     organiser: Identity
     recovery: Identity
-    """The key of the only deputy, to be kept offline."""
+    """The key of the only deputy. It should be kept offline."""
 
     @classmethod
     def generate(cls) -> RunKeys:
@@ -40,7 +40,7 @@ class RunKeys(NamedTuple):
         return cls(Identity.generate(), Identity.generate())
 
     def options(self) -> dict[str, Any]:
-        """Return what a manifest says of them, as `manifest.build` and `Organised` take it."""
+        """Return the manifest's options for these keys, as `manifest.build` and `Organised` take them."""
         return {"organiser": self.organiser.public.hex(), "deputies": (self.recovery.public.hex(),)}
 
     def write(self, run_id: bytes, keys_dir: Path, passphrase: bytes | None = None) -> tuple[Path, Path]:
@@ -52,12 +52,12 @@ class RunKeys(NamedTuple):
 
 
 def organiser_key(run_id: bytes, keys_dir: Path) -> Path:
-    """Return where the organiser's key of a run is kept."""
+    """Return the path of a run's organiser's key."""
     return keys_dir / run_id.hex()
 
 
 def recovery_key(run_id: bytes, keys_dir: Path) -> Path:
-    """Return where the recovery key of a run is kept until its owner takes it away."""
+    """Return the path of a run's recovery key, where it stays until its owner takes it away."""
     return keys_dir / f"{run_id.hex()}{RECOVERY}"
 
 
@@ -73,8 +73,8 @@ def write_key(key: Identity, path: Path, passphrase: bytes | None = None) -> Non
 
 
 def is_restored(run_id: bytes, keys_dir: Path) -> bool:
-    """Return whether the organiser's key of a run has come from a backup: what it has signed since may be
-    unknown here, so it signs in no term that had begun before where members stand in. Raises UserError
+    """Return whether the organiser's key of a run came from a backup. This machine may then not know all its
+    signatures. In a run with stand-ins it signs in no term that had begun before. Raises UserError
     DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
@@ -87,7 +87,7 @@ def mark_restored(run_id: bytes, keys_dir: Path) -> None:
 
 
 def forget_restored(run_id: bytes, keys_dir: Path) -> None:
-    """Take that mark away, once it is known which terms had begun. Raises UserError DATA_DIR_UNUSABLE."""
+    """Remove that mark, once the terms that had begun are known. Raises UserError DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         path.unlink(missing_ok=True)
@@ -103,8 +103,8 @@ def load_organiser_key(
 ) -> Identity:
     """Return the key with which one of `organisers` (public halves) signs the decisions of a run.
 
-    Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if there is none and the key needs
-    one), WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
+    Raises UserError KEY_NOT_FOUND, KEY_EXPOSED, WRONG_PASSPHRASE (also if a necessary one is missing),
+    WRONG_KEY, and DATA_DIR_UNUSABLE if the file cannot be read.
     """
     path = organiser_key(run_id, keys_dir)
     return _load(path, "the organiser's key of this run", organisers, passphrase)
@@ -114,11 +114,11 @@ def load_organiser_key(
 def held_organiser_key(
     run_id: bytes, organisers: Collection[bytes], keys_dir: Path, passphrase: bytes | None = None
 ) -> Iterator[Identity]:
-    """Hold the organiser's key, so that no other process signs with the same file meanwhile.
+    """Lock the organiser's key within the block, so that no other process signs with the same file.
 
-    Two that sign end the key's term (SPEC O4). The lock is the kernel's, on the file itself: it ends with the
-    process in whatever way, reaches into every container that has the file mounted, and needs no right to
-    write. Copies of the file are beyond it. Raises UserError KEY_IN_USE, and as `load_organiser_key`.
+    Two processes that sign end the key's term (SPEC O4). The lock is the kernel's, on the file itself. It
+    ends with the process in any way, holds in every container that mounts the file, and needs no right to
+    write. Copies of the file are not locked. Raises UserError KEY_IN_USE, and as `load_organiser_key`.
     """
     key, path = load_organiser_key(run_id, organisers, keys_dir, passphrase), organiser_key(run_id, keys_dir)
     with disk_faults(path):
@@ -150,7 +150,7 @@ def load_deputy_key(path: Path, deputies: Sequence[bytes], passphrase: bytes | N
 
 
 def _load(path: Path, what: str, holders: Collection[bytes], passphrase: bytes | None) -> Identity:
-    """Return the key in a file, which is to be `what`: one of those with these public halves."""
+    """Return the key in a file. Its public half must be one of these; `what` names its role."""
     with disk_faults(path):
         if not path.exists():
             raise _missing(path, what)
@@ -202,7 +202,7 @@ def _no_passphrase(path: Path, reason: str) -> UserError:
 
 
 def locked(path: Path, passphrase: bytes | None) -> UserError:
-    """Return the error for a file that this passphrase, or the want of one, does not open."""
+    """Return the error for a file that this passphrase does not open, or that needs one."""
     return UserError(
         Code.WRONG_PASSPHRASE,
         f"{path} is encrypted, and " + ("this is not its passphrase" if passphrase else "needs a passphrase"),

@@ -1,11 +1,11 @@
-"""The SQLite file of the update log: opening it, its tables, the run that it belongs to, and what is read and
-written of all tables but that of segments (`rows`).
+"""The SQLite file of the update log: opening it, its tables, its run, and reading and writing all tables
+except that of segments (`rows`).
 
 Segments are stored in order of arrival with an index on (feed, step). Clustering them by feed would look more
-natural, but then an append of N feeds dirties N pages instead of a few, each written whole to the WAL.
+natural, but an append of N feeds would change N pages instead of a few, and each goes to the WAL as a whole.
 
-Functions on a connection, within the caller's transaction where they write. Logs of older versions lack some
-of the tables; they read as empty.
+Functions on a connection; those that write do so within the caller's transaction. Logs of older versions lack
+some of the tables, which read as empty.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ VERSION = 6
 """Version of the tables below. A log with a higher one was written by a newer sfnode."""
 
 SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL, SINCE_BASES, SINCE_ARRIVALS = 2, 3, 4, 5, 6
-"""The first versions with the tables of cuts, of cards, of the control feed, of bases, and with times."""
+"""First versions with the tables of cuts, of cards, of the control feed, of bases, and with times of
+arrival."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
-"""Feeds of which nothing counts from some step on, with the proof (SPEC E4); it is empty for a feed that has
-made room for another (SPEC S8)."""
+"""Feeds of which nothing counts from some step on, with the proof (SPEC E4). The proof is empty for a feed
+that has made room for another (SPEC S8)."""
 
 _CARD = "CREATE TABLE card (feed INTEGER PRIMARY KEY, frame BLOB NOT NULL)"
 """Cards of the feeds' origins (SPEC K1), as encoded messages."""
@@ -53,10 +54,10 @@ _AUTHORITY = "CREATE TABLE authority (id INTEGER PRIMARY KEY, frame BLOB NOT NUL
 _BASE = """CREATE TABLE base (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, epoch INTEGER NOT NULL,
         labelled INTEGER NOT NULL)"""
-"""Steps at which the rows of feeds begin, where a checkpoint stands for what comes before (SPEC O14)."""
+"""Steps at which the rows of feeds begin, if a checkpoint stands for the steps before (SPEC O14)."""
 
 _ARRIVED = "ALTER TABLE control ADD COLUMN arrived INTEGER"
-"""Time at which a decision was written here, in seconds since 1970: for people, nothing follows from it."""
+"""Time at which a decision was written here, in seconds since 1970. It is for people only."""
 
 _ADDED = (
     (SINCE_CUTS, _CUT),
@@ -83,7 +84,8 @@ _TABLES = (
 _NOW = "CAST(strftime('%s', 'now') AS INTEGER)"
 
 _WAIT_S = 5.0
-"""Seconds; longer than any recovery of a WAL that a killed process left, which is all we ever wait for."""
+"""Time in seconds to wait for a lock: longer than the recovery of a WAL that a killed process left, the only
+reason to wait."""
 
 _WAL_BYTES = 16 * 1024 * 1024
 """Size to which a WAL is truncated after a large transaction."""
@@ -95,7 +97,7 @@ _FS_IOC_GETVERSION = 0x80087601
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open a connection without implicit transactions, usable from any thread (callers lock).
 
-    A commit through it is on the disk when it returns: with WAL, `synchronous = FULL` syncs at every commit.
+    A commit is on the disk when it returns: with WAL, `synchronous = FULL` syncs at every commit.
     """
     mode = "ro" if read_only else "rwc"
     uri = f"{path.resolve().as_uri()}?mode={mode}"
@@ -113,13 +115,13 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 
 def inode_generation(path: Path) -> int:
-    """Return the generation of the file's inode, 0 where the file system has none; make the file if needed.
+    """Return the generation of the file's inode, 0 if the file system has none; create a missing file.
 
     ext4 gives the number of a deleted file to the next one created, so a backup restored over the original
-    usually has the original's inode number. Not to be called while SQLite has the file open: on POSIX,
-    closing any descriptor of a file releases all locks that the process holds on it, SQLite's among them,
-    and another program that opens the log would then delete the WAL under us.
-    SQLite gives the mode of the file to all that it makes beside it.
+    usually has the original's inode number. Do not call it while SQLite has the file open. On POSIX, closing
+    any descriptor of a file releases all locks of the process on it, including SQLite's. Another program that
+    opens the log would then delete the WAL under us. SQLite gives the file's mode to all files that it makes
+    beside it.
     """
     with open(path, "ab", opener=private) as file:
         try:
@@ -145,7 +147,7 @@ def is_empty(db: sqlite3.Connection) -> bool:
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Bring the tables of a log that an older sfnode wrote up to date, all or nothing."""
+    """Upgrade the tables of a log that an older sfnode wrote, all or nothing."""
     found = version(db)
     if found == VERSION:
         return
@@ -158,7 +160,7 @@ def upgrade(db: sqlite3.Connection) -> None:
 
 
 def run_of(db: sqlite3.Connection, path: Path) -> bytes:
-    """Return the id of the run whose log this is. Raises UserError LOG_CORRUPT if it is no update log,
+    """Return the id of the log's run. Raises UserError LOG_CORRUPT if the file is no update log,
     DATA_DIR_UNUSABLE if it is none yet."""
     if is_empty(db):
         raise unusable(path, "there is no update log yet")
@@ -169,7 +171,7 @@ def run_of(db: sqlite3.Connection, path: Path) -> bytes:
 
 
 def check(db: sqlite3.Connection, path: Path, run_id: bytes) -> None:
-    """Raise UserError unless this is the log of run `run_id` in a version that we read."""
+    """Raise UserError unless this is the log of run `run_id`, in a version that this sfnode reads."""
     theirs = run_of(db, path)
     if version(db) > VERSION:
         raise UserError(
@@ -191,7 +193,7 @@ def version(db: sqlite3.Connection) -> int:
 
 
 def shrink(db: sqlite3.Connection) -> None:
-    """Give the space of what was deleted back to the disk if that is more than what is left."""
+    """Return the space of deleted rows to the disk if it exceeds the rest."""
     if 2 * _pragma(db, "freelist_count") > _pragma(db, "page_count"):
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -206,19 +208,19 @@ _OF_FEED = "FROM {0} x JOIN feed f ON f.id = x.feed ORDER BY f.origin, f.incarna
 
 
 def _rows(db: sqlite3.Connection, since: int, query: str, values: tuple[int, ...] = ()) -> list[Any]:
-    """Return the rows of a table that logs have since some version."""
+    """Return the rows of a table that logs have since version `since`; empty in older ones."""
     return db.execute(query, values).fetchall() if version(db) >= since else []
 
 
 def cuts(db: sqlite3.Connection) -> list[tuple[int, CutRecord]]:
-    """Return the numbers of the feeds that are cut, and their cuts, in the order of feeds."""
+    """Return the cuts with the numbers of their feeds, in the order of feeds."""
     columns = "SELECT f.id, f.origin, f.incarnation, x.step, x.chain, x.proof "
     rows = _rows(db, SINCE_CUTS, columns + _OF_FEED.format("cut"))
     return [(number, CutRecord(Feed(*feed), *cut)) for number, *feed, cut in map(_split, rows)]
 
 
 def bases(db: sqlite3.Connection) -> list[tuple[int, Base]]:
-    """Return the numbers of the feeds that begin at a base, and their bases, in the order of feeds."""
+    """Return the bases with the numbers of their feeds, in the order of feeds."""
     columns = "SELECT f.id, f.origin, f.incarnation, x.step, x.chain, x.epoch, x.labelled "
     rows = _rows(db, SINCE_BASES, columns + _OF_FEED.format("base"))
     return [(number, Base(Feed(*feed), *base)) for number, *feed, base in map(_split, rows)]
@@ -243,19 +245,21 @@ def control(db: sqlite3.Connection, first: int = 0) -> list[Entry]:
 
 
 def arrivals(db: sqlite3.Connection) -> list[int | None]:
-    """Return when the decisions came, in order; None for those that an earlier version has written."""
+    """Return the times at which the decisions arrived, in order; None for decisions written by an earlier
+    version."""
     query = "SELECT arrived FROM control ORDER BY position"
     return [arrived for (arrived,) in _rows(db, SINCE_ARRIVALS, query)]
 
 
 def arrival(db: sqlite3.Connection, position: int) -> int | None:
-    """Return when the decision at a position came; None if it is not here, or without its time."""
+    """Return the time at which the decision at a position arrived; None if the decision or its time is
+    missing."""
     rows = _rows(db, SINCE_ARRIVALS, "SELECT arrived FROM control WHERE position = ?", (position,))
     return next((arrived for (arrived,) in rows), None)
 
 
 def authority(db: sqlite3.Connection) -> list[bytes]:
-    """Return the encoded Successions and ControlForks, in the order in which they came."""
+    """Return the encoded Successions and ControlForks, in the order of their arrival."""
     return [frame for (frame,) in _rows(db, SINCE_CONTROL, "SELECT frame FROM authority ORDER BY id")]
 
 
@@ -270,7 +274,7 @@ def keep_cards(db: sqlite3.Connection, cards: Iterable[tuple[int, CardRecord]]) 
 
 
 def keep_bases(db: sqlite3.Connection, bases: Iterable[tuple[int, Base]]) -> None:
-    """Have these bases, and no others."""
+    """Store these bases, and remove all others."""
     db.execute("DELETE FROM base")
     rows = [(number, *base[1:]) for number, base in bases]
     db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?)", rows)
@@ -283,8 +287,8 @@ STATEMENT = "statement"
 def keep_control(
     db: sqlite3.Connection, control: Sequence[KeepControl], authority: Sequence[bytes], statement: bytes
 ) -> None:
-    """Have these decisions from their first positions on; add what is new of `authority`; replace our own
-    `statement` if there is another one."""
+    """Store these decisions from their first positions on. Add new messages of `authority`; replace our own
+    `statement` if there is a new one."""
     if statement:
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (STATEMENT, statement))
     for first, entries in ((kept.first, kept.entries) for kept in control):
@@ -295,22 +299,22 @@ def keep_control(
 
 
 class Named:
-    """Numbers of steps that closes have named, by the decisions in the log, which takes no manifest."""
+    """Numbers of steps that closes have named, by the log's own decisions, without a manifest."""
 
     def __init__(self) -> None:
         self._run_state = RunState(budget=0, rate=0)
 
     def forget(self, control: Sequence[KeepControl]) -> None:
-        """Begin anew if decisions that were followed are not in the log any more."""
+        """Begin again if decisions that were followed are gone from the log."""
         if any(kept.first < self._run_state.decisions for kept in control):
             self.__init__()  # type: ignore[misc]
 
     def follow(self, db: sqlite3.Connection) -> None:
-        """Take in the decisions that are new in the log."""
+        """Follow the new decisions in the log."""
         for entry in control(db, self._run_state.decisions):
             self._run_state.apply(decisions.read(entry.record))
 
     def of(self, feed: Feed) -> int:
-        """Return how many steps of a feed were named."""
+        """Return the number of a feed's named steps."""
         number = self._run_state.number(feed)
         return self._run_state.named(number) if number is not None else 0

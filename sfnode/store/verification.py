@@ -1,8 +1,8 @@
 """Checks a whole update log: chains, signatures, rules; needs no model (SPEC S1-S6, U3-U6).
 
-From genesis, or from a checkpoint that the organiser has signed. Of an organised run the decisions come
-first, as they say which updates may be held and count. The digest of a seal or checkpoint is compared with
-the log where the log has all that was named; what it lacks is reported, and no fault.
+It begins at genesis, or at a checkpoint that the organiser has signed. In an organised run decisions come
+first, because they say which updates may be stored and count. The digest of a seal or checkpoint is compared
+if the log has everything that it names. Missing updates are reported, and are no fault.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ def verify_log(
     *,
     as_of_now: bool = False,
 ) -> VerifyResult:
-    """Replay everything from genesis, or from the state of a usable checkpoint; of an organised run the core
-    is that of the last seal that is here as a whole, unless it is to be `as_of_now`.
+    """Replay everything from genesis, or from the state of a usable checkpoint. In an organised run the core
+    is that of the last seal whose updates are all stored, or with `as_of_now` the current one.
 
-    Raises UserError LOG_CORRUPT where it does not verify, SEAL_DIFFERS where it is not what the organiser has
-    sealed or stated.
+    Raises UserError LOG_CORRUPT if it does not verify, SEAL_DIFFERS if it differs from a seal or checkpoint.
     """
     core = Core(*manifest.core_shape)
     return _Verification(manifest, update_log, core, state).result(as_of_now)
@@ -63,7 +62,7 @@ def state_to_begin_with(manifest: Manifest, update_log: UpdateLog, folder: Path)
 
 
 class _Verification:
-    """The verification of one log; the core is empty at first."""
+    """The verification of one log. Its core is empty at first."""
 
     def __init__(
         self, manifest: Manifest, update_log: UpdateLog, core: Core, state: CheckpointState | None = None
@@ -74,14 +73,14 @@ class _Verification:
         self._core = core
         self._begins = state
         self._added: dict[Feed, Counted] = {}
-        """Steps of each feed that are in the core, with their weights."""
+        """Steps of each feed in the core, with their weights."""
         self._frontier = Frontier(run)
         self._entries = self._check_control() if run.organised else []
         self._heads: dict[Feed, dict[int, bytes]] = {}
-        """Chain heads of each feed at the steps that matter: ends of what closes have named, and cuts."""
+        """Chain heads of each feed at the ends of steps that closes have named, and at cuts."""
         self._signatures = 0
         self._unsigned: dict[Feed, int] = {}
-        """Feeds of which the last row has no signature, and where that row begins."""
+        """Feeds whose last row has no signature, with that row's first step."""
         self._bases = {base.feed: base for base in state.bases.values()} if state else {}
         for base in self._bases.values():
             self._frontier.advance(*base)
@@ -89,7 +88,7 @@ class _Verification:
         self._replay()
 
     def result(self, as_of_now: bool) -> VerifyResult:
-        """Return what there is, once it is compared with the seals."""
+        """Return the result, after comparing it with the seals."""
         checkout = last_seal(self._run, self._entries, self._frontier.next) if self._run.organised else None
         seals = self._check_seals(checkout) if checkout else None
         if checkout and not as_of_now:
@@ -122,7 +121,7 @@ class _Verification:
         return list(kept.entries)
 
     def _check_seals(self, checkout: Checkout) -> SealsResult:
-        """Compare what seals and checkpoints say with the log, as far as that has what they are about."""
+        """Compare seals and checkpoints with the log, as far as it has what they name."""
         read = [decisions.read(entry.record) for entry in self._entries]
         run_state = RunState.of(self._run)
         checked, last, begun = 0, None, self._begins is None
@@ -158,7 +157,7 @@ class _Verification:
         )
 
     def _place_of_checkpoint(self, said: list[Decision]) -> int | None:
-        """Return the place of the decision that has stated what this begins with."""
+        """Return the position of the decision that has stated the initial checkpoint."""
         if self._begins is None:
             return None
         stated = self._begins.decision(self._run.run_id)
@@ -168,8 +167,8 @@ class _Verification:
         return len(said) - 1 - said[::-1].index(stated)
 
     def _heads_of(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
-        """Return (number, stop, chain head there) of what closes up to that of `epoch` have named of each
-        feed; None if it is not all here."""
+        """Return (number, stop, chain head there) of each feed's named steps in closes up to that of `epoch`;
+        None if some are missing."""
         found = []
         for number, stop in run_state.positions(epoch).items():
             feed = run_state.feed(number)
@@ -180,12 +179,12 @@ class _Verification:
         return found
 
     def _named_digest(self, run_state: RunState, epoch: int) -> bytes | None:
-        """Return the digest of what closes up to that of `epoch` have named; None if it is not all here."""
+        """Return the digest of the steps named in closes up to that of `epoch`; None if some are missing."""
         heads = self._heads_of(run_state, epoch)
         return None if heads is None else named_digest(self._run.run_id, heads)
 
     def _check_checkpoint(self, run_state: RunState, stated: Checkpoint) -> None:
-        """Compare a checkpoint that was just stated with what counts by the decisions so far."""
+        """Compare a checkpoint that was just stated with the updates that count by the decisions so far."""
         heads = self._heads_of(run_state, stated.epoch)
         if stated not in run_state.checkpoints or heads is None:
             return
@@ -235,7 +234,7 @@ class _Verification:
                 raise _damaged(feed, 0, "it has made room for others, and there is room")
 
     def _beyond_base(self, record: Record) -> Record | None:
-        """Return the part of a record that the checkpoint does not stand for; None if there is none."""
+        """Return the part of a record after the checkpoint; None if there is none."""
         base, segment = self._bases.get(record.feed), record.segment
         if base is None or segment.first >= base.step:
             return record
@@ -246,7 +245,8 @@ class _Verification:
     def _checked(self, record: Record) -> Verified | None:
         """Return the part of this record that counts, recomputed and verified.
 
-        None if its origin has signed it, and the organiser has not named this history or not admitted it.
+        None if the signature is right, but the organiser has not named this history or not admitted its
+        origin.
         """
         run, state, segment = self._run, self._frontier.state(record.feed), record.segment
         run_state = self._frontier.run_state
@@ -266,7 +266,7 @@ class _Verification:
         raise _damaged(record.feed, segment.first, problem)
 
     def _let_go(self, feed: Feed) -> None:
-        """Let nothing of a feed count whose history is not the one that was named, as the machine does."""
+        """Count nothing of a feed whose history is not the named one, as the machine does."""
         base = self._bases.get(feed) or beginning(self._run.run_id, feed)
         self._frontier.go_back(*base)
         self._heads[feed] = {base.step: base.chain} if base.step else {}
@@ -295,7 +295,7 @@ class _Verification:
         return sorted({cut.at if cut else 0, run_state.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
-        """Cut a feed where a proof says, but not below what was named (SPEC O7)."""
+        """Cut a feed at the proof's step, but not below its named steps (SPEC O7)."""
         heads = self._heads.get(cut.feed, {})
         if cut.at and heads.get(cut.at, cut.chain) != cut.chain and self._frontier.next(cut.feed) >= cut.at:
             raise _damaged(cut.feed, cut.at, "its history is not the one that its proof of a fork has")
@@ -308,14 +308,14 @@ class _Verification:
 
 
 def _vouched_for_later(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
-    """Take a row without a signature: that of the next one vouches for it, too."""
+    """Accept a row without a signature: the next row's signature vouches for it, too."""
     return True
 
 
 def _heads_at(
     chain: bytes, first: int, parts: tuple[EpochScalars, ...], stops: list[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield those of the ascending `stops` that lie behind an update of `parts`, with the chain heads there;
+    """Yield those of the ascending `stops` that lie after an update of `parts`, with the chain heads there.
     `chain` is that before step `first`."""
     stop = first + sum(len(part.scalars) for part in parts)
     for step in stops:

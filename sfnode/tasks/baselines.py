@@ -1,6 +1,6 @@
 """Baselines of a table without any model: the commonest label, and TF-IDF with logistic regression.
 
-Whoever has all rows in one place would begin with these, so they stand beside what a run has learnt. This
+Somebody with all rows in one place would begin with these, so they stand beside what a run has learnt. This
 module knows rows and classes; it knows no model.
 """
 
@@ -22,10 +22,10 @@ COMMONEST, TF_IDF = "the commonest label", "TF-IDF with logistic regression"
 """Names for people."""
 
 MOST_ROWS = 8192
-"""Rows that are fitted to, at most: a few seconds."""
+"""Maximum number of rows that are fitted: it takes a few seconds."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
-"""Inverse L2 penalties that are tried (scikit-learn's C); every fifth row says which one is taken."""
+"""Inverse L2 penalties that are tried (scikit-learn's C). Every fifth row validates them."""
 
 FOLD = 5
 
@@ -36,8 +36,8 @@ I64 = NDArray[np.int64]
 
 
 def measured(task: Task, train: Sequence[Row], test: Sequence[Row]) -> tuple[BaselineEvaluation, ...]:
-    """Return what is learnt from some rows without a model, measured on others: the commonest label, and
-    TF-IDF where scikit-learn is installed; nothing of a task without labels, and without rows."""
+    """Return the results of the baselines on `test` rows, fitted to others: the commonest label, and TF-IDF
+    if scikit-learn is installed. Empty for a task without labels, and without rows."""
     if not (task.labelled and train and test):
         return ()
     train = train[:MOST_ROWS]
@@ -50,7 +50,7 @@ def measured(task: Task, train: Sequence[Row], test: Sequence[Row]) -> tuple[Bas
 
 
 def is_installed() -> bool:
-    """Return whether scikit-learn is."""
+    """Return whether scikit-learn is installed."""
     try:
         importlib.import_module("sklearn")
     except ImportError:
@@ -82,7 +82,7 @@ def _tf_idf(train: list[str], labels: I64, test: list[str], classes: int) -> F64
 
 
 def _spread(model: Any, x: Any, classes: int) -> F64:
-    """Return a model's probabilities of all classes, also of those that it has not seen."""
+    """Return a model's probabilities of all classes, including classes that it has not seen."""
     found = np.full((x.shape[0], classes), 1e-6)
     found[:, model.classes_] = np.maximum(model.predict_proba(x), 1e-6)
     normal: F64 = found / found.sum(1, keepdims=True)

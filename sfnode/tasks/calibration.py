@@ -1,8 +1,8 @@
-"""The prior of a model over a task's answers, and with it the control beside which a learning figure stands.
+"""The prior of a model over a task's answers, and with it the control beside every learning figure.
 
-A base model that leans towards one answer gains by losing that leaning alone, which needs neither labels nor
-training (contextual calibration, Zhao et al. 2021, arXiv 2102.09690, with unlabelled rows in place of inputs
-without content). This module knows scores; it knows no model.
+A base model that leans towards one answer improves by losing that leaning alone. That takes neither labels
+nor training (contextual calibration, Zhao et al. 2021, arXiv 2102.09690, with unlabelled rows in place of
+inputs without content). This module knows scores; it knows no model.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from sfnode.tasks.encoding import Forward, Prior, batches, evaluate, prior_of
 from sfnode.tasks.prompts import Row, unanswered
 
 CALIBRATION_ROWS = 512
-"""Unlabelled rows that a prior is measured on: its standard error is then below 0.1 nats where scores vary by
-2 from row to row, against leanings of half a nat or more that matter."""
+"""Number of unlabelled rows on which a prior is measured. Its standard error is then below 0.1 nats if scores
+vary by 2 from row to row. Leanings that matter are half a nat or more."""
 
 
 def for_manifest(prior: Prior) -> tuple[int, ...]:
-    """Return a prior as the manifest has it, to the nearest 2^-16 nats; the largest part is 0, since what all
-    answers have in common changes nothing."""
+    """Return a prior in the manifest's form, to the nearest 2^-16 nats. The largest entry is 0, since a
+    constant for all answers changes nothing."""
     return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
 
 
 def mean_score(scores: Tensor) -> Tensor:
-    """Return the mean score of each answer, (K,), from those of all rows, (n, K).
+    """Return the mean score of each answer, (K,), from the scores of all rows, (n, K).
 
-    The mean of the log-probabilities as they are and the mean of those that are normalised over the K answers
-    differ by the same number for every answer, which changes neither a probability nor a choice.
+    Normalising the log-probabilities over the K answers would change all means by the same number, and so
+    neither a probability nor a choice.
     """
     return scores.mean(0)
 
 
 def mean_probability(scores: Tensor) -> Tensor:
-    """Return the logarithm of each answer's mean probability among the K answers, (K,), likewise (SPEC T7).
+    """Return the logarithm of each answer's mean probability among the K answers, (K,), from the scores of
+    all rows (SPEC T7).
 
-    What is trained with such a prior begins where the answers are as likely as each other on average. Less
-    the mean score, few rows of which the model is sure would have steep gradients (docs/research-log.md).
+    With such a prior training begins where all answers are equally likely on average. With the mean score the
+    few rows of which the model is sure would have steep gradients (docs/research-log.md).
     """
     return scores.log_softmax(1).logsumexp(0) - math.log(len(scores))
 
@@ -57,9 +58,9 @@ def prior(
     batch_size: int,
     average: Callable[[Tensor], Tensor] = mean_score,
 ) -> Prior:
-    """Return the prior over `rows`, (K,) float64; their labels are not looked at.
+    """Return the prior over `rows`, (K,) float64, without looking at their labels.
 
-    Raises UserError BAD_OPTION for a task whose answers are not the same in every row, or without rows.
+    Raises UserError BAD_OPTION for a task whose answers differ from row to row, or without rows.
     """
     if not task.labelled or not rows:
         raise UserError(
@@ -80,8 +81,8 @@ def prior(
 def measure(
     task: Task, tokenizer: Any, rows: Sequence[Row], public: Sequence[Row], forward: Forward, batch_size: int
 ) -> Evaluation:
-    """Measure a model on `rows` as the task's loss asks: less its prior over `public` rows, or less that of
-    the manifest."""
+    """Measure a model on `rows` as the task's loss asks. Its prior over `public` rows, or the manifest's, is
+    subtracted."""
     leaning = prior(task, tokenizer, public, forward, batch_size) if task.loss == "centred" else None
     if task.loss == "calibrated":
         leaning = prior_of(task)

@@ -1,6 +1,6 @@
-"""Conversations as tokens, and which of them the assistant wrote in the text that a chat template makes.
+"""Conversations as tokens, and the places of the assistant's tokens in the text that a chat template makes.
 
-Templates do not say where a turn begins or ends, so its place is found by rendering the conversation up to it
+Templates do not say where a turn begins or ends. Its place is found by rendering the conversation up to it
 and comparing. This module knows tokenizers; it knows no task, no tensor and no model.
 """
 
@@ -16,28 +16,29 @@ from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import encode_with_places
 
 SECONDS = 5.0
-"""Processor time of one rendering: thousands of times what templates take, and independent of other load."""
+"""Maximum processor time of one rendering, in seconds: thousands of times what templates take, and
+independent of other load."""
 
 MEMORY = 1 << 30
-"""Bytes of memory of this process: the longest conversations take a hundredth."""
+"""Maximum memory of the rendering process, in bytes: a hundred times what the longest conversations take."""
 
 PROGRAM = "sfnode.tasks.template_process"
 
 PROCESS = BoundedProcess(PROGRAM, SECONDS, MEMORY)
-"""The process for this program's templates."""
+"""The process that renders this program's templates."""
 
 
 # -- templates, in a process of their own --------------------------------------------------------------
 
 
 class TemplateRefusal(Exception):  # noqa: N818 (an answer, not a fault)
-    """The template cannot be read, or refuses the conversation; the text says why."""
+    """Error of a template that cannot be read, or that refuses the conversation. Its text is the reason."""
 
 
 def render(template: str, variables: dict[str, Any], process: BoundedProcess = PROCESS) -> str:
-    """Return the text that a template makes of variables that JSON knows.
+    """Return the text that a template makes of variables, which are JSON values.
 
-    Raises TemplateRefusal, and UserError MODEL_UNSAFE for a template that breaks a bound on its time, its
+    Raises TemplateRefusal, and UserError MODEL_UNSAFE for a template that exceeds a bound on its time, its
     memory or the length of its text.
     """
     reply = process.ask([template, variables])
@@ -54,12 +55,12 @@ def render(template: str, variables: dict[str, Any], process: BoundedProcess = P
 
 
 PRIVATE = range(0xE000, 0xF900)
-"""Characters that stand for nothing: one that a text lacks can take the place of a message in it."""
+"""Characters without meaning. One that does not occur in a text can stand for a message in it."""
 
 
 def tokenise(tokenizer: Any, conversation: Conversation) -> tuple[list[int], list[int]]:
-    """Return the tokens of a conversation, and which of them are the assistant's, by their places. Raises
-    UserError MODEL_UNSUPPORTED, or DATA_MALFORMED if the template refuses.
+    """Return the tokens of a conversation, and the places of the assistant's tokens. Raises UserError
+    MODEL_UNSUPPORTED, or DATA_MALFORMED if the template refuses.
 
     The template writes the special tokens, so the tokenizer adds none.
     """
@@ -75,8 +76,8 @@ def tokenise(tokenizer: Any, conversation: Conversation) -> tuple[list[int], lis
 
 
 def prompt(tokenizer: Any, messages: Sequence[Message]) -> str:
-    """Return a conversation as text that the assistant's next turn follows, without the token that begins
-    every text. Raises UserError as `tokenise`."""
+    """Return a conversation as the text before the assistant's next turn, without the token that begins every
+    text. Raises UserError as `tokenise`."""
     require_template(tokenizer)
     return _rendered(tokenizer, messages, add_generation_prompt=True).removeprefix(tokenizer.bos_token or "")
 
@@ -99,11 +100,12 @@ def require_template(tokenizer: Any) -> None:
 
 
 def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[tuple[int, int]]:
-    """Yield where in the text the assistant's turns begin and end, the mark at their end included.
+    """Yield the beginning and end of each of the assistant's turns in the text, with the mark at its end.
 
     A turn that opens the conversation answers nobody and is left out. Some templates render earlier turns
-    differently when more follows: they leave reasoning out, or end the last turn with another mark. Then the
-    texts up to the turn are no beginnings of the whole, and what is left of the message shows the place.
+    differently if more follow: they leave reasoning out, or end the last turn with another mark. Then the
+    rendered beginnings are no prefixes of the whole text, and the remaining words of the message show its
+    place.
     """
     for number, message in enumerate(messages):
         if number and message.role == ASSISTANT:
@@ -118,10 +120,11 @@ def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[
 
 
 def _place(tokenizer: Any, messages: Sequence[Message], number: int, whole: str) -> tuple[int, int]:
-    """Return where in the text what is left of a message begins, and where the mark after it ends.
+    """Return the place in the text where the remaining words of a message begin, and where the mark after
+    them ends.
 
-    The place is that of a character which takes the place of the message. Raises UserError DATA_MALFORMED if
-    it has none, or nothing is left.
+    It is the place of a character that stands for the message. Raises UserError DATA_MALFORMED if there is
+    none, or if no words remain.
     """
     stand_in = next(letter for letter in map(chr, PRIVATE) if letter not in whole)
     instead = messages[number]._replace(content=stand_in)
@@ -160,5 +163,5 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_pro
 
 
 def opening(messages: Sequence[Message]) -> str:
-    """Return words by which a user recognises a conversation."""
+    """Return the first words of a conversation, by which a user recognises it."""
     return f"that begins with {messages[0].content[:60]!r}"

@@ -1,8 +1,8 @@
 """Rows of data from files, from the Hugging Face hub or from the package: checked, filtered, selected, split.
 
 Every node that names the same source gets the same rows in the same order, because a mini-batch is a list of
-row numbers drawn from a seed. Errors in a row name the file and the line. This module leaves it to `prompts`
-what a row means, and never runs code that comes with data.
+row numbers drawn from a seed. Errors in a row name the file and the line. `prompts` knows the meaning of a
+row. Code that comes with data is never run.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from sfprotocol.seeds import derive_key, stream
 Row = row_files.Row
 
 HeldOut = Literal["test", "validation"]
-"""Rows that nobody trains on: those that the model is tested on, and those by which an organiser judges."""
+"""Rows on which nobody trains: those that test the model, and those by which an organiser judges."""
 
 SHIPPED = Path(__file__).parent.parent / "embedded" / "rows"
 """Folder of the package with the rows of `builtin:NAME:SPLIT` (SPEC T1), which scripts/builtin_rows.py
 writes."""
 
 LEAST_OF_A_CLASS = 5
-"""Rows of a class without which a figure says nothing of it: one row more or less moves it by 20 points."""
+"""Minimum rows of a class for a meaningful figure: with fewer, one row changes it by 20 points."""
 
 SHOWN = 3
-"""Bad rows that are shown of any number of them."""
+"""Maximum number of bad rows that are shown."""
 
 
 Examine = Callable[[Row, int, int], str]
-"""Says what else is wrong with a row, the one of a number of so many; empty if nothing is."""
+"""Returns what else is wrong with a row, given its number and the number of all; empty if nothing is."""
 
 
 def unexamined(row: Row, number: int, total: int) -> str:
-    """Find nothing wrong."""
+    """Return that nothing is wrong."""
     return ""
 
 
@@ -66,10 +66,10 @@ def load_rows(
 ) -> list[Row]:
     """Load the rows of a file, of `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or of `builtin:NAME:SPLIT`.
 
-    Rows with fewer than `min_words` words (`prompts.word_count`) are left out; of the rest `limit` rows
-    (0: all) are selected, the same ones on every node. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE,
-    DISK_FULL, EXTRA_MISSING without the library that it takes, or DATA_MALFORMED with the number and the
-    places of rows that do not fit the task; with `skip_bad` these are left out, and the log says so.
+    Rows with fewer than `min_words` words (`prompts.word_count`) are left out. Of the rest `limit` rows (0:
+    all) are selected, the same ones on every node. With `skip_bad` rows that do not fit the task are left
+    out, and the log says so. Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE, DISK_FULL, EXTRA_MISSING
+    without the necessary library, or DATA_MALFORMED with number and places of rows that do not fit.
     """
     rows, bad = sift(source, patiently(lambda: list(read(source, layout))), task, examine)
     if not skip_bad:
@@ -84,8 +84,8 @@ def load_rows(
 
 
 def own_rows(source: str, task: Task, *, min_words: int = 0, skip_bad: bool = False) -> list[Row]:
-    """Load the rows of a file that only its owner reads, in whichever way a program has written it; otherwise
-    as `load_rows`."""
+    """Load the rows of a file that only its owner reads, in whatever layout a program has written it;
+    otherwise as `load_rows`."""
     layout = row_files.layout(source)
     return load_rows(source, task, min_words=min_words, skip_bad=skip_bad, layout=layout)
 
@@ -96,15 +96,15 @@ class Bad:
 
     source: str
     rows: int = 0
-    """Rows of the source, good or bad."""
+    """Number of the source's rows, good or bad."""
     count: int = 0
     empty: int = 0
-    """Those of them that only lack something."""
+    """Number of rows that only lack something."""
     first: list[str] = field(default_factory=list)
-    """Places of the first of them, and what is wrong there."""
+    """Places of the first bad rows, and their faults."""
 
     def note(self, place: str, wrong: str, *, empty: bool = False) -> None:
-        """Count a row, and what is wrong with it, if anything is."""
+        """Count a row, and its fault if it has one."""
         self.rows += 1
         self.count += bool(wrong)
         self.empty += empty
@@ -112,7 +112,7 @@ class Bad:
             self.first.append(f"{place}: {wrong}")
 
     def refuse(self) -> None:
-        """Raise UserError DATA_MALFORMED if there are any."""
+        """Raise UserError DATA_MALFORMED if there are bad rows."""
         if self:
             raise malformed(
                 str(self),
@@ -131,15 +131,15 @@ class Bad:
 
 
 def sifted(source: str, task: Task, examine: Examine = unexamined) -> tuple[list[Row], Bad]:
-    """Return the rows of a source that fit a task, and which do not. Raises UserError as `load_rows`."""
+    """Return the rows of a source that fit a task, and those that do not. Raises UserError as `load_rows`."""
     return sift(source, list(read(source)), task, examine)
 
 
 def sift(
     source: str, placed: Sequence[Placed], task: Task, examine: Examine = unexamined
 ) -> tuple[list[Row], Bad]:
-    """Return which of the rows of a source fit a task, and which do not. Raises UserError DATA_MALFORMED for
-    a table without the columns that the task reads."""
+    """Return the rows that fit a task, and those that do not. Raises UserError DATA_MALFORMED for a table
+    without the task's columns."""
     rows, bad, names = [], Bad(source), dict[str, None]()
     for number, (place, row, wrong) in enumerate(placed):
         found = "" if wrong else prompts.problem(task, row) or ""
@@ -156,7 +156,7 @@ def sift(
 
 
 def require_columns(source: str, wanted: Iterable[str], names: Iterable[str]) -> None:
-    """Raise UserError DATA_MALFORMED if a source lacks one of the columns that are wanted."""
+    """Raise UserError DATA_MALFORMED if a source lacks a required column."""
     if lacking := [name for name in wanted if name not in names]:
         raise malformed(
             f"{source} has no column {', '.join(lacking)}; it has {', '.join(names) or 'none'}",
@@ -166,13 +166,12 @@ def require_columns(source: str, wanted: Iterable[str], names: Iterable[str]) ->
 
 @cache
 def _tell(what: str) -> None:
-    """Log what concerns rows that are read again and again; the same once."""
+    """Log a message about rows. Rows are read again and again, so the same message is logged once."""
     log.warning("%s", paragraph(what))  # which escapes: without `set_up_logging` nobody else does
 
 
 def rows_of(source: str, most: int) -> list[Row]:
-    """Return the first rows of a source, `most` of them, whatever they mean. Raises UserError as `load_rows`
-    does."""
+    """Return the first `most` rows of a source, without a task. Raises UserError as `load_rows` does."""
     found = list(islice(read(source), most))
     if wrong := next((f"{one.place}: {one.wrong}" for one in found if one.wrong), None):
         raise malformed(wrong)
@@ -182,11 +181,10 @@ def rows_of(source: str, most: int) -> list[Row]:
 def training_rows(
     data: Data, task: Task, places: Places = NOWHERE, examine: Examine = unexamined
 ) -> list[Row]:
-    """Load the rows of a run's public training data that mini-batches are drawn from (SPEC R8, R9).
+    """Load the rows of a run's public training data from which mini-batches are drawn (SPEC R8, R9).
 
-    `places` is where files of the run may be. Raises UserError as `load_rows` and
-    `public_files.local` do, DATA_NEEDED if the run has no public training data, DATA_MALFORMED if all of them
-    are validation rows.
+    `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do,
+    DATA_NEEDED if the run has no public training data, DATA_MALFORMED if all rows are for validation.
     """
     if not data.train:
         raise needed(task)
@@ -194,7 +192,7 @@ def training_rows(
 
 
 def needed(task: Task) -> UserError:
-    """Return the error for a run whose trainers bring their own rows, which says what these look like."""
+    """Return the error for a run whose trainers bring their own rows. It describes these rows."""
     example = prompts.example(task)
     names = ", ".join(example)
     labels = f" `{task.label_field}` is one of {', '.join(task.verbalizer)}." if task.labelled else ""
@@ -211,8 +209,8 @@ def held_out_rows(
 ) -> list[Row]:
     """Load `limit` (0: as many as the manifest says) of the rows on which every node measures the model.
 
-    `places` is where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do,
-    and DATA_NEEDED if the run has no such rows.
+    `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do, and
+    DATA_NEEDED if the run has no such rows.
     """
     source, usual = (
         (data.test, data.test_limit) if which == "test" else (data.validation, data.validation_limit)
@@ -231,7 +229,7 @@ def held_out_rows(
 def _split(
     data: Data, task: Task, places: Places, examine: Examine = unexamined
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the public training data: those to train on, and those that validate."""
+    """Return the rows of the public training data: those for training, and those for validation."""
     source = public_files.local(data, "train", places)
     least = data.train_min_words
     rows = load_rows(source, task, limit=data.train_limit, min_words=least, examine=examine)
@@ -245,10 +243,10 @@ def _split(
 
 
 def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """Return rows without `count` of them, or a few less, and these: the same ones whoever asks.
+    """Return rows without about `count` held-out ones, and the held-out ones: the same for everybody.
 
-    Each class has its share of them, and rows of equal text stay together; where so few texts are different
-    that this would not leave half of `count`, equal ones are parted.
+    Each class has its share among them, and rows of equal text stay together. If that would hold out less
+    than half of `count`, because few texts differ, equal rows are separated.
     """
     texts = [prompts.text_of(task, row) for row in rows]
     held = _held(task, rows, count, texts)
@@ -259,7 +257,8 @@ def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], li
 
 
 def _held(task: Task, rows: Sequence[Row], count: int, keys: Iterable[Hashable]) -> set[int]:
-    """Return the numbers of up to `count` rows, of each class in proportion, those of one key all or none."""
+    """Return the numbers of up to `count` rows, of each class in proportion. Rows with the same key are all
+    in or all out."""
     alike: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         alike.setdefault(key, []).append(index)
@@ -278,8 +277,8 @@ def _held(task: Task, rows: Sequence[Row], count: int, keys: Iterable[Hashable])
 
 
 def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Return how many of `count` rows each class has, in proportion to its size, by largest remainders; of
-    one that has several rows there is one at least."""
+    """Return how many of `count` rows each class has, in proportion to its size, by largest remainders. A
+    class with several rows has at least one."""
     total = sum(sizes.values())
     found = {name: count * size // total for name, size in sizes.items()}
     rest = sorted(sizes, key=lambda name: (-(count * sizes[name] % total), name))
@@ -289,13 +288,13 @@ def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
 
 
 def shared(task: Task, rows: Sequence[Row], held: Sequence[Row]) -> int:
-    """Return how many of some rows have the text of one of the others."""
+    """Return the number of `held` rows whose text is among `rows`."""
     texts = {prompts.text_of(task, row) for row in rows}
     return sum(prompts.text_of(task, row) in texts for row in held)
 
 
 def rare(task: Task, rows: Sequence[Row]) -> dict[str, int]:
-    """Return the classes of which there are fewer than LEAST_OF_A_CLASS among some rows, with how many."""
+    """Return the classes with fewer than LEAST_OF_A_CLASS rows, with their numbers of rows."""
     found = Counter(prompts.class_name(task, row) for row in rows)
     counts = {name: found[prompts.label(name)] for name in task.verbalizer if task.labelled}
     return {name: one for name, one in counts.items() if one < LEAST_OF_A_CLASS}
@@ -323,7 +322,7 @@ def select(rows: list[Row], limit: int) -> list[Row]:
 
 
 def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
-    """Return the indices of the rows with the `count` smallest values of the stream for this purpose."""
+    """Return the indices of the rows with the `count` smallest values of this purpose's stream."""
     values = stream(derive_key(purpose), 0, rows)  # no two are equal
     found: list[int] = np.argsort(values)[:count].tolist()
     return found

@@ -26,19 +26,19 @@ from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example
 
 LONG_ANSWER = 32
-"""Tokens of an answer, in the mean of all, beyond which nobody expects a model to write the very same one:
-what is told is how well it expects the right one, as of conversations."""
+"""Mean tokens of an answer above which no model is expected to write exactly the same one. The metric is then
+the answer's likelihood, as for conversations."""
 
 Prior = NDArray[np.float64]
-"""Score of each answer, (K,), before anything of a row is known (`calibration.prior`)."""
+"""Score of each answer, (K,), independent of the row (`calibration.prior`)."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch of B examples as S sequences of at most T tokens, right-padded; all tensors on the CPU.
+    """A batch of B examples as S sequences of at most T tokens, padded on the right; all tensors on the CPU.
 
     Candidates of one example that differ only after a common beginning share its sequence: in a causal model
-    what comes later changes nothing before it.
+    later tokens do not affect earlier ones.
     """
 
     input_ids: Tensor
@@ -46,12 +46,12 @@ class Encoded:
     attention_mask: Tensor
     """(S, T) int64, 0 on padding."""
     token_type_ids: Tensor
-    """(S, T) int64, which text of a pair each token belongs to, for models that tell them apart; 0 on
-    padding, and everywhere where the tokenizer does not say."""
+    """(S, T) int64, the text of a pair that each token belongs to, for models that tell them apart. 0 on
+    padding, and everywhere if the tokenizer does not say."""
     sequences: Tensor
     """(P,) int64, the sequence whose output predicts each target."""
     columns: Tensor
-    """(P,) int64, the column of it that predicts the target; 0 where a model has one output a sequence."""
+    """(P,) int64, the column that predicts the target; 0 if a model has one output a sequence."""
     targets: Tensor
     """(P,) int64, the token (or class) predicted at each position."""
     slots: Tensor
@@ -61,15 +61,15 @@ class Encoded:
     right: Tensor
     """(B, K) bool, the correct candidates."""
     contrastive: bool
-    """Whether the loss compares the candidates, or is that of the correct one's tokens alone."""
+    """Whether the loss compares the candidates. Otherwise it is that of the correct candidate's tokens."""
     centred: bool
     """Whether the loss compares scores less their means over all examples (SPEC T5)."""
     prior: Prior | None
-    """(K,) that the loss subtracts from scores, where the manifest has one for it."""
+    """(K,) that the loss subtracts from scores, if the manifest has a prior for it."""
     references: int
-    """Number of examples, the last ones, that have no label, and so no loss."""
+    """Number of examples at the end without a label, and so without a loss."""
     weights: Tensor | None = None
-    """(B,) float32, by which losses are multiplied; None: by 1."""
+    """(B,) float32, factors of the losses; None: 1."""
 
     @property
     def examples(self) -> int:
@@ -77,7 +77,7 @@ class Encoded:
         return self.right.shape[0]
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return the tokens of each example, of all its sequences together, (B,)."""
+        """Return the number of tokens of each example, in all its sequences, (B,)."""
         tokens = self.attention_mask.sum(1).numpy()
         return np.bincount(self.owners(), tokens, minlength=self.examples).astype(np.int64)
 
@@ -88,8 +88,8 @@ class Encoded:
         return found
 
     def part(self, rows: Sequence[int]) -> Encoded:
-        """Return these of the examples, by their numbers, no wider than they need be; of a batch that has
-        neither references nor a loss that compares examples."""
+        """Return these examples, by number, no wider than necessary. The batch must have neither references
+        nor a loss that compares examples."""
         options, numbers = self.tokens.shape[1], torch.tensor(rows)
         place = torch.full((self.examples,), -1).index_copy_(0, numbers, torch.arange(len(rows)))
         of_target = place[self.slots // options]
@@ -111,9 +111,9 @@ class Encoded:
         )
 
     def scores(self, log_probs: Tensor, prior: Prior | None = None) -> Tensor:
-        """Return each candidate's mean log-probability a token, (B, K) float32; -inf where there is none.
+        """Return each candidate's mean log-probability a token, (B, K) float32; -inf for a missing candidate.
 
-        `log_probs`: (P,) float32, one for each target. `prior` (`calibration.prior`) is subtracted from it.
+        `log_probs`: (P,) float32, one for each target. `prior` (`calibration.prior`) is subtracted.
         """
         tokens = self.tokens.to(log_probs.device)  # (B, K)
         sums = log_probs.new_zeros(tokens.numel())
@@ -125,8 +125,8 @@ class Encoded:
         """Return the loss of each example with a label, (B - references,) float32, from the log-probability
         of each target, (P,).
 
-        Contrastive: the cross-entropy over the candidates' scores; else minus the mean log-probability of the
-        tokens of the first correct answer. `prior`: as for `scores`.
+        Contrastive: the cross-entropy over the candidates' scores. Otherwise minus the mean log-probability
+        of the tokens of the first correct answer. `prior`: as for `scores`.
         """
         scores = self.scores(log_probs, self.prior if prior is None else prior)  # (B, K)
         if self.centred:
@@ -148,7 +148,7 @@ class Scored(NamedTuple):
 
 
 ScoredBatch = tuple[Encoded, Scored]
-"""A batch, and what a model says of it."""
+"""A batch with a model's scores."""
 
 
 Forward = Callable[[Encoded], Scored]
@@ -178,11 +178,11 @@ def encode(
     *,
     every_candidate: bool = False,
 ) -> Encoded:
-    """Encode rows as tensors to train on them. Raises UserError DATA_MALFORMED when a target does not fit
+    """Encode rows as tensors for training. Raises UserError DATA_MALFORMED if a target does not fit
     max_tokens, BAD_OPTION for rows without answers.
 
-    For a `choice` task training needs the first correct candidate only, as in MeZO. A centred loss is so over
-    the rows and the `references`. `every_candidate` encodes all, to score them as they are.
+    Training on a `choice` task needs only the first correct candidate, as in MeZO; `every_candidate` encodes
+    all, for scoring. A centred loss compares the rows and the `references`.
     """
     if task.kind == "reward":
         raise UserError(
@@ -201,7 +201,7 @@ def encode(
 
 
 def prior_of(task: Task) -> Prior:
-    """Return the prior that the manifest has, (K,) float64."""
+    """Return the manifest's prior, (K,) float64."""
     found: Prior = np.array(task.prior, np.float64) / PRIOR_ONE
     return found
 
@@ -212,12 +212,12 @@ class WrittenAnswer(NamedTuple):
     prompt: Sequence[int]
     answer: Sequence[int]
     given: int
-    """Tokens of it that are no targets, fewer than there are."""
+    """Number of its first tokens that are no targets; at least one is."""
     weight: float
 
 
 def encode_written(written: Sequence[WrittenAnswer]) -> Encoded:
-    """Encode answers whose loss is minus the log-probability of all their targets, times their weight."""
+    """Encode answers. Their loss is minus the log-probability of all their targets, times their weight."""
     examples = []
     for prompt, answer, given, _ in written:
         fed = np.array([*prompt, *answer[:-1]], np.int32)  # the last token predicts nothing
@@ -235,7 +235,7 @@ def evaluate(
     batch_size: int,
     prior: Prior | None = None,
 ) -> EvaluationOfRows:
-    """Measure a model on some rows; `forward` runs it on `batch_size` rows at a time. `prior` as for
+    """Measure a model on some rows. `forward` runs it on `batch_size` rows at a time. `prior` as for
     `measure`."""
     return measure(task, scored_batches(task, tokenizer, rows, forward, batch_size), prior)
 
@@ -243,15 +243,15 @@ def evaluate(
 def scored_batches(
     task: Task, tokenizer: Any, rows: Sequence[Row], forward: Forward, batch_size: int
 ) -> Iterator[ScoredBatch]:
-    """Yield rows as `batches` does, each with what `forward` says of it."""
+    """Yield rows as `batches` does, each batch with its scores by `forward`."""
     for encoded in batches(task, tokenizer, rows, batch_size):
         yield encoded, forward(encoded)
 
 
 def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None) -> EvaluationOfRows:
-    """Measure a model by what it says of some rows.
+    """Measure a model by its scores on some rows.
 
-    `prior` is subtracted from the scores of every row's answers, of which there must be as many.
+    `prior` is subtracted from the scores of every row's answers, whose number must equal its own.
     """
     each = [_answers(task, encoded, scored, prior) for encoded, scored in found]
     answers = _Answers(*map(torch.cat, zip(*each, strict=True)))
@@ -268,7 +268,7 @@ def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None
 
 
 def batches(task: Task, tokenizer: Any, rows: Sequence[Row], batch_size: int) -> Iterator[Encoded]:
-    """Yield rows with all their candidates, `batch_size` at a time, ordered by length: little padding."""
+    """Yield rows with all their candidates, `batch_size` at a time, ordered by length for little padding."""
     rows = sorted(rows, key=lambda row: length(render_row(task, row)))
     for start in range(0, len(rows), batch_size):
         yield encode(task, tokenizer, rows[start : start + batch_size], every_candidate=True)
@@ -294,7 +294,7 @@ def _answers(task: Task, encoded: Encoded, scored: Scored, prior: Prior | None) 
 
 
 def _written(encoded: Encoded, scored: Scored) -> Tensor:
-    """Return which completions greedy decoding would write, (B,) bool: each token is the likeliest in its
+    """Return which completions greedy decoding would write, (B,) bool: each token is the likeliest at its
     place."""
     wrong = (~scored.greedy.cpu()).float()  # (P,)
     return torch.zeros(encoded.examples).index_add_(0, encoded.slots, wrong) == 0

@@ -1,9 +1,8 @@
-"""Rows that a model's tokenizer cannot encode: `init` looks for them before a run begins, and a node that
-meets one leaves it out and says so once.
+"""Rows that a model's tokenizer cannot encode. `init` looks for them before a run begins; a node leaves them
+out and reports it once.
 
-Whether a row fits is known only once it is encoded: a chat template refuses a conversation, or an answer has
-more tokens than a sequence may have (SPEC T3, T6). This module knows tokenizers; it knows no file and no
-model.
+Only encoding shows whether a row fits: a chat template refuses a conversation, or an answer has more tokens
+than a sequence may have (SPEC T3, T6). This module knows tokenizers; it knows no file and no model.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from sfnode.tasks.tokenization import example, prompt_ids
 R = TypeVar("R", bound=Row)
 
 UNFIT = (Code.DATA_MALFORMED, Code.MODEL_UNSAFE)
-"""Errors of a row that cannot be encoded: it is refused or cut short, or too much for bounds."""
+"""Errors of a row that cannot be encoded: it is refused, cut short, or exceeds a bound."""
 
 BROKEN = 3
-"""Rows that may be too much for these bounds before the model is to blame: each takes seconds."""
+"""Number of rows that may exceed a bound before the model is to blame: each takes seconds."""
 
 SECONDS = 60.0
-"""Time that `init` encodes rows for: 250,000 short texts, or 20,000 conversations of four answers, on one
-core."""
+"""Time in seconds for which `init` encodes rows: 250,000 short texts, or 20,000 conversations of four
+answers, on one core."""
 
 
 class Fitting:
-    """Tells the rows that can be encoded from others, which it leaves out; any thread may ask."""
+    """Finds the rows that can be encoded, and leaves others out. Any thread may ask."""
 
     def __init__(self, task: Task, tokenizer: Any) -> None:
         self.task, self.tokenizer = task, tokenizer
@@ -43,8 +42,8 @@ class Fitting:
         self._lock = Lock()
 
     def problem(self, words: RowText) -> UserError | None:
-        """Return why the text of a row cannot be encoded, or None if it can. Raises UserError MODEL_UNSAFE
-        if more than BROKEN break a bound."""
+        """Return the reason why the text of a row cannot be encoded, or None. Raises UserError MODEL_UNSAFE
+        if more than BROKEN rows exceed a bound."""
         try:
             if self.task.is_rewarded and isinstance(words, Prompt):
                 prompt_ids(self.tokenizer, words.prompt, self.task.max_tokens)
@@ -58,7 +57,7 @@ class Fitting:
         return None
 
     def fits(self, row: Row) -> bool:
-        """Return whether a row can be encoded; of the first that cannot the log says why. Raises as
+        """Return whether a row can be encoded; log the reason for the first one that cannot. Raises as
         `problem`."""
         error = self.problem(render_row(self.task, row))
         if error is None:
@@ -71,20 +70,21 @@ class Fitting:
         return False
 
     def of(self, rows: Sequence[R]) -> list[R]:
-        """Return those of some rows that fit. Raises UserError as `fits`, and as `none_fits`."""
+        """Return the rows that fit. Raises UserError as `fits`, and as `none_fits`."""
         found = [row for row in rows if self.fits(row)]
         if rows and not found:
             raise self.none_fits()
         return found
 
     def none_fits(self) -> UserError:
-        """Return the error for rows of which none fits: that of the last one."""
+        """Return the error for rows of which none fits: the last row's."""
         assert self._last is not None, "no row was left out"
         return self._last
 
 
 class RowExamination:
-    """Says why rows cannot be encoded, as long as there is time for it; the same row is encoded once."""
+    """Returns the reason why a row cannot be encoded, as long as there is time. Equal rows are encoded
+    once."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class RowExamination:
         advance: Callable[[int, int], None] = lambda done, total: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`advance` is told how many rows are encoded, and of how many."""
+        """`advance` is called with the number of encoded rows, and of all."""
         self.fitting, self._advance, self._clock = fitting, advance, clock
         self._ends = clock() + SECONDS
         self._known: dict[RowText, str] = {}
@@ -100,13 +100,13 @@ class RowExamination:
 
     @property
     def unread(self) -> int:
-        """Different rows that there was no time for."""
+        """Number of different rows for which there was no time."""
         return len(self._unread)
 
     def __call__(self, row: Row, number: int, total: int) -> str:
-        """Return why a row, the one of this number of so many, cannot be encoded; empty if it can, or there
-        was no time. Raises as `Fitting.problem`, and MODEL_UNSAFE if none before it could be encoded: that is
-        the model's fault."""
+        """Return the reason why row `number` cannot be encoded; empty if it can, or if there was no time.
+        Raises as `Fitting.problem`, and MODEL_UNSAFE if no earlier row could be encoded, which is the model's
+        fault."""
         words = render_row(self.fitting.task, row)
         if words not in self._known:
             if self._clock() >= self._ends:

@@ -1,9 +1,9 @@
 """Rows of a data set on the hub: Parquet, CSV and JSON files of one commit, read by this program's own
 readers.
 
-A name on the hub comes from others. It goes to the hub's interface only, and is never taken for a place on
-this machine, nor for the name of a program that reads. What the hub offers is chosen by the names of files;
-its sizes are compared with our bounds before anything is downloaded.
+A name on the hub comes from others. Only the hub's interface gets it. It is never taken for a path on this
+machine or for a program that reads data. Files are chosen by their names. Their sizes are checked before
+anything is downloaded.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ DATASET = "dataset"
 """The hub's word for a repository with data."""
 
 KINDS = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
-"""Ends of the names of files with rows; where a split is there in several, the first of them is read."""
+"""Endings of the names of files with rows. If a split has several kinds of files, the first kind is read."""
 
 CONVERTED = "refs/convert/parquet"
-"""The branch in which the hub keeps every data set as Parquet files, CONFIG/SPLIT/NUMBER.parquet."""
+"""Branch in which the hub keeps every data set as Parquet files, CONFIG/SPLIT/NUMBER.parquet."""
 
 PATTERNS = tuple(f"*{kind}" for kind in KINDS)
 
 _SPLITS = ("train", "validation", "valid", "dev", "test", "unlabeled", "unsupervised")
-"""Names of splits; a file whose name has none of them belongs to `train`, as is usual on the hub."""
+"""Names of splits. A file whose name has none belongs to `train`, as is usual on the hub."""
 
 _OF = re.compile(r"-([0-9]{5})-of-([0-9]{5})")
-"""The number of a file of a split, and how many there are."""
+"""Pattern for the number of a split's file, and the number of all."""
 
 _SOUND = re.compile(r"[\w.+@=,() -]+(/[\w.+@=,() -]+)*")
 
@@ -62,8 +62,8 @@ def read(source: str) -> Iterator[Placed]:
 
 
 def pinned(source: str) -> str:
-    """Return a source with the commit that it has now, so that all nodes read the same rows; as it is where
-    it has one, is none of the hub, or the hub does not say. Asks the hub."""
+    """Return a source with its current commit, so that all nodes read the same rows. It is unchanged if it
+    has a commit, if it is not on the hub, or if the hub does not answer. Asks the hub."""
     wanted = hub_rows(source)
     if wanted is None or wanted.commit or hub.unreachable():
         return source
@@ -75,7 +75,7 @@ def pinned(source: str) -> str:
 
 
 def _fetch(source: str, wanted: HubRows) -> list[Path]:
-    """Return the files of a split, downloaded or from the cache. Raises whatever the library raises."""
+    """Return the files of a split, downloaded or from the cache. Raises the library's own errors."""
     if silent := hub.unreachable():
         for folder in _kept(wanted):
             names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))
@@ -89,7 +89,7 @@ def _fetch(source: str, wanted: HubRows) -> list[Path]:
 
 
 def _kept(wanted: HubRows) -> Iterator[Path]:
-    """Yield folders with files of a data set that were downloaded before."""
+    """Yield folders with downloaded files of a data set."""
     for revision in _revisions(wanted):
         with suppress(Exception):  # whatever the library raises for what is not there
             yield hub.kept(wanted.name, revision, PATTERNS, kind=DATASET)
@@ -97,7 +97,7 @@ def _kept(wanted: HubRows) -> Iterator[Path]:
 
 def _offered(wanted: HubRows) -> tuple[str, dict[str, int]]:
     """Return the revision that has a split, and the sizes of its files by name. Raises ValueError if none
-    has, and whatever the library raises."""
+    has, and the library's own errors."""
     for revision in _revisions(wanted):
         sizes = {file.name: file.size for file in hub.offered(wanted.name, revision, PATTERNS, DATASET)}
         if chosen := choose(sorted(sizes), wanted.config, wanted.split):
@@ -110,9 +110,9 @@ def _revisions(wanted: HubRows) -> tuple[str, ...]:
 
 
 def choose(names: Sequence[str], config: str, split: str) -> list[str]:
-    """Return those of the sorted names of a data set's files that hold a split of a configuration: by the
-    names of folders and files, as the hub tells them apart. Raises ValueError if some of them are lacking, or
-    if nothing says of which configuration they are."""
+    """Return the files of a split of a configuration, from the sorted names of a data set's files. Files are
+    told apart by the names of folders and files, as the hub does. Raises ValueError if some are missing, or
+    if no name says their configuration."""
     sound = [name for name in names if _SOUND.fullmatch(name) and ".." not in name]
     of_config = [name for name in sound if not config or config in _words(name)]
     of_config = of_config or (sound if config == "default" else [])
@@ -132,12 +132,12 @@ def _label(name: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """Return the folders of a file and the words of its name."""
+    """Return the folders of a file and the words in its name."""
     return [*PurePosixPath(name).parts[:-1], _label(name), *re.split(r"[._ -]", _label(name))]
 
 
 def _whole(names: list[str], config: str) -> list[str]:
-    """Return the names of all files of one split; raise ValueError if they are not that."""
+    """Return these names if they are all files of one split; otherwise raise ValueError."""
     folders = sorted({str(PurePosixPath(name).parent) for name in names})
     if not config and len(folders) > 1:
         raise ValueError(f"it has several configurations, such as {', '.join(folders[:5])}: name one")

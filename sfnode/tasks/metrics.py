@@ -19,10 +19,11 @@ Z = 1.959963984540054
 """Standard deviations within which 95 % of a normal distribution lie."""
 
 RESAMPLES = 1000
-"""Resamples of a bootstrap: the ends of its interval are the 25th value from below and from above."""
+"""Number of resamples of a bootstrap. The ends of its interval are the 25th values from below and from
+above."""
 
 MAX_SURPRISAL = 700.0
-"""Nats a token; the exponential of more overflows."""
+"""Maximum surprisal in nats a token; the exponential of more overflows."""
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -39,9 +40,9 @@ class MeasuredMetric(NamedTuple):
 def share(hits: float, count: int) -> MeasuredMetric:
     """Return the share hits / count with Wilson's score interval, which stays between 0 and 1.
 
-    Wilson 1927: the shares p from which the observed one is at most Z standard deviations away. Also for a
-    sum of `count` numbers from 0 to 1: nothing with their mean varies more than hits do, so that it may be
-    too wide.
+    Wilson 1927: the shares p from which the observed one is at most Z standard deviations away. `hits` may be
+    a sum of `count` numbers from 0 to 1. Their variance is at most that of hits with the same mean, so that
+    the interval may be too wide.
     """
     value, spread = hits / count, Z * Z / count
     middle = (value + spread / 2) / (1 + spread)
@@ -50,10 +51,11 @@ def share(hits: float, count: int) -> MeasuredMetric:
 
 
 def perplexity(surprisals: F64, tokens: F64) -> MeasuredMetric:
-    """Return exp of the mean surprisal of a token, from each row's surprisal in nats and number of tokens.
+    """Return exp of the mean surprisal of a token, from each row's surprisal in nats and number of tokens,
+    (rows,) each.
 
-    Both (rows,). The interval is that of a ratio of two sums over rows (the delta method), since the tokens
-    of one row are not independent of each other. From a single row it is unbounded.
+    The interval is that of a ratio of two sums over rows (the delta method), since the tokens of one row are
+    not independent. From a single row it is unbounded.
     """
     rows, total = len(tokens), tokens.sum()
     mean = float(surprisals.sum() / total)

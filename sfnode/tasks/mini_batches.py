@@ -1,6 +1,6 @@
-"""The rows that a node measures on, and the mini-batch that a seed draws from them (SPEC R8).
+"""The rows on which a node measures, and the mini-batch that a seed draws from them (SPEC R8).
 
-One place for the daemon, the simulator and the baselines. It knows rows and the task's loss, and no model.
+The daemon, the simulator and the baselines share it. It knows rows and the task's loss, and no model.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sfnode.tasks.prompts import Row, unanswered
 from sfprotocol.seeds import balanced_rows, batch_rows, derive_key, stream
 
 CENTRED = "centred"
-"""The loss whose mini-batches are balanced (SPEC T5)."""
+"""Name of the loss whose mini-batches are balanced (SPEC T5)."""
 
 REFERENCES = 4
-"""Unlabelled rows that join a mini-batch of a shard of one class: as many as a usual one has, for as small a
-mini-batch measures the prior badly, and a large one costs more than it brings (docs/research-log.md)."""
+"""Number of unlabelled rows that join a mini-batch of a shard of one class, as many as a usual mini-batch
+has. Fewer measure the prior badly, and more cost more than they bring (docs/research-log.md)."""
 
 
 class Shard:
-    """The rows of one node, and how mini-batches are drawn from them; any thread may draw."""
+    """The rows of one node, from which seeds draw mini-batches. Any thread may draw."""
 
     def __init__(
         self,
@@ -41,12 +41,11 @@ class Shard:
         *,
         each_once: bool = False,
     ) -> None:
-        """`public` returns rows of all classes, as the run's training data have them, whose labels are not
-        looked at; asked for a shard of one class, and only where the loss is centred. With a `secret` nobody
-        else can tell which rows a seed draws. With `each_once` a mini-batch of as many rows as there are, or
-        of more, is all of them, and with a `secret`, too, none has a row twice: rows that do not fit have
-        none in their place. Raises UserError DATA_NEEDED
-        if there are no public rows then."""
+        """`public` returns rows of all classes from the run's training data, without regard to labels. It is
+        called only for a shard of one class with a centred loss. With a `secret` nobody else can tell which
+        rows a seed draws. With `each_once` a mini-batch at least as large as the shard is all its rows. With
+        a `secret`, too, no mini-batch has a row twice, and rows that do not fit have no substitute. Raises
+        UserError DATA_NEEDED if public rows are needed and missing."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._secret = rows, secret
         self._batch_size = min(batch_size, len(rows)) if each_once else batch_size
@@ -54,7 +53,7 @@ class Shard:
         self._apart = each_once and bool(secret)
         self._fitting = Fitting(task, tokenizer)
         self._fits: dict[int, bool] = {}
-        """Whether rows fit, by their numbers: those that were drawn."""
+        """Whether each drawn row fits, by its number."""
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
         alone = sum(len(one) > 0 for one in self._classes) == 1
         self._public = [unanswered(task, row) for row in public()] if alone else []
@@ -71,7 +70,7 @@ class Shard:
         return encode(self._task, self._tokenizer, *self.draw(seed))
 
     def draw(self, seed: int) -> tuple[list[Row], list[Row]]:
-        """Return the rows of the update with this seed, and unlabelled ones that join them."""
+        """Return the rows of the update with this seed, and the unlabelled rows that join them."""
         seed = self._own(seed)
         references = batch_rows(seed, REFERENCES, len(self._public)).tolist() if self._public else []
         return [self._fitting_row(row) for row in self._drawn(seed).tolist()], [
@@ -83,25 +82,26 @@ class Shard:
         return self._drawn(self._own(seed))
 
     def encoded(self, together: int) -> Iterator[Encoded]:
-        """Yield all rows in their order, so many at a time. Raises UserError as `encode` does."""
+        """Yield all rows in their order, `together` at a time. Raises UserError as `encode` does."""
         for first in range(0, len(self._rows), together):
             numbers = range(first, min(first + together, len(self._rows)))
             yield encode(self._task, self._tokenizer, [self._fitting_row(number) for number in numbers])
 
     @property
     def size(self) -> int:
-        """Number of its rows."""
+        """Number of rows."""
         return len(self._rows)
 
     @property
     def odds(self) -> tuple[int, int]:
-        """Rows that a mini-batch draws, and of how many, of the class whose rows are drawn most often."""
+        """Number of rows that a mini-batch draws, and of how many, for the class whose rows are drawn most
+        often."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
         return -(-self._batch_size // len(sizes)), min(sizes)
 
     def _fitting_row(self, number: int) -> Row:
-        """Return the row of this number, or in its place the next one that fits, of its class where
-        mini-batches are balanced (SPEC T3). Raises UserError as `Fitting.of`."""
+        """Return the row of this number, or the next one that fits, of the same class if mini-batches are
+        balanced (SPEC T3). Raises UserError as `Fitting.of`."""
         if not self._fits_at(number):
             everyone = np.arange(len(self._rows))
             pool = next((one for one in self._classes if number in one), everyone)
@@ -117,7 +117,7 @@ class Shard:
         return self._fits[number]
 
     def _own(self, seed: int) -> int:
-        """Return the seed by which this node draws, which nobody else knows if there is a secret."""
+        """Return the seed by which this node draws. With a secret nobody else knows it."""
         return derive_key(self._secret, seed.to_bytes(8, "big")) if self._secret else seed
 
     def _drawn(self, seed: int) -> NDArray[np.int64]:

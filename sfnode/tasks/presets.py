@@ -1,8 +1,8 @@
-"""Ready-made tasks, which `presets.toml` lists: the embedded ones, benchmarks of the literature with MeZO's
+"""Ready-made tasks, listed in `presets.toml`: embedded ones, benchmarks of the literature with MeZO's
 published prompts, and tasks whose answers a program can check.
 
-A model with a classification head reads the bare texts instead of a prompt. The data are where they are on
-the Hugging Face hub; none are read here.
+A model with a classification head reads the bare texts instead of a prompt. The data stay on the Hugging Face
+hub; none are read here.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Preset(NamedTuple):
     texts: str = ""
     """Template for a model with a classification head; "" if such a model cannot do the task."""
     called: Mapping[str, str] = MappingProxyType({})
-    """Names that columns have in other copies of the data, by their names here."""
+    """Names of columns in other copies of the data, by their names here."""
     model: str = ""
     """Base model that comes with the task; "" if none does."""
     training: Training | None = None
-    """Numbers that suit that model; None if they are to be tried out."""
+    """Hyperparameters that suit that model; None if they must be found by trial."""
 
 
 def preset(name: str) -> Preset:
@@ -51,12 +51,12 @@ def preset(name: str) -> Preset:
 
 
 def of_model(model: str) -> str | None:
-    """Return the name of the preset that a model comes with; None for another model."""
+    """Return the name of the preset of a shipped model; None for another model."""
     return next((name for name, found in PRESETS.items() if found.model == model), None)
 
 
 def for_columns(found: Preset, columns: Collection[str]) -> Preset:
-    """Return the preset for data with these columns: a copy in which some may have other names."""
+    """Return the preset for data with these columns: a copy in which some columns may have other names."""
     task, texts = found.task, found.texts
     for usual, other in found.called.items():
         if usual not in columns and other in columns:
@@ -70,10 +70,10 @@ def _renamed(template: str, usual: str, other: str) -> str:
 
 
 def task_of(found: Preset, *, headed: bool, asking: bool = False) -> Task:
-    """Return the preset's task for a language model, or for a model `headed` by a classifier, which is a
-    language model, too, if it is `asking` (`templates.ASKING`).
+    """Return the preset's task for a language model, or for a model `headed` by a classifier. `asking`: the
+    classifier is a language model (`templates.ASKING`).
 
-    Raises UserError BAD_OPTION if the latter cannot do it.
+    Raises UserError BAD_OPTION if a classifier cannot do it.
     """
     if not headed:
         return found.task

@@ -17,11 +17,11 @@ from sfnode.tasks import row_files, templates, verifying
 Row = Mapping[str, Any]
 
 ASSISTANT = "assistant"
-"""The role whose messages a model learns to write, as chat templates name it."""
+"""The role whose messages a model learns to write, by its name in chat templates."""
 
 
 STAND_IN = {"role": ASSISTANT, "content": "…"}
-"""An answer in the place of the one that a model is to write."""
+"""Placeholder for the answer that a model will write."""
 
 
 class Prompt(NamedTuple):
@@ -29,10 +29,10 @@ class Prompt(NamedTuple):
 
     prompt: str
     answers: tuple[str, ...]
-    """Candidates for what follows the prompt; a single one unless the task has several, and none if the model
-    writes its answer."""
+    """Candidates for the text after the prompt. There is one unless the task has several, and none if the
+    model writes its answer."""
     right: tuple[int, ...]
-    """Indices of the correct answers, the one to train on first."""
+    """Indices of the correct answers. Training uses the first one."""
 
 
 class LabelledTexts(NamedTuple):
@@ -63,7 +63,7 @@ RowText = Prompt | LabelledTexts | Conversation
 
 
 def render_row(task: Task, row: Row) -> RowText:
-    """Return the text of a row in which `problem` finds nothing wrong."""
+    """Return the text of a row that `problem` accepts."""
     if task.kind == "chat":
         said = row[task.messages_field]
         return Conversation(tuple(Message(one["role"], one["content"]) for one in said))
@@ -108,7 +108,7 @@ def _worded(task: Task) -> tuple[str, ...]:
 
 
 def _answered(task: Task) -> tuple[str, ...]:
-    """Return the fields of a row in the completion, if there is one; a choice adds a candidate to them."""
+    """Return the fields of a row in the completion, if there is one; for a choice with the candidate."""
     names = templates.fields(task.completion) if task.completion else ()
     if task.kind != "choice":
         return names
@@ -118,7 +118,7 @@ def _answered(task: Task) -> tuple[str, ...]:
 
 
 def example(task: Task) -> dict[str, Any]:
-    """Return a row as it may be, with a text that names its field for every text."""
+    """Return an example of a row, in which every text names its field."""
     row: dict[str, Any] = {name: f"some {name}" for name in fields(task)}
     if task.kind == "chat":
         said = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": "an answer"}]
@@ -133,7 +133,7 @@ def example(task: Task) -> dict[str, Any]:
 
 
 def questions(task: Task) -> tuple[str, ...]:
-    """Return the fields that a row must have for a model to answer it; of a conversation its messages."""
+    """Return the fields of a row that a model needs to answer it; for a conversation its messages."""
     if task.kind == "chat":
         return (task.messages_field,)
     candidates = (*_answered(task), task.candidates_field) if task.kind == "choice" else ()
@@ -141,7 +141,7 @@ def questions(task: Task) -> tuple[str, ...]:
 
 
 def unanswered(task: Task, row: Row) -> Row:
-    """Return a row with something in the place of the right answer, whatever that is, or is not there."""
+    """Return a row with a placeholder for the right answer, which may be missing."""
     if task.labelled:
         return {**row, task.label_field: next(iter(task.verbalizer))}
     if task.kind == "choice":
@@ -163,8 +163,8 @@ def length(words: RowText) -> int:
 
 
 def text_of(task: Task, row: Row) -> tuple[str, ...]:
-    """Return what a model reads of a row, in which rows are compared: white space and capital letters are no
-    difference."""
+    """Return the text of a row that a model reads. Rows are compared by it: white space and capital letters
+    do not count."""
     words = render_row(task, unanswered(task, row))
     if isinstance(words, Conversation):
         texts: Iterable[str] = (message.content for message in words.messages)
@@ -176,7 +176,7 @@ def text_of(task: Task, row: Row) -> tuple[str, ...]:
 
 
 def class_name(task: Task, row: Row) -> str:
-    """Return the label of a row as labels are compared; empty where a task has none."""
+    """Return the label of a row in the form in which labels are compared; empty if the task has none."""
     return label(row[task.label_field]) if task.labelled else ""
 
 
@@ -188,7 +188,7 @@ def word_count(task: Task, row: Row) -> int:
 
 
 def problem(task: Task, row: Row) -> str | None:
-    """Return why a row does not fit the task, or None if it does."""
+    """Return the reason why a row does not fit the task, or None."""
     lacking = [repr(name) for name in fields(task) if row.get(name) is None]
     if lacking:
         return f"no {', '.join(lacking)}; the row has {', '.join(repr(name) for name in row) or 'nothing'}"
@@ -206,12 +206,12 @@ def problem(task: Task, row: Row) -> str | None:
 
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0+")
-"""A whole number as pandas writes it where some cells of its column are empty."""
+"""A whole number as pandas writes it if some cells of its column are empty."""
 
 
 def label(value: object) -> str:
-    """Return a label as the verbalizer writes it, in the form in which labels are compared (SPEC T2):
-    booleans as JSON does, whole numbers without a fraction."""
+    """Return a label as the verbalizer writes it, the form in which labels are compared (SPEC T2). Booleans
+    are as in JSON; whole numbers have no fraction."""
     text = str(value).lower() if isinstance(value, bool) else composed(str(value).strip())
     return whole[1] if (whole := _WHOLE.fullmatch(text)) else text
 
@@ -229,12 +229,12 @@ def _class(task: Task, row: Row) -> int | None:
 
 @lru_cache(maxsize=8)
 def _places_of(labels: tuple[str, ...]) -> dict[str, int]:
-    """Return the places of labels in a verbalizer; of two that are compared alike that of the first."""
+    """Return the places of labels in a verbalizer. Of labels that compare equal it is the first one's."""
     return {label(one): number for number, one in reversed([*enumerate(labels)])}
 
 
 def _value_problem(task: Task, row: Row) -> str | None:
-    """Return which value is none that its field may have."""
+    """Return the value that its field must not have, if there is one."""
     if task.kind == "chat":
         wrong = _chat_problem(row[task.messages_field])
         return f"{task.messages_field!r} {wrong}" if wrong else None
@@ -255,7 +255,7 @@ def lacks(task: Task, row: Row) -> bool:
 
 
 def _emptiness(task: Task, row: Row) -> str | None:
-    """Return what is empty of a row: all that the model reads, all that it learns, or the label."""
+    """Return the empty part of a row: all that the model reads, all that it learns, or the label."""
     if task.kind == "chat":
         return _silence(row[task.messages_field])
     whole = [_worded(task)]
@@ -268,7 +268,7 @@ def _emptiness(task: Task, row: Row) -> str | None:
 
 
 def _silence(messages: list[dict[str, str]]) -> str | None:
-    """Return what is empty of a conversation: a message of the assistant's, or all that it answers."""
+    """Return the empty part of a conversation: a message of the assistant, or everything that it answers."""
     if not all(message["content"].strip() for message in messages if message["role"] == ASSISTANT):
         return "there is no text to learn"
     answered = [message for n, message in enumerate(messages) if n == 0 or message["role"] != ASSISTANT]
@@ -306,7 +306,7 @@ def _are_texts(value: object) -> bool:
 
 
 def _chat_problem(messages: object) -> str | None:
-    """Return what is wrong with messages; the assistant must answer one, as its opening has no prompt."""
+    """Return the fault in messages. The assistant must answer one, as an opening message has no prompt."""
     if not isinstance(messages, list):
         return "is not a list of messages"
     for number, message in enumerate(messages, start=1):

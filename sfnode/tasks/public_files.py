@@ -1,9 +1,9 @@
-"""Files of a run's data on this machine: those that have the digests which the manifest names, so that all
-nodes read the same rows, and those that the machine's owner has named.
+"""Files of a run's data on this machine: those with the digests in the manifest, so that all nodes read the
+same rows, and those that the machine's owner has named.
 
-The one place that turns a source of a manifest into a local file. A manifest comes from others: the name of a
-file in it is a label, which is shown, and looked for in folders of the run alone, never followed to another
-place. Knows names and bytes; what rows are, and how a file gets to a machine, is for others to know.
+Only this module turns a source of a manifest into a local file. A manifest comes from others. A file name in
+it is a label, to show and to look for in the run's folders, and is never followed to another place. Knows
+names and bytes; knows neither the meaning of rows nor how a file gets to a machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfprotocol.model_listing import MAX_DATA, PIECE, ListedFile, Listing, encod
 
 
 def listed(file: Path, name: str) -> ListedFile:
-    """Return what a listing says under this name of a file; reads and hashes it. Raises OSError."""
+    """Return a file's entry in a listing under this name; reads and hashes it. Raises OSError."""
     hashes, size = bytearray(), 0
     with file.open("rb") as handle:
         while data := handle.read(PIECE):
@@ -32,52 +32,51 @@ def listed(file: Path, name: str) -> ListedFile:
 
 
 FILE = "data"
-"""Name of the one file in the listing of which a digest is the hash, whatever it is called on a disk."""
+"""Name of the one file in the listing whose hash is a digest, whatever its name on a disk."""
 
 ROLES: tuple[DataRole, ...] = ("train", "test", "validation")
-"""Those that are needed first come first."""
+"""Roles of files; those that are needed first come first."""
 
 WORDS: dict[DataRole, str] = {"train": "training data", "test": "test data", "validation": "validation data"}
-"""Roles as people call them."""
+"""Words for roles."""
 
 
 class Places(NamedTuple):
     """The places on this machine where a run's data may be."""
 
     folders: tuple[Path, ...] = ()
-    """Folders of the run, in which files are found by their digests: as a node keeps them, or by their
-    names."""
+    """Folders of the run, in which files are found by their digests or by their names."""
     named: Mapping[DataRole, Path] = {}
-    """Files that the owner of this machine has named."""
+    """Files that this machine's owner has named."""
 
 
 NOWHERE = Places()
 
 ELSEWHERE = (Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_NOT_NAMED)
-"""Errors that say that a run's data are not on this machine."""
+"""Codes of errors for data that are not on this machine."""
 
 
 def typed(data: Data) -> Places:
-    """Return the places of data whose sources the owner of this machine has just typed, as at `init`."""
+    """Return the places of data whose sources this machine's owner has just typed, as at `init`."""
     sources = {role: data.source(role) for role in ROLES}
     return Places(named={role: Path(source) for role, source in sources.items() if source})
 
 
 def beside(data: Data, folder: Path) -> Places:
-    """Return the places of a manifest's data that its owner has in the folder of the manifest."""
+    """Return the places of a manifest's data in the manifest's own folder."""
     found = ((role, inside(folder, data.source(role))) for role in ROLES if is_file(data.source(role)))
     return Places((folder,), {role: file for role, file in found if file and file.is_file()})
 
 
 def with_run(places: Places, run: Path | None) -> Places:
-    """Return places with the folder of a manifest that its owner gives, if any: files with the right digest
+    """Return places with the folder of a manifest that its owner gives, if any. Files with the right digest
     may lie there, too."""
     return places._replace(folders=(*places.folders, run.parent)) if run else places
 
 
 def inside(folder: Path, source: str) -> Path | None:
-    """Return what a source names in a folder, by its path or by the last part of that; None if nothing is
-    there, or if it leads out of the folder, by a link or otherwise."""
+    """Return the file in a folder that a source names, by its path or its last part. None if it is missing,
+    or outside the folder by a link or otherwise."""
     for name in (source, public_name(source)):
         with suppress(OSError, ValueError, RuntimeError):  # nothing, a null byte, links in a circle
             path = (folder / name).resolve(strict=True)
@@ -87,8 +86,8 @@ def inside(folder: Path, source: str) -> Path | None:
 
 
 def local(data: Data, role: DataRole, places: Places) -> str:
-    """Return the source from which this machine reads rows: where the source is a file, one that has the
-    digest which the manifest names, or without a digest the one that this machine's owner has named.
+    """Return the source from which this machine reads rows. For a file it is the local one with the
+    manifest's digest, or without a digest the one that this machine's owner has named.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS and DATA_NOT_NAMED.
     """
@@ -106,15 +105,15 @@ def local(data: Data, role: DataRole, places: Places) -> str:
 
 
 def find(data: Data, role: DataRole, places: Places) -> Path | None:
-    """Return a file with the digest of a role: in one of the folders, by its digest or by its name, or the
-    one that the owner has named."""
+    """Return a role's file by its digest: from one of the folders, by its digest or its name, or the one that
+    the owner has named."""
     kept = (path_in(folder, data, role) for folder in places.folders)
     possible = (*kept, *_by_name(data, role, places))
     return next((file for file in possible if digest_of(file) == data.digests[role]), None)
 
 
 def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
-    """Yield where the file of a role may be under a name of its own."""
+    """Yield the paths where a role's file may be under its own name."""
     source = data.source(role)
     yield from (file for folder in places.folders if (file := inside(folder, source)))
     if role in places.named:
@@ -122,7 +121,7 @@ def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
 
 
 def path_in(folder: Path, data: Data, role: DataRole) -> Path:
-    """Return where a folder has the file of a role by its digest, if it has it."""
+    """Return the path of a role's file in a folder, by its digest; None if it is missing."""
     return folder / (data.digests[role] + Path(public_name(data.source(role))).suffix)
 
 
@@ -132,7 +131,7 @@ def listing_of(file: Path) -> bytes:
 
 
 def digest_of(file: Path) -> str:
-    """Return the digest of a file with data, in hex; "" if there is none that nodes would take."""
+    """Return the digest of a file with data, in hex; "" if nodes would refuse the file."""
     try:
         if not file.is_file() or file.stat().st_size > MAX_DATA:
             return ""
@@ -142,14 +141,14 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing) -> bool:
-    """Return whether this can be the listing of a run's data."""
+    """Return whether a listing can be that of a run's data."""
     return [file.name for file in listing.files] == [FILE] and listing.size <= MAX_DATA
 
 
 def keep(file: Path, kept: Path, digest: str) -> None:
     """Copy a file with this digest to where it is kept, all or nothing.
 
-    Raises UserError DATA_DIFFERS if it has changed meanwhile, OSError.
+    Raises UserError DATA_DIFFERS if it has changed in the meantime, OSError.
     """
     partial = kept.with_name(f".{os.getpid()}.{kept.name}")
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +162,7 @@ def keep(file: Path, kept: Path, digest: str) -> None:
 
 
 def bring(data: Data, places: Places, folder: Path) -> None:
-    """Copy the files of all data to another folder: by their digests, or where they have none by their names.
+    """Copy all files of the data to another folder: by their digests, or without a digest by their names.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS, OSError.
     """
@@ -177,7 +176,7 @@ def bring(data: Data, places: Places, folder: Path) -> None:
 
 
 def unnamed(data: Data, role: DataRole) -> UserError:
-    """Return the error for data of a run that only a file of somebody's machine has."""
+    """Return the error for a run's data that exist only as a file on somebody's machine."""
     own = "rows of your own" if role == "train" else "the file"
     return UserError(
         Code.DATA_NOT_NAMED,
@@ -189,7 +188,7 @@ def unnamed(data: Data, role: DataRole) -> UserError:
 
 
 def missing(data: Data, role: DataRole, places: Places) -> UserError:
-    """Return the error for data that are not on this machine, or are others than the run's."""
+    """Return the error for data that are missing on this machine, or differ from the run's."""
     name, digest = public_name(data.source(role)), data.digests[role][:16]
     if file := next(filter(Path.is_file, _by_name(data, role, places)), None):
         return UserError(

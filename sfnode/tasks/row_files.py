@@ -1,10 +1,10 @@
-"""Rows of a file, in any of its formats, each with its place; what is wrong is said with file and line.
+"""Rows of a file, in any of its formats, each with its place. Faults are reported with file and line.
 
-Nodes must read the same rows of the same file (SPEC T1). So where the way in which a file was written can
-only be guessed, it is refused with what was found. Whoever reads a table for people, who then see its rows,
-takes its `layout` first. This module knows files; what a row means is for others to know.
+Nodes must read the same rows of the same file (SPEC T1). If the layout of a file can only be guessed, it is
+refused with the reason. A reader of tables for people, who then see the rows, uses `layout` first. This
+module knows files, not the meaning of rows.
 
-A file may hold more than a prompt can say: lists, dates, numbers that are none, bytes, halves of characters.
+A file may hold more than a prompt can say: lists, dates, NaN, bytes, halves of characters.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sfnode.printable import first_line
 from sfprotocol.model_listing import MAX_DATA
 
 KINDS: dict[type, str] = {bytes: "bytes that are no text in UTF-8", dict: "an object", list: "a list"}
-"""Names of what is no value of a prompt, for people; others have the name of their type."""
+"""Names, for people, of values that cannot stand in a prompt. Other values have the name of their type."""
 
 
 # -- values --------------------------------------------------------------------------------------------
 
 
 def problem(value: object, *, nested: bool = False) -> str | None:
-    """Return why a value is none that can be read, or None if it is one.
+    """Return the reason why a value cannot be read, or None.
 
-    One is text that has a UTF-8 encoding, as every tokenizer needs it, a boolean, a finite number, or a list
-    of such numbers; if `nested`, also a list or an object of those, and nothing at all.
+    Readable values are text that has a UTF-8 encoding, as every tokenizer needs it, booleans, finite numbers,
+    and lists of such numbers. With `nested`: also lists and objects of these, and null.
     """
     if isinstance(value, str):
         return _text_problem(value)
@@ -69,15 +69,16 @@ def _text_problem(text: str) -> str | None:
 
 
 EXTRA, LIBRARY = "datasets", "pyarrow"
-"""Name of the extra with what reads Parquet files, as most data sets of the hub are, and of its library: 0.1
-GB, installed only where it is wanted, and loaded only when it is asked for."""
+"""Name of the extra for Parquet files, as most data sets of the hub are, and of its library. It takes 0.1 GB,
+so it is optional, and loaded only when needed."""
 
 PARQUET = ".parquet"
-"""Ending of the name of such a file."""
+"""Ending of the name of a Parquet file."""
 
 
 def require(*sources: str) -> None:
-    """Raise UserError EXTRA_MISSING if one of these sources of rows needs the library, and it is not here."""
+    """Raise UserError EXTRA_MISSING if one of these sources of rows needs the library, and it is not
+    installed."""
     for source in sources:
         if (source.startswith(HUB) or source.lower().endswith(PARQUET)) and find_spec(LIBRARY) is None:
             raise UserError(
@@ -91,71 +92,71 @@ def require(*sources: str) -> None:
 Row = dict[str, Any]
 
 SEPARATORS = ",;\t"
-"""Characters that may part the columns of a .csv: the first of them that its header has. Spreadsheets take
-the semicolon where the comma is in numbers."""
+"""Characters that may separate the columns of a .csv. The first one in its header counts. Spreadsheets use
+the semicolon where numbers have commas."""
 
 NO_SEPARATOR = "\x1f"
-"""Separator of a table of one column, whose texts may have all others in them."""
+"""Separator of a table of one column, whose texts may contain all other separators."""
 
 _DECLARED = re.compile(r'\A"?sep=(\\t|[^\w\s"]|\t)"?[,;\t]*\r?\n?', re.IGNORECASE)
-"""A first line in which Excel says what parts the columns."""
+"""A first line in which Excel names the separator."""
 
 BATCH = 4096
-"""Rows of a Parquet file that are made Python's at a time."""
+"""Number of rows of a Parquet file that are converted to Python at a time."""
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""Beginnings of files that Windows calls Unicode text."""
+"""First bytes of files that Windows calls Unicode text."""
 
 TABLES = (".csv", ".tsv", ".txt")
-"""Ends of the names of text files whose first line has the names of the columns."""
+"""Endings of the names of text files whose first line has the names of the columns."""
 
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
-"""Ends of the names of files that a program has to export first; whatever they are called, most are archives
-that begin with ARCHIVE."""
+"""Endings of the names of files that a program must export first. Under any name most are archives that begin
+with ARCHIVE."""
 
 LONGEST_HEADER = 1 << 16
-"""Bytes in which the names of a table's columns are looked for."""
+"""Maximum bytes in which the names of a table's columns are looked for."""
 
 ARCHIVE = b"PK\x03\x04"
 
 EXPORT = "Export the table as CSV in UTF-8, and name that file."
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
-"""Characters for bytes that are not UTF-8: halves of surrogate pairs, which UTF-8 has none of."""
+"""Characters for bytes that are not UTF-8: halves of surrogate pairs, which UTF-8 does not have."""
 
 NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 
 OLDER = "Windows-1252"
-"""The encoding of most texts that are not UTF-8; nearly the same as Latin-1."""
+"""The encoding of most texts that are not UTF-8, nearly the same as Latin-1."""
 
 _STRANGE = re.compile(r"[a-z][^\x00-\x7fß-öø-ÿœšž’‘´–—…\xa0][a-z]|[À-ÿ]{4}")
-"""Characters that texts of Western Europe do not have in their words, and those of other encodings have,
-read as OLDER."""
+"""Characters that Western European words do not have, but that appear if texts of other encodings are read as
+OLDER."""
 
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:OWNER/NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
-"""A column of a .tsv in double quotes, in which those of the text are doubled."""
+"""A column of a .tsv in double quotes, in which the text's own quotes are doubled."""
 
 
 class Placed(NamedTuple):
-    """A row, or what stands in the place of one."""
+    """A row, or its placeholder, with its place."""
 
     place: str
-    """Its place as a user finds it: `train.tsv, line 7`."""
+    """Place of the row as a user finds it: `train.tsv, line 7`."""
     row: Row
     wrong: str = ""
-    """The reason why it is no row, if it is none."""
+    """Reason why it is no row, if it is none."""
 
 
 class TextForm(NamedTuple):
-    """The way in which a file of text was written, where that is not for all readers to find."""
+    """Layout of a text file, if not all readers find it themselves."""
 
     encoding: str = ""
     separator: str = ""
     """Character between the columns of a table."""
     declared: bool = False
-    """Whether the first line says so, and the names of columns are below it."""
+    """Whether the first line names the separator, and the second one the columns."""
 
 
 PLAIN = TextForm()
@@ -178,7 +179,7 @@ def read(source: str, layout: TextForm = PLAIN) -> Iterator[Placed]:
 
 
 def numbered(source: str, rows: Iterable[Row | str]) -> Iterator[Placed]:
-    """Yield rows, or why they are none, with their numbers, counted from 1; bytes that are text as text."""
+    """Yield rows, or their faults, with their numbers, counted from 1. Bytes that are text become text."""
     for number, row in enumerate(rows, start=1):
         place = f"{source}, row {number}"
         yield Placed(place, {}, row) if isinstance(row, str) else Placed(place, _decoded(row))
@@ -240,10 +241,9 @@ def _separator(header: str) -> str:
 
 
 def layout(source: str) -> TextForm:
-    """Return how a file of text was written, as far as that shows: all of it empty where nodes read it so.
+    """Return the layout of a text file, as far as it shows; empty if nodes read the file without one.
 
-    What it says of encodings and of separators is a guess: people see the rows then. Raises UserError as
-    `read`.
+    Encodings and separators are guesses, so people must see the rows. Raises UserError as `read`.
     """
     path = Path(source).expanduser()
     if path.suffix.lower() not in (*TABLES, ".json", ".jsonl") or not path.is_file():
@@ -265,8 +265,8 @@ def layout(source: str) -> TextForm:
 
 
 def dialect(source: str) -> tuple[str, str]:
-    """Return the separator and the encoding of a .csv, with which another one suits the same programs; of
-    other sources the usual ones."""
+    """Return the separator and the encoding of a .csv, so that another file suits the same programs; of other
+    sources the usual ones."""
     path = Path(source).expanduser()
     if path.suffix.lower() != ".csv":
         return ",", "utf-8"
@@ -279,7 +279,7 @@ def dialect(source: str) -> tuple[str, str]:
 
 
 def _is_older(data: bytes) -> bool:
-    """Return whether a text is in OLDER, rather than UTF-8 with some lines in it that are not."""
+    """Return whether a text is in OLDER, and not UTF-8 with some broken lines."""
     if data.isascii() or b"\0" in data:
         return False
     with suppress(UnicodeDecodeError):
@@ -314,7 +314,7 @@ def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[P
 
 
 def _names(path: Path, header: list[str]) -> list[str]:
-    """Return the names of a table's columns, those without one told apart by blanks."""
+    """Return the names of a table's columns. Unnamed columns get different numbers of blanks."""
     if any(map(_UNDECODED.search, header)) or "\0" in "".join(header):
         older = _in_older(" ".join(header))
         raise malformed(f"{path}, line 1: no names of columns in UTF-8{older}", EXPORT)
@@ -325,7 +325,8 @@ def _names(path: Path, header: list[str]) -> list[str]:
 
 
 def _fitted(values: list[str], count: int) -> list[str]:
-    """Return the values of a row without empty ones beyond its `count` columns, which spreadsheets write."""
+    """Return the values of a row without the empty ones beyond its `count` columns, which spreadsheets
+    write."""
     while len(values) > count and not values[-1].strip():
         values.pop()
     return values
@@ -336,7 +337,7 @@ def _columns(count: int) -> str:
 
 
 def _json(path: Path, layout: TextForm) -> Iterator[Placed]:
-    """Yield the objects of a JSON array, or that on each line: either is called .json."""
+    """Yield the objects of a JSON array, or of one on each line: both are called .json."""
     text = _text(path, layout)
     if not text.lstrip().startswith("["):
         return _jsonl(path, layout)
@@ -380,8 +381,8 @@ def _parquet(path: Path, _layout: TextForm) -> Iterator[Placed]:
 
 
 def _rows(batch: Any) -> list[Row | str]:
-    """Return the rows of a part of a Parquet file; for one that Python cannot hold, as it has text that is
-    not UTF-8 or a date after the year 9999, the reason."""
+    """Return the rows of a part of a Parquet file. In the place of rows that Python cannot hold it is the
+    reason, such as text that is not UTF-8 or a date after the year 9999."""
     try:
         found: list[Row | str] = batch.to_pylist()
     except Exception as error:  # as above
@@ -392,8 +393,7 @@ def _rows(batch: Any) -> list[Row | str]:
 
 
 def _decoded(value: Any) -> Any:
-    """Return a value with text in the place of bytes that are text: in many Parquet files all texts are
-    bytes."""
+    """Return a value in which bytes that are text are text: many Parquet files have all texts as bytes."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -405,7 +405,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _data(path: Path) -> bytes:
-    """Return what is in a file. Raises UserError DATA_NOT_FOUND."""
+    """Return the content of a file. Raises UserError DATA_NOT_FOUND."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -415,7 +415,7 @@ def _data(path: Path) -> bytes:
 
 
 def _text(path: Path, layout: TextForm) -> str:
-    """Return the text of a file without a byte order mark, with _UNDECODED for what is not UTF-8."""
+    """Return the text of a file without a byte order mark, with _UNDECODED for bytes that are not UTF-8."""
     data = _data(path)
     if data.startswith(ARCHIVE):
         raise malformed(f"{path} is a spreadsheet or an archive, and no text", EXPORT)
@@ -430,7 +430,7 @@ def _text(path: Path, layout: TextForm) -> str:
 
 
 def _in_older(text: str) -> str:
-    """Return how the first word that is not UTF-8 reads in the likely encoding; nothing if it does not."""
+    """Return the first word that is not UTF-8, read in the likely encoding; nothing if that fails."""
     word = next((one for one in text.split() if _UNDECODED.search(one)), "")
     try:
         read = word.encode("utf-8", "surrogateescape").decode(OLDER)

@@ -1,7 +1,7 @@
 """The program that renders chat templates.
 
-A chat template is a program that came with a model. Jinja's sandbox keeps it from the machine, but not from
-running for ever or from taking all memory, so it is run in a process of its own (`bounded_process`).
+A chat template is a program that came with a model. Jinja's sandbox keeps it from the machine, but lets it
+run for ever or take all memory. It is therefore run in a separate process (`bounded_process`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from jinja2.utils import Namespace
 from sfnode.bounded_process import serve
 
 LONGEST = 1 << 24
-"""Characters of a rendered conversation: more than any model reads."""
+"""Maximum characters of a rendered conversation: more than any model reads."""
 
 TEMPLATES = 8
-"""Compiled templates that are kept: a program has a model or two."""
+"""Maximum number of compiled templates that are kept: a program has a model or two."""
 
 TODAY = datetime(2025, 1, 1)
-"""The date of every conversation: some templates write it, and the text of a row must not depend on the day
-on which it is read."""
+"""The date of every conversation. Some templates write it, and a row's text must not depend on the day."""
 
 
 class Generation(Extension):
-    """The tag by which some templates mark what the assistant says; it changes nothing in the text."""
+    """The tag by which some templates mark the assistant's text. It changes nothing in the text."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -48,7 +47,7 @@ class Generation(Extension):
 
 
 class PlainNamespace(Namespace):
-    """A namespace without names that mean something to Python."""
+    """A namespace that refuses names with a meaning in Python."""
 
     def __init__(*args: Any, **named: Any) -> None:
         self, *given = args  # a template may name an attribute `self`
@@ -96,7 +95,7 @@ def _compiled(template: str) -> Template:
 
 
 def answer(request: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the text that a template makes of variables, or the bound that it broke."""
+    """Return the text that a template makes of variables, or the bound that it exceeded."""
     template, variables = request
     text = _compiled(template).render(variables)
     if len(text) > LONGEST:

@@ -1,7 +1,7 @@
 """Templates: text with the fields of a row in braces, `{field}` or `{field|filter}`; `{{` is a brace.
 
-A template is all a manifest can say about prompts, so that every node writes the same prompt from the same
-row and a manifest never carries code. This module knows nothing of tokens, labels or tasks.
+A template is all that a manifest says about prompts. Every node therefore writes the same prompt from the
+same row, and a manifest never contains code. This module knows nothing of tokens, labels or tasks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SEPARATOR = "separator"
 """Name in braces between the two texts of a `sequence-classification`; no field of a row there."""
 
 ASKING = "\nIn one word:"
-"""End of the text of which a language model's head reads the last state: what a model would go on with there
-sums the text up (Jiang et al. 2023, "Scaling Sentence Embeddings with Large Language Models"). SmolLM2's
-probe on SST-2 has a loss of 0.388 with it and 0.460 without, of AG News 0.401 and 0.427."""
+"""End of a text whose last state a language model's head reads. A model would continue it with a summary of
+the text (Jiang et al. 2023, "Scaling Sentence Embeddings with Large Language Models"). SmolLM2's probe on
+SST-2 has a loss of 0.388 with it and 0.460 without; on AG News 0.401 and 0.427."""
 
 NO_FIELD = "it names no field of a row, and would be the same text for all of them"
 
@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 def _question(text: str, _: Row) -> str:
-    """Put a capital letter first and a question mark last, as MeZO does for BoolQ."""
+    """Return text with a capital letter first and a question mark last, as MeZO does for BoolQ."""
     text = text if text.endswith("?") else f"{text}?"
     return text[0].upper() + text[1:]
 
@@ -55,7 +55,7 @@ class TemplatePart(NamedTuple):
 
 @lru_cache(maxsize=64)
 def parse(template: str) -> tuple[TemplatePart, ...]:
-    """Parse a template. Raises UserError BAD_MANIFEST where braces or filters are wrong."""
+    """Parse a template. Raises UserError BAD_MANIFEST for wrong braces or filters."""
     try:
         pieces = list(Formatter().parse(template))
     except ValueError as error:
@@ -85,14 +85,14 @@ def _reads(part: TemplatePart) -> tuple[str, ...]:
 
 
 def render(template: str, row: Row) -> str:
-    """Return the text of a row, which must have every field of the template (`prompts.problem` checks)."""
+    """Return the text of a row that has every field of the template (`prompts.problem` checks)."""
     return "".join(literal + _value(field, name, row) for literal, field, name in parse(template))
 
 
 def texts(template: str, row: Row) -> tuple[str, ...]:
     """Return the text of a row, or the two texts on either side of `{separator}`.
 
-    Raises UserError BAD_MANIFEST where there are more than two, which no tokenizer takes.
+    Raises UserError BAD_MANIFEST for more than two, which no tokenizer takes.
     """
     written = [""]
     for literal, field, name in parse(template):
@@ -115,7 +115,7 @@ def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
 
 
 def _value(field: str, filter_name: str, row: Row) -> str:
-    """Return the text of a field; nothing for the missing one at a template's end."""
+    """Return the text of a field; empty for the missing field at a template's end."""
     if not field:
         return ""
     value = str(row[field])
@@ -123,7 +123,7 @@ def _value(field: str, filter_name: str, row: Row) -> str:
 
 
 def join(prompt: str, answer: str) -> str:
-    """Join prompt and answer with a space, unless one of the two has white space there."""
+    """Return prompt and answer joined by a space, unless one of them has white space there."""
     apart = not prompt or prompt[-1].isspace() or not answer or answer[0].isspace()
     return prompt + answer if apart else f"{prompt} {answer}"
 

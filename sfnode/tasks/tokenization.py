@@ -1,7 +1,7 @@
 """Token ids, and the targets that a model must predict, from the text of a row.
 
-Candidates and answers are tokenised as MeZO does (large_models/utils.py), texts for a classification head
-with the tokenizer's own special tokens. Each distinct row is tokenised once per tokenizer. This module knows
+Candidates and answers are tokenised as in MeZO (large_models/utils.py). Texts for a classification head have
+the tokenizer's own special tokens. Each distinct row is tokenised once per tokenizer. This module knows
 tokenizers; it knows no tensor and no model.
 """
 
@@ -31,11 +31,11 @@ class Example(NamedTuple):
     """One row as token ids."""
 
     inputs: tuple[I32, ...]
-    """The sequences that are fed in."""
+    """The sequences that the model reads."""
     types: tuple[NDArray[np.int8], ...]
-    """Text of a pair to which each token of a sequence belongs; 0 where the tokenizer does not say."""
+    """The text of a pair that each token of a sequence belongs to; 0 if the tokenizer does not say."""
     targets: I32
-    """(P, 4): each target's sequence, the column that predicts it, token (or class) and candidate."""
+    """(P, 4): each target's sequence, the column that predicts it, its token (or class) and its candidate."""
     right: tuple[int, ...]
     """Indices of the correct candidates."""
 
@@ -58,10 +58,9 @@ _making = Lock()
 
 
 def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
-    """Tokenise a row, at most `max_tokens` to a sequence.
+    """Tokenise a row, with at most `max_tokens` to a sequence.
 
-    Raises UserError DATA_MALFORMED when what must be predicted does not fit, and as `tokenizer_calls.encode`
-    does.
+    Raises UserError DATA_MALFORMED if a target does not fit, and as `tokenizer_calls.encode` does.
     """
     cache = _cache_of(tokenizer)
     key = (words, max_tokens)
@@ -75,8 +74,8 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def alike(found: Example) -> list[int]:
-    """Return candidates of a row that are the same tokens, so that no model tells them apart; none if all
-    differ."""
+    """Return the candidates of a row that have the same tokens, so that no model can tell them apart; none if
+    all differ."""
     same: dict[bytes, list[int]] = {}
     for candidate in dict.fromkeys(found.targets[:, 3].tolist()):
         tokens = found.targets[found.targets[:, 3] == candidate, :3]
@@ -98,7 +97,7 @@ def _tokenise(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
-    """Make one sequence; each class is a candidate, which the one output of the sequence predicts."""
+    """Make one sequence. Each class is a candidate, predicted by the sequence's one output."""
     ids, types = tokenizer_calls.encode_pair(tokenizer, words.texts, max_tokens)
     targets = [(0, 0, number, number) for number in range(words.classes)]
     plain = _example([ids], targets, (words.right,))
@@ -106,7 +105,7 @@ def _labelled(tokenizer: Any, words: LabelledTexts, max_tokens: int) -> Example:
 
 
 def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Example:
-    """Make one sequence, which loses its end if it is too long."""
+    """Make one sequence. It loses its end if it is too long."""
     ids, said = chat.tokenise(tokenizer, words)
     targets = [(0, column - 1, ids[column], 0) for column in said if 0 < column < max_tokens]
     if not targets:
@@ -116,7 +115,8 @@ def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Examp
 
 
 def _answered(tokenizer: Any, words: Prompt, max_tokens: int) -> Example:
-    """Make the sequences of all candidates; those that differ only after a common beginning share one."""
+    """Make the sequences of all candidates. Candidates that differ only after a common beginning share
+    one."""
     inputs: list[list[int]] = []
     targets = []
     whole = enumerate(_sequences(tokenizer, words, max_tokens))
@@ -141,9 +141,9 @@ def _example(
 def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[list[int], int]]:
     """Return for each answer the token ids of prompt and answer, and the index of the answer's first token.
 
-    Sequences have at most max_tokens: a prompt that is too long loses its beginning, the same for all
-    answers; an answer without a prompt (a text) loses its end. Prompt and answer are tokenised as one piece,
-    and the answer begins where that departs from the prompt's own tokens.
+    Sequences have at most max_tokens. A prompt that is too long loses its beginning, the same for all
+    answers. An answer without a prompt (a text) loses its end. Prompt and answer are tokenised as one piece.
+    The answer begins at the first token that differs from the prompt's own tokens.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     room = max_tokens - len(start)
@@ -165,7 +165,7 @@ def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[lis
 def prompt_ids(tokenizer: Any, prompt: str, room: int) -> list[int]:
     """Return a prompt's tokens as training encodes texts: after the beginning-of-text token, if any.
 
-    One with more than `room` tokens in all loses its beginning; there is always a token.
+    A prompt with more than `room` tokens in all loses its beginning. There is always a token.
     """
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     (ids,) = tokenizer_calls.encode(tokenizer, [prompt])

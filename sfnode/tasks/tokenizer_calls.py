@@ -1,7 +1,7 @@
-"""Calls tokenizers within bounds: each is run in a process of its own.
+"""Calls tokenizers within bounds, each in a separate process.
 
-The tokenizer itself, as transformers has loaded it, only says which tokens there are. This module knows
-tokenizers; it knows no row and no task.
+The tokenizer object of transformers is only asked which tokens there are. This module knows tokenizers; it
+knows no row and no task.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 
 SECONDS = 20.0
-"""Processor time of a request: twice what a text of ten million characters takes, or to read the largest
-tokenizers on a slow machine."""
+"""Maximum processor time of a request, in seconds: twice that of a text of ten million characters, or of
+reading the largest tokenizers on a slow machine."""
 
 MEMORY = 2 << 30
-"""Bytes of memory of the process: what a text of ten million characters takes. The largest tokenizers are a
-quarter of it."""
+"""Maximum memory of the process, in bytes: that of a text of ten million characters. The largest tokenizers
+take a quarter of it."""
 
 PROGRAM = "sfnode.tasks.tokenizer_process"
 
@@ -31,25 +31,24 @@ _making = Lock()
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of each text, without special ones around it; where a tokenizer would add them, if at
-    all, varies.
+    """Return the tokens of each text, without special ones around it, which tokenizers add in different ways.
 
-    Raises UserError MODEL_UNSAFE for a tokenizer that breaks a bound on its time, its memory or the number of
-    tokens, and DATA_MALFORMED for a text that it cannot read.
+    Raises UserError MODEL_UNSAFE for a tokenizer that exceeds a bound on its time, its memory or the number
+    of tokens, and DATA_MALFORMED for a text that it cannot read.
     """
     ids: list[list[int]] = _ask(tokenizer, [[text] for text in texts])["ids"]
     return ids
 
 
 def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the tokens of a text as `encode` does, and where in it each begins and ends."""
+    """Return the tokens of a text as `encode` does, and the beginning and end of each in the text."""
     reply = _ask(tokenizer, [[text]], places=True)
     return reply["ids"][0], [(start, end) for start, end in reply["places"][0]]
 
 
 def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> tuple[list[int], list[int] | None]:
-    """Return the tokens of a text or a pair of texts with the special ones around them, `most` at most, and
-    the text of the pair that each belongs to; None if the model is not told.
+    """Return the tokens of a text or a pair of texts with special ones around them, up to `most`, and the
+    text of the pair that each belongs to. None in its place if the model is not told.
 
     Raises UserError as `encode` does.
     """
@@ -105,7 +104,8 @@ def _process_of(tokenizer: Any) -> BoundedProcess:
 
 
 def _make(tokenizer: Any) -> BoundedProcess:
-    """Make the process of a tokenizer, which it must not hold: it would keep it alive, and so itself."""
+    """Make the process of a tokenizer. It must not refer to the tokenizer: each would keep the other
+    alive."""
     if tokenizer.is_fast:
         backend, splits = tokenizer.backend_tokenizer, tokenizer.split_special_tokens
         return BoundedProcess(

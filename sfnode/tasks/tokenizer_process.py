@@ -1,11 +1,10 @@
 """The program that runs a tokenizer of the library `tokenizers`: texts in, token numbers out, and back.
 
-A tokenizer is a program that came with a model: rules that replace text, one after the other, and regular
-expressions. A rule of a few characters makes gigabytes of a sentence, or takes years to find that there is
-nothing to replace, and which sentence does it may be known only to whoever made the rule. So all texts are
-encoded in a process of its own (`bounded_process`), which gets the tokenizer, as transformers has made it, in
-its first request. For one that transformers has in Python the process takes ten times the memory, for
-transformers. What it unpickles was pickled by the program that asks.
+A tokenizer is a program that came with a model: rules that replace text, one after another, and regular
+expressions. A short rule can make gigabytes of a sentence, or search it for years, and only its author may
+know which sentence does that. All texts are therefore encoded in a separate process (`bounded_process`). Its
+first request brings the tokenizer as transformers has made it. A tokenizer that transformers has in Python
+takes ten times the memory, for transformers. The program that asks has pickled all that is unpickled here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tokenizers import Tokenizer
 from sfnode.bounded_process import serve
 
 LONGEST = 1 << 22
-"""Tokens of the texts of a request, or characters of those of an answer: more than any model reads."""
+"""Maximum tokens of a request's texts, or characters of an answer's: more than any model reads."""
 
 TOO_LONG = {"broke": f"it makes more than {LONGEST:,} tokens or characters"}
 
@@ -27,7 +26,7 @@ _held: list[Any] = []
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Return what a request asks for: to hold a tokenizer, to encode `texts` or to decode `tokens`."""
+    """Return the result of a request: to hold a tokenizer, to encode `texts` or to decode `tokens`."""
     if "pipeline" in request:
         _held[:] = [Tokenizer.from_str(request["pipeline"])]
         _held[0].no_padding()
@@ -45,8 +44,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _encoded(
     tokenizer: Tokenizer, texts: list[list[str]], special: bool, most: int, side: str, places: bool
 ) -> dict[str, Any]:
-    """Encode texts, each one or a pair, with `special` tokens around them, in at most so many tokens (0: any)
-    after a cut at this `side`, with the `places` of the tokens in the text."""
+    """Encode texts or pairs of texts, with `special` tokens around them. Longer ones are cut to `most` tokens
+    (0: any) at this `side`. With `places`, return the tokens' places in the text."""
     if most:
         tokenizer.enable_truncation(most, direction=side)
     else:
@@ -70,7 +69,7 @@ def _decoded(tokenizer: Tokenizer, tokens: list[list[int]]) -> dict[str, Any]:
 def _encoded_in_python(
     tokenizer: Any, texts: list[list[str]], special: bool, most: int, side: str, places: bool
 ) -> dict[str, Any]:
-    """Encode texts as `_encoded` does, at the side that is the tokenizer's own, without the places."""
+    """Encode texts as `_encoded`, cut at the tokenizer's own side, and without places."""
     options = {"truncation": True, "max_length": most} if most else {}
     found = [
         tokenizer(*text, add_special_tokens=special, return_token_type_ids=special, verbose=False, **options)

@@ -1,4 +1,4 @@
-"""Rewards of the answers to a task's rows, by the verifier that its manifest carries."""
+"""Rewards of the answers to a task's rows, by the manifest's verifier."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ EXAMPLE = "1"
 """Value of a column that every kind of verifier can compare with."""
 
 MAX_BYTES = 64 * 1024
-"""Size of a file: a third of what a manifest may have."""
+"""Maximum size of a verifier's file, in bytes: a third of a manifest's."""
 
 
 def score_of(task: Task) -> Callable[[str, Row], float]:
-    """Return what gives the reward of an answer, 0 to 1, by its row. It raises nothing but
-    UserError VERIFIER_NOT_ALLOWED for a plug-in that was not permitted."""
+    """Return a function from an answer and its row to the reward, 0 to 1. It raises only UserError
+    VERIFIER_NOT_ALLOWED, for a plug-in that was not permitted."""
     verifier = _verifier(task)
     return lambda answer, row: scoring.score(verifier, answer, scoring.texts(verifier, row))
 
 
 def remark(task: Task, answer: str, row: Row) -> str:
-    """Return in words what is wrong with an answer, if more can be said than that it is."""
+    """Return the fault of an answer in words, if they say more than that it is wrong."""
     verifier = _verifier(task)
     return scoring.remark(verifier, answer, scoring.texts(verifier, row))
 
@@ -42,15 +42,15 @@ def columns(task: Task) -> tuple[str, ...]:
 
 
 def problem(task: Task, row: Row) -> str | None:
-    """Return why no answer to a row can be right, or None if one may."""
+    """Return the reason why no answer to a row can be right, or None."""
     verifier = _verifier(task)
     return scoring.problem(verifier, scoring.texts(verifier, row))
 
 
 def permit(task: Task, sources: Sequence[str] = ()) -> None:
-    """Let the plug-ins of the task's verifier that these MODULE:FUNCTION are score answers in this process.
+    """Permit these MODULE:FUNCTION plug-ins of the task's verifier to score answers in this process.
 
-    Raises UserError VERIFIER_NOT_ALLOWED if that are not all it has, BAD_OPTION if it has none, and as
+    Raises UserError VERIFIER_NOT_ALLOWED if the verifier has others, BAD_OPTION if it has none, and as
     `plugins.allow`.
     """
     if not (task.verifier or sources):
@@ -67,7 +67,8 @@ def permit(task: Task, sources: Sequence[str] = ()) -> None:
 
 
 def reference(task: Task, row: Row) -> str:
-    """Return what answers to a row are compared with, for people; nothing if the verifier reads no column."""
+    """Return the text with which answers to a row are compared, for people; empty if the verifier reads no
+    column."""
     found = scoring.texts(_verifier(task), row)
     return next(iter(found.values())) if len(found) == 1 else ", ".join(f"{k}: {v}" for k, v in found.items())
 
@@ -85,8 +86,8 @@ def _read(text: str) -> specs.Verifier:
 
 
 def load(source: str) -> dict[str, Any]:
-    """Return the verifier of this name, or in this .toml or .json file, as it is written there; or that of a
-    plug-in MODULE:FUNCTION, which may then run in this process.
+    """Return the verifier of this name, or in this .toml or .json file, or of the plug-in MODULE:FUNCTION,
+    which may then run in this process.
 
     Raises UserError BAD_OPTION, and EXTRA_MISSING for a regular expression without RE2.
     """

@@ -12,7 +12,7 @@ from sfnode.verifiers.schemas import WHITE_SPACE
 Which = Literal["first", "last", "only"]
 
 MAX_LENGTH = 64
-"""Characters of a number that can be read: arithmetic on longer ones is slow, and no answer needs it."""
+"""Maximum characters of a number. Arithmetic on longer ones is slow, and no answer needs them."""
 
 _NUMBER = re.compile(
     r"""
@@ -32,7 +32,7 @@ _NUMBER = re.compile(
 def number(text: str, which: Which) -> Fraction | None:
     """Return the first or last number of a text, or the only one if there are no others.
 
-    None if there is no such number, or if it is too long or divided by zero.
+    None if there is no such number, if it is too long, or if it divides by zero.
     """
     found = _NUMBER.findall(text)
     if not found or (which == "only" and len(found) > 1):
@@ -41,7 +41,7 @@ def number(text: str, which: Which) -> Fraction | None:
 
 
 def decimal(value: float) -> Fraction:
-    """Return the number that the shortest decimal notation of a binary64 denotes: 1/10 for 0.1."""
+    """Return the number in the shortest decimal notation of a binary64: 1/10 for 0.1."""
     return Fraction(repr(value))
 
 
@@ -55,20 +55,20 @@ def _value(written: str) -> Fraction | None:
 
 
 MAX_NUMBERS = 32
-"""Numbers of an expression, and of a row; the game has six."""
+"""Maximum numbers of an expression, and of a row. The game has six."""
 
 MAX_DIGITS = 9
-"""Digits of a number; a result then has at most some 300."""
+"""Maximum digits of a number. A result then has about 300 at most."""
 
 MAX_NESTING = 16
-"""Parentheses within each other."""
+"""Maximum depth of parentheses."""
 
 _TOKEN = re.compile(rf"[{WHITE_SPACE}]*([0-9]+|[-+*/()]|\Z)")
 _OPERATORS = str.maketrans("×÷−", "*/-")
 
 
 def numbers(text: str) -> tuple[int, ...] | None:
-    """Return the runs of digits in a text; None where there are none, too many or too long ones."""
+    """Return the runs of digits in a text; None if there are none, too many or too long ones."""
     runs = re.findall("[0-9]+", text)
     if not 0 < len(runs) <= MAX_NUMBERS or max(map(len, runs)) > MAX_DIGITS:
         return None
@@ -76,8 +76,8 @@ def numbers(text: str) -> tuple[int, ...] | None:
 
 
 def parse(text: str) -> tuple[Fraction | None, tuple[int, ...]]:
-    """Read and compute an expression; return its value, None where it divides by zero, and its numbers in
-    order. Raises ValueError. Stops at the first bound that is passed."""
+    """Read and compute an expression. Return its value, None if it divides by zero, and its numbers in order.
+    Raises ValueError. Stops at the first bound that is exceeded."""
     parser = _Parser(_tokens(text.translate(_OPERATORS)))
     value = parser.sum(0)
     if parser.token:

@@ -1,15 +1,16 @@
-"""Plug-ins: functions on this machine that score answers, where its owner has said yes to them.
+"""Plug-ins: functions on this machine that score answers, with its owner's permission.
 
-A manifest names a plug-in by the digest of its source file and by the function's name. No code travels:
-whoever has the same file says `--verifier MODULE:FUNCTION`, and only then, and only if the digest is the
-run's, is the file run, from the very bytes that the digest is of. What it imports is not in the digest. It
-runs with all rights of the process, and nothing bounds its time; what it raises, and what is no number from
-0 to 1, scores 0 and is said once.
+A manifest names a plug-in by the digest of its source file and by the function's name. No code travels. An
+owner with the same file says `--verifier MODULE:FUNCTION`. Only then, and only if the digest is the run's, is
+the file run, from exactly the hashed bytes. Its imports are not in the digest. It runs with all rights of the
+process, and nothing bounds its time. An exception, or a result that is no number from 0 to 1, scores 0 and is
+reported once.
 
-What is allowed, is so for the process. This is the only module of the package that runs anything.
+A permission is for the whole process. Only this module of the package runs anything.
 
-CPython's own parser can overflow its stack, take long and print warnings. It gets programs without comments
-and without what is in strings, with few tokens and little nesting: then it is quick and silent.
+CPython's own parser can overflow its stack, take long and print warnings. Here it gets programs without
+comments and without the contents of strings, with few tokens and little nesting. For these it is quick and
+silent.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 
 MAX_TOKENS = 1024
-"""Tokens of a program, line ends not counted."""
+"""Maximum tokens of a program, without line ends."""
 
 MAX_STATEMENT = 256
-"""Tokens of a logical line, each of which may nest expressions one deeper."""
+"""Maximum tokens of a logical line. Each may nest expressions one deeper."""
 
 MAX_NESTING = 16
-"""Brackets within each other; the parser's time can grow exponentially with them."""
+"""Maximum depth of brackets. The parser's time can grow exponentially with it."""
 
 _LITERALS = re.compile(
     r"""
@@ -56,7 +57,7 @@ _TOKENS = re.compile(r"\\\n|\n|[0-9]\w*(?:\.\w*)?|\w+|[^\w\s]", re.ASCII)
 _NUMBER = re.compile(
     r"0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][0-9_]*)?[jJ]?"
 )
-"""A number, or the part of one before the sign of its exponent."""
+"""A number, or its part before the sign of its exponent."""
 
 
 # -- source, read and never run ------------------------------------------------------------------------
@@ -66,14 +67,15 @@ class Source(NamedTuple):
     """The definitions and imports of a program."""
 
     functions: dict[str, tuple[str, ...] | None]
-    """Parameters of the functions defined at its top level, the last of a name; None where it takes others
-    than plain positional ones."""
+    """Parameters of the functions at its top level; of two with one name the last counts. None if a function
+    takes other than plain positional parameters."""
     modules: frozenset[str]
-    """Top-level packages that it imports anywhere; "" for a relative import."""
+    """Top-level packages that the program imports anywhere; "" for a relative import."""
 
 
 def parse(text: str) -> Source | None:
-    """Read a program; None if it is not one, passes a bound, or has names that are not ASCII."""
+    """Return a program's definitions and imports; None if it is no program, exceeds a bound, or has names
+    that are not ASCII."""
     bare = _without_contents(text.replace("\r\n", "\n").replace("\r", "\n"))
     if bare is None or not bare.isascii() or not _bounded(bare):
         return None
@@ -99,7 +101,7 @@ def _without_contents(text: str) -> str | None:
 
 
 def _bounded(text: str) -> bool:
-    """Return whether a program without contents keeps the bounds."""
+    """Return whether a program without contents is within the bounds."""
     tokens = line = depth = 0
     for found in _TOKENS.finditer(text):
         token = found[0]
@@ -131,7 +133,7 @@ def _modules(tree: ast.AST) -> Iterator[str]:
 
 
 MAX_BYTES = 1 << 20
-"""Size of a source file."""
+"""Maximum size of a source file, in bytes."""
 
 Function = Callable[[str, Mapping[str, str]], Any]
 """Takes an answer and its row's columns as text; returns a number from 0 to 1."""
@@ -147,7 +149,7 @@ class Name(NamedTuple):
 
 _allowed: dict[Name, Function] = {}
 _said: set[Name] = set()
-"""Those of which a fault has been said."""
+"""Plug-ins whose fault was reported."""
 
 
 def is_plugin(source: str) -> bool:
@@ -157,10 +159,10 @@ def is_plugin(source: str) -> bool:
 
 
 def allow(source: str, wanted: Sequence[Name] | None = None) -> Name:
-    """Let the function MODULE:FUNCTION score answers in this process, and return what a manifest calls it.
+    """Permit the function MODULE:FUNCTION to score answers in this process; return its name in manifests.
 
-    With `wanted` only if it is one of these: nothing of another file is run. A module is looked for in the
-    current folder, then where Python looks. Raises UserError BAD_OPTION, VERIFIER_NOT_ALLOWED.
+    With `wanted` it must be one of these: no other file is run. A module is looked for in the current folder,
+    then where Python looks. Raises UserError BAD_OPTION, VERIFIER_NOT_ALLOWED.
     """
     module, _, function = source.partition(":")
     path, text = _source(source, module)
@@ -192,7 +194,7 @@ def require(wanted: Sequence[Name]) -> None:
 
 
 def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
-    """Return what an allowed plug-in gives an answer; 0 if it fails. Raises as `require`."""
+    """Return the score of an answer by a permitted plug-in; 0 if it fails. Raises as `require`."""
     require([name])
     try:
         found = float(0 + _allowed[name](answer, dict(row)))  # a text is no number, whatever it says
@@ -206,7 +208,8 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
 
 
 def _is_from_the_terminal(error: BaseException) -> bool:
-    """Return whether Ctrl-C may have raised this: it does in the main thread only, where no node trains."""
+    """Return whether Ctrl-C may have raised this. It does so only in the main thread, where no node
+    trains."""
     return isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
 
 
@@ -226,7 +229,7 @@ def _failed(name: Name, why: str) -> float:
 
 
 def _source(source: str, module: str) -> tuple[Path, bytes]:
-    """Return the path and the bytes of a module's source file, without running anything."""
+    """Return the path and the bytes of a module's source file, without running it."""
     places: Sequence[str] | None = [os.getcwd(), *sys.path]
     origin = None
     for part in module.split("."):

@@ -1,8 +1,8 @@
-"""The tables of which a verifier consists, and the subset of JSON Schema (2020-12) that answers are held to,
-with the meaning that it has there.
+"""The tables that make up a verifier, and the subset of JSON Schema (2020-12) for answers, with its standard
+meaning.
 
-A subset of our own: libraries follow references, match patterns by backtracking and compare items pairwise.
-What is here is linear in the text. A keyword that is not here is refused when the verifier is read.
+Libraries follow references, match patterns by backtracking and compare items pairwise. This subset takes time
+linear in the text. A verifier with another keyword is refused.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from pydantic import (
 # -- bounds, so that an answer takes less than 10 ms (benchmarks/verifiers.py) -------------------------
 
 MAX_ANSWER = 4096
-"""Characters of an answer, or of a value of a row, that are looked at: about 1,000 tokens."""
+"""Maximum characters of an answer, or of a row's value, that count: about 1,000 tokens."""
 
 MAX_NAME = 200
-"""Characters of the name of a column, a function, a parameter, a module or a member of an object."""
+"""Maximum characters of the name of a column, a function, a parameter, a module or an object's member."""
 
 MAX_LISTED = 64
-"""Entries of any list in a verifier."""
+"""Maximum entries of any list in a verifier."""
 
 WHITE_SPACE = " \t\n\v\f\r"
-"""The white space of ASCII: no answer then depends on a version of Unicode."""
+"""The white space of ASCII, so that no answer depends on a version of Unicode."""
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_LISTED, strict=False)]
-"""Read from a list too, which is not strict: TOML and JSON have no tuples."""
+"""A tuple of names, also read from a list: TOML and JSON have no tuples."""
 
 
 class Table(BaseModel):
-    """A frozen table; unknown keys are errors, and nothing is converted into another type.
+    """A frozen table. Unknown keys are errors, and no value is converted into another type.
 
-    A key that has its default is not written: TOML has no null, and a key added later leaves what was written
-    before as it was.
+    A key with its default is not written: TOML has no null, and a key of a later version leaves earlier
+    output as it was.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
@@ -64,7 +64,7 @@ class Table(BaseModel):
 
 
 MAX_NESTING = 32
-"""Arrays and objects within each other: Python's reader calls itself for each."""
+"""Maximum depth of arrays and objects: Python's reader calls itself for each."""
 
 _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 """A string, even one without an end, or a bracket."""
@@ -76,7 +76,7 @@ _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 def parse(text: str) -> Any:
     """Read a JSON text (RFC 8259); numbers become floats. Raises ValueError.
 
-    Refused are also a member named twice, a number beyond binary64, and deeper nesting than MAX_NESTING.
+    Refuses, too, a member named twice, a number beyond binary64, and more nesting than MAX_NESTING.
     """
     depth = 0
     for token in _NESTING.findall(text):
@@ -89,7 +89,7 @@ def parse(text: str) -> Any:
 
 
 def agreement(value: Any, reference: Any) -> float:
-    """Return the share of the members of two objects that are the same in both; 1 or 0 for other values."""
+    """Return the share of two objects' members that are the same in both; 1 or 0 for other values."""
     if not (isinstance(value, dict) and isinstance(reference, dict)):
         return float(canonical(value) == canonical(reference))
     names = value.keys() | reference.keys()
@@ -97,13 +97,13 @@ def agreement(value: Any, reference: Any) -> float:
 
 
 def differing(value: dict[str, Any], reference: dict[str, Any]) -> list[str]:
-    """Return the names of the members that two objects do not have in common, the reference's first."""
+    """Return the names of the members in which two objects differ, the reference's first."""
     left, right = ({name: canonical(one) for name, one in each.items()} for each in (value, reference))
     return [name for name in dict.fromkeys([*right, *left]) if left.get(name) != right.get(name)]
 
 
 def canonical(value: Any) -> str:
-    """Write a value that was read so that only equal ones are written alike: true is not 1."""
+    """Return a read value as text, the same only for equal values: true is not 1."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -122,10 +122,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 MAX_DEPTH = 8
-"""Schemas within each other."""
+"""Maximum depth of schemas within each other."""
 
 MAX_SCHEMAS = 128
-"""Schemas in a schema, itself counted."""
+"""Maximum number of schemas in a schema, including itself."""
 
 Type = Literal["object", "array", "string", "number", "integer", "boolean", "null"]
 Scalar = (
@@ -134,12 +134,12 @@ Scalar = (
     | Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
     | float
 )
-"""An integer beyond the 64 bits that the encoding of a manifest has is the binary64 that it means."""
+"""A value; an integer that exceeds a manifest's 64 bits becomes the binary64 that it means."""
 Count = Annotated[int, Field(ge=0, le=MAX_ANSWER)]
 
 
 class Schema(Table):
-    """A schema; each keyword speaks of values of its own type only, and an empty schema allows anything."""
+    """A schema. Each keyword applies to values of its own type only, and an empty schema allows anything."""
 
     type: Type | Annotated[tuple[Type, ...], Field(max_length=7, strict=False)] = ()
     enum: Annotated[tuple[Scalar, ...], Field(max_length=MAX_LISTED, strict=False)] = ()
@@ -170,7 +170,7 @@ class Schema(Table):
 
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """The types allowed; none if all are."""
+        """The allowed types; empty if all are."""
         return (self.type,) if isinstance(self.type, str) else self.type
 
     @cached_property

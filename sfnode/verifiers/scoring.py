@@ -16,14 +16,14 @@ Row = Mapping[str, str]
 """Values of a row as text, by column."""
 
 _BRACES = re.compile(r"(\\boxed\{)|(\{)|(\})|\\.", re.DOTALL)
-"""The beginning of a box, other braces, and characters that a backslash makes harmless."""
+"""The beginning of a box, other braces, and characters after a backslash, which do not count."""
 
 
 def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
-    """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the values of the row;
-    but UserError VERIFIER_NOT_ALLOWED for a plug-in that may not run here.
+    """Return the score of an answer, in [0, 1]. Never raises, whatever the answer and the row's values,
+    except UserError VERIFIER_NOT_ALLOWED for a plug-in that may not run here.
 
-    Only the first MAX_ANSWER characters of either count. A column that the row lacks is empty.
+    Only the first MAX_ANSWER characters of either count. A missing column is empty.
     """
     text = answer[:MAX_ANSWER]
     match verifier:
@@ -55,7 +55,7 @@ def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
 
 
 def remark(verifier: specs.Verifier, answer: str, row: Row) -> str:
-    """Return in words what is wrong with an answer where its form tells more than its score; else nothing."""
+    """Return the fault of an answer in words if its form tells more than its score; otherwise nothing."""
     text = answer[:MAX_ANSWER]
     match verifier:
         case specs.Json():
@@ -81,8 +81,8 @@ def columns(verifier: specs.Verifier) -> tuple[str, ...]:
 
 
 def texts(verifier: specs.Verifier, row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values that a verifier reads of a row of data, as text: JSON if they are neither text nor a
-    number. A column without a value is left out; a plug-in reads all."""
+    """Return the values of a row that a verifier reads, as text: as JSON unless they are text or a number. A
+    column without a value is left out. A plug-in reads all."""
     every = any(isinstance(leaf, specs.Plugin) for leaf in specs.leaves(verifier))
     names = row.keys() if every else columns(verifier)
     found = {name: row[name] for name in names if row.get(name) is not None}
@@ -90,7 +90,7 @@ def texts(verifier: specs.Verifier, row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def problem(verifier: specs.Verifier, row: Row) -> str | None:
-    """Return why no answer about a row can get the full score, or None if one may."""
+    """Return the reason why no answer to a row can get the full score, or None."""
     lacking = [repr(name) for name in columns(verifier) if name not in row]
     if lacking:
         return f"no {', '.join(lacking)}; the row has {', '.join(map(repr, row)) or 'nothing'}"
@@ -108,7 +108,7 @@ def problem(verifier: specs.Verifier, row: Row) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """Return what is in the box that begins last of those that are closed; None without one. One pass."""
+    """Return the content of the closed box that begins last; None without one. Takes one pass."""
     opened: list[int | None] = []
     start, end = -1, -1
     for found in _BRACES.finditer(text):
@@ -145,7 +145,7 @@ def _close(text: str, reference: str, spec: specs.Numeric) -> bool:
 
 
 NOT_JSON = object()
-"""Value of a text that cannot be read: null is one that can."""
+"""Stands for a text that is no JSON: None would be null, which is."""
 
 
 def _parsed(text: str) -> Any:
@@ -211,7 +211,7 @@ def _formatted(text: str, spec: specs.Format) -> bool:
 
 
 def _between(text: str, spec: specs.Extract) -> str | None:
-    """Return what stands between the first or last opening marker with an end after it, and that end."""
+    """Return the text between the first or last opening marker with an end after it, and that end."""
     if spec.which == "first":
         start = text.find(spec.begin)
     else:

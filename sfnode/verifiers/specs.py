@@ -1,6 +1,7 @@
 """The kinds of verifiers, as data: a closed list, told apart by `kind` (docs/verifiers.md has their rules).
 
-The meaning of a kind never changes. A later version may add kinds, and whoever does not know one refuses it.
+The meaning of a kind never changes. A later version may add kinds; a version that does not know a kind
+refuses it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from sfnode.verifiers.arithmetic import Which
 from sfnode.verifiers.schemas import MAX_ANSWER, MAX_LISTED, MAX_NAME, Name, Names, Schema, Table
 
 VERSION = 1
-"""Version of the list."""
+"""Version of the list of kinds."""
 
 MAX_MARKER = 64
-"""Characters of a marker: searching takes up to this many comparisons for each character."""
+"""Maximum characters of a marker. A search takes up to this many comparisons for each character."""
 
 MAX_DEPTH = 4
-"""Verifiers within each other, the outermost counted."""
+"""Maximum depth of verifiers within each other, including the outermost."""
 
 MAX_COST = 10
-"""Costs of a verifier and those within it. A cost is a time in milliseconds that no answer reaches."""
+"""Maximum cost of a verifier and those within it. A cost is a time in milliseconds that no answer reaches."""
 
 MAX_KEYS = 4 * MAX_DEPTH
-"""Keys on the way to one that is wrong: a sum in a sum takes three of them, and two lead to the last."""
+"""Maximum keys in the path to a wrong one. A sum in a sum takes three, and two lead to the last."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Tolerance = Annotated[float, Field(ge=0, le=1e9)]
@@ -46,14 +47,15 @@ GivenMarker = Annotated[str, Field(min_length=1, max_length=MAX_MARKER)]
 # to hang. RE2 comes with an extra: wheels for a new release of Python come months after it,
 # and without one an installation needs a compiler, RE2 and Abseil. Only this module imports it.
 MAX_PATTERN = 512
-"""Characters of a pattern."""
+"""Maximum characters of a pattern."""
 
 MAX_PROGRAM = 128
-"""Instructions of the program that RE2 makes of a pattern: each byte of a text costs up to that many steps.
-Repeats are written out, and a class of Unicode such as \\pL takes over a thousand."""
+"""Maximum instructions of RE2's program for a pattern. Each byte of a text costs up to that many steps.
+Repeats are written out, and a Unicode class such as \\pL takes over a thousand."""
 
 _MEMORY = 256 * 1024
-"""Bytes for RE2's cache of states. With more a hostile text, which fills it again and again, takes longer."""
+"""Memory for RE2's cache of states, in bytes. With more, a hostile text that fills it again and again takes
+longer."""
 
 
 def library() -> Any:
@@ -72,7 +74,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=64)
 def compiled(pattern: str) -> Any:
-    """Compile a pattern. Raises ValueError where RE2 refuses it or its program is too long, and UserError
+    """Compile a pattern. Raises ValueError if RE2 refuses it or its program is too long, and UserError
     EXTRA_MISSING."""
     re2 = library()
     options = re2.Options()
@@ -110,25 +112,25 @@ class Exact(VerifierKind):
     kind: Literal["exact"] = "exact"
     column: Name
     strip: bool = True
-    """Whether white space at both ends of either counts for nothing."""
+    """Whether white space at both ends is ignored."""
     ignore_case: bool = False
 
 
 class Numeric(VerifierKind):
-    """The first, last or only number of the answer is the last of the row's value."""
+    """The first, last or only number of the answer equals the last number of the row's value."""
 
     kind: Literal["numeric"] = "numeric"
     column: Name
     which: Which = "last"
     absolute: Tolerance = 0.0
     relative: Tolerance = 0.0
-    """Share of the row's number; the larger of the two tolerances counts."""
+    """Tolerance as a share of the row's number. The larger of the two tolerances counts."""
 
 
 class Regex(VerifierKind):
     """A part of the answer, or the whole of it, matches a regular expression of RE2's syntax.
 
-    Reading one raises UserError EXTRA_MISSING where RE2 is not installed.
+    Reading a pattern raises UserError EXTRA_MISSING if RE2 is not installed.
     """
 
     cost: ClassVar[int] = 4
@@ -144,7 +146,7 @@ class Regex(VerifierKind):
 
 
 class Json(VerifierKind):
-    """The answer is JSON that satisfies a schema, and agrees with the row's value if there is a column."""
+    """The answer is JSON that satisfies a schema, and equals the row's value if there is a column."""
 
     cost: ClassVar[int] = 2
     kind: Literal["json"] = "json"
@@ -153,15 +155,15 @@ class Json(VerifierKind):
 
 
 class Countdown(VerifierKind):
-    """The answer is an arithmetic expression that makes the row's target of the row's numbers."""
+    """The answer is an arithmetic expression that makes the row's target from the row's numbers."""
 
     kind: Literal["countdown"] = "countdown"
     numbers: Name
-    """Column with the numbers, in any notation that keeps them apart."""
+    """Column with the numbers, separated in any way."""
     target: Name
     uses: Literal["exactly-once", "at-most-once"] = "exactly-once"
     well_formed: Share = 0.0
-    """Score of any other expression that can be read."""
+    """Score of any other readable expression."""
 
 
 class CodeVerifier(VerifierKind):
@@ -176,7 +178,7 @@ class CodeVerifier(VerifierKind):
 
 
 class Length(VerifierKind):
-    """The answer has a number of characters between the two bounds, both included."""
+    """The answer's number of characters lies between the two bounds, both included."""
 
     kind: Literal["length"] = "length"
     least: int = Field(default=0, ge=0, le=MAX_ANSWER)
@@ -190,7 +192,7 @@ class Length(VerifierKind):
 
 
 class Format(VerifierKind):
-    """The answer has the markers, in this order and apart from each other."""
+    """The answer has the markers, in this order and without overlap."""
 
     kind: Literal["format"] = "format"
     begins: Marker = ""
@@ -217,7 +219,7 @@ class Extract(VerifierKind):
     kind: Literal["extract"] = "extract"
     begin: GivenMarker
     end: Marker = ""
-    """Nothing for the end of the answer."""
+    """Closing marker; empty for the end of the answer."""
     which: Literal["last", "first"] = "last"
     then: Verifier
 
@@ -245,7 +247,7 @@ class SumVerifier(VerifierKind):
 
 
 class Plugin(VerifierKind):
-    """A function of a Python file that is not in the manifest scores the answer, where it may (`plugins`).
+    """A function of a Python file outside the manifest scores the answer, if permitted (`plugins`).
 
     Nothing is known of its time, and nothing here runs it.
     """
@@ -286,7 +288,7 @@ _READER: TypeAdapter[Any] = TypeAdapter(Verifier)
 def read(data: Any) -> Verifier:
     """Read a verifier from plain data.
 
-    Raises ValueError, which names the key that is wrong; for a regex without RE2 UserError EXTRA_MISSING.
+    Raises ValueError with the name of the wrong key, and UserError EXTRA_MISSING for a regex without RE2.
     """
     try:
         found: Verifier = _READER.validate_python(data)
@@ -299,8 +301,8 @@ def read(data: Any) -> Verifier:
 
 
 def _key(place: Sequence[int | str]) -> str:
-    """Return the key that is wrong as it stands in the data: pydantic puts the kind of every verifier into
-    the way there. Of what is nested too deep to be read the way's beginning will do."""
+    """Return the path of a wrong key in the data. pydantic adds the kind of every verifier to the path, which
+    is removed. If the data are nested too deep to be read, the path's beginning suffices."""
     keys: list[str] = []
     at_verifier = True
     for part in place:
@@ -311,7 +313,7 @@ def _key(place: Sequence[int | str]) -> str:
 
 
 def within(verifier: Verifier) -> tuple[Verifier, ...]:
-    """Return the verifiers that another one applies."""
+    """Return the verifiers within another one."""
     match verifier:
         case Boxed() | Extract():
             return (verifier.then,)
@@ -321,7 +323,7 @@ def within(verifier: Verifier) -> tuple[Verifier, ...]:
 
 
 def leaves(verifier: Verifier) -> Iterator[Verifier]:
-    """Yield the verifiers that apply no other one, in order."""
+    """Yield the verifiers that contain no other one, in order."""
     others = within(verifier)
     if not others:
         yield verifier
@@ -330,7 +332,7 @@ def leaves(verifier: Verifier) -> Iterator[Verifier]:
 
 
 def _require_bounds(verifier: Verifier) -> None:
-    """Raise ValueError where a verifier that applies others could take too long."""
+    """Raise ValueError if nested verifiers could take too long."""
     if _depth(verifier) > MAX_DEPTH:
         raise ValueError(f"verifiers are nested more than {MAX_DEPTH} deep")
     cost = _cost(verifier)
