@@ -90,11 +90,6 @@ def test_the_digest_covers_sorted_epochs_and_little_endian_entries() -> None:
     assert core.digest() == hashlib.blake2b(written, digest_size=32).digest()
 
 
-def test_the_same_updates_in_another_epoch_are_another_state() -> None:
-    batch = updates(10)
-    assert core_of(batch).digest() != core_of(batch._replace(epochs=batch.epochs + 1)).digest()
-
-
 FORMS = pytest.mark.parametrize("few", [0, 1, 10**6], ids=["as moves", "both", "as arrays"])
 """How the core of an epoch is held."""
 

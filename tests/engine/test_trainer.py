@@ -67,6 +67,15 @@ def test_a_measurement_that_is_no_number_is_counted_and_its_scalar_is_0(tmp_path
     assert math.isnan(run.step(failed, 0).loss)
 
 
+def follow(run: Trainer, updates: int, epoch_updates: int) -> None:
+    """Apply this many of its own updates, four of each step."""
+    seeds = update_seeds(1, 0, updates)
+    for n in range(0, updates, 4):
+        own, epoch = seeds[n : n + 4], n // epoch_updates
+        scalars = np.array(run.step(own.tolist(), epoch).scalars)
+        run.apply(UpdateBatch(np.full(4, epoch), own, scalars))
+
+
 @pytest.mark.parametrize("family", ["llama", "modernbert"])
 def test_following_its_own_estimates_lowers_the_loss(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,11 +84,7 @@ def test_following_its_own_estimates_lowers_the_loss(
     monkeypatch.chdir(tmp_path)  # a path of this test's own would be another run, with other directions
     file = data_file(tmp_path)
     run = trainer(manifest(family, file.name, learning_rate=5e-4, batch_size=5), file)
-    seeds = update_seeds(1, 0, 600)
-    for n in range(0, 600, 4):
-        own = seeds[n : n + 4]
-        scalars = np.array(run.step(own.tolist(), n // 300).scalars)
-        run.apply(UpdateBatch(np.full(4, n // 300), own, scalars))
+    follow(run, 600, 300)
     assert run.evaluate().loss < 0.8 * run.evaluate_base().loss
 
 
@@ -247,11 +252,7 @@ def test_following_centred_estimates_lowers_the_loss_of_the_calibrated_model(
     file = data_file(tmp_path)
     data = Data(train=file.name, test=file.name)
     run = trainer(centred(manifest("llama", learning_rate=1e-3, batch_size=4), data), file)
-    seeds = update_seeds(1, 0, 400)
-    for n in range(0, 400, 4):
-        own = seeds[n : n + 4]
-        scalars = np.array(run.step(own.tolist(), 0).scalars)
-        run.apply(UpdateBatch(np.zeros(4, np.int64), own, scalars))
+    follow(run, 400, 400)
     assert run.evaluate().loss < 0.8 * run.evaluate_base(calibrated=True).loss
 
 

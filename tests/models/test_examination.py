@@ -50,7 +50,7 @@ GPT_NEO = {"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["glob
 
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "layers without end": ({"num_hidden_layers": 300_000}, "num_hidden_layers to 300,000"),
-    "as many layers as a model may have": ({"num_hidden_layers": 1000, "ffn_dim": 10_000}, "describes"),
+    "layers that the files have no room for": ({"num_hidden_layers": 100, "ffn_dim": 100_000}, "describes"),
     "a vocabulary that fills the memory": ({"vocab_size": 10**10}, "vocab_size to 10,000,000,000"),
     "one that is still too large": ({"vocab_size": 10**7}, "describes"),
     "positions without end": ({"max_position_embeddings": 10**12}, "max_position_embeddings to 1,000"),
@@ -100,7 +100,6 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
         "normalizer": hostile.NORMALISERS["an expression that never ends"],
         "added_tokens": [added(18, hostile.SENTENCE)],
     },
-    "a vocabulary without end": {"added_tokens": [added(18, "a" * (150 << 20))]},
 }
 
 

@@ -179,21 +179,6 @@ def test_rows_that_were_packed_are_the_same(path: Path) -> None:
 # -- beside a running node -----------------------------------------------------------------------------
 
 
-def test_a_reader_needs_no_run_id_and_sees_one_state_while_the_node_goes_on(
-    path: Path, authors: list[Author]
-) -> None:
-    a, b, _ = authors
-    with UpdateLog.open(path, RUN_ID) as log:
-        log.append([a.write([1, 2])])
-        with UpdateLog.open(path, read_only=True) as beside:
-            assert beside.run_id == RUN_ID
-            log.append([a.write([3]), b.write([4])])  # it does not wait for the reader
-            assert len(beside.columns()) == 2
-            assert len(log.columns()) == 4
-        with UpdateLog.open(path, read_only=True) as beside:
-            assert len(beside.columns()) == 4
-
-
 def test_reading_changes_nothing(path: Path, columns: Columns) -> None:
     before = hashlib.sha256(path.read_bytes()).digest()
     with UpdateLog.open(path, read_only=True) as log:

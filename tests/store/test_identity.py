@@ -40,10 +40,6 @@ def test_an_identity_stays_the_same(path: Path) -> None:
     assert load_or_create(path) == load_or_create(path)
 
 
-def test_two_nodes_have_different_identities(path: Path, tmp_path: Path) -> None:
-    assert load_or_create(path).public != load_or_create(tmp_path / "other.pem").public
-
-
 def test_signatures_verify_with_the_public_key(path: Path) -> None:
     identity = load_or_create(path)
     signature = identity.sign(b"data")
@@ -74,28 +70,13 @@ def test_a_file_that_is_no_key_is_refused_and_kept(path: Path, content: bytes) -
     assert path.read_bytes() == content
 
 
-def test_a_key_of_another_kind_is_refused(path: Path) -> None:
-    path.write_bytes(
-        generate_private_key(SECP256R1()).private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
+@pytest.mark.parametrize(
+    "lock", [serialization.NoEncryption(), serialization.BestAvailableEncryption(b"password")]
+)
+def test_a_key_of_another_kind_is_refused_with_a_password_or_without(
+    path: Path, lock: serialization.KeySerializationEncryption
+) -> None:
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    path.write_bytes(generate_private_key(SECP256R1()).private_bytes(*form, lock))
     with pytest.raises(UserError, match="Ed25519"):
         load_or_create(path)
-
-
-def test_a_key_locked_by_a_password_is_refused(path: Path) -> None:
-    path.write_bytes(
-        generate_private_key(SECP256R1()).private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"password"),
-        )
-    )
-    with pytest.raises(UserError, match="Ed25519"):
-        load_or_create(path)
-
-
-def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
-    with fails_with(Code.DATA_DIR_UNUSABLE):
-        load_or_create(tmp_path / "nowhere" / "identity.pem")
