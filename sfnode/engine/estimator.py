@@ -228,7 +228,7 @@ def _begun(
     points, firsts = np.unique(measured.points[members], return_index=True)
     if not forward.may_begin(loaded, tokens, len(points), len(members), before.tokens if before else 0):
         return None
-    firsts = members[firsts]  # a sequence at each
+    firsts = members[firsts]  # one sequence at each point
     queries, amounts = measured.queries[firsts], measured.signs[firsts] * epsilon
     beginning = measured.batch.input_ids[firsts[0], :tokens]
     return forward.begin(loaded, beginning, points, lambda this: perturb(queries, amounts, this), before)
@@ -285,7 +285,7 @@ def moving_vectors(
     """
     sites = [(k, site) for k, site in enumerate(loaded.sites) if site.form is Form.VECTOR]
     own = slice(directions.live, None)  # vectors have no live core
-    # their own precision: in half precision entries of published bases are exact, and products are not
+    # in their own precision: half precision holds entries of published bases exactly, but not products
     parts = [
         (p, p.clone(), directions.u[k][own].to(p.dtype), directions.v[k][:, own].to(p.dtype))
         for k, site in sites

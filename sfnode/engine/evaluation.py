@@ -73,7 +73,7 @@ def evaluate_towards(
     rows: dataset.HeldOut = "test",
 ) -> Evaluation:
     """Measure the model at `amount` of the way to the cores `after`, as `evaluate` does."""
-    if not amount:  # what does not count makes nothing older
+    if not amount:  # updates that do not count age no core
         return evaluate(model, 0, keep_going, rows)
     with line.line_to(model, after).at(amount) as perturb:
         return model.objective.evaluate(model.run_rows.held_out(rows), OWN, keep_going, perturb)

@@ -207,7 +207,7 @@ def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str
     source = model.manifest.model
     return {
         "peft_type": "LORA",
-        # for a classification head PEFT would set up a copy of its own
+        # PEFT would make its own copy of a classification head
         "task_type": None if model.loaded.classifies else "CAUSAL_LM",
         "base_model_name_or_path": public_name(source.source),
         "revision": source.revision or None,
@@ -258,7 +258,7 @@ def _config(
     settings: dict[str, Any], model: PretrainedModel, pad: int | None, labels: Sequence[str]
 ) -> dict[str, Any]:
     """Return config.json: the base's `settings`, changed for the class and dtype that are written."""
-    if settings.get("model_type") != model.config.model_type:  # of a larger model this is the part for text
+    if settings.get("model_type") != model.config.model_type:  # the part for text of a larger model
         settings = model.config.to_diff_dict()
     settings = {key: value for key, value in settings.items() if key not in LEFT_OUT}
     settings["architectures"] = [type(model).__name__]
@@ -269,7 +269,7 @@ def _config(
         settings["label2id"] = {name: number for number, name in enumerate(labels)}
         if "problem_type" in settings:
             settings["problem_type"] = "single_label_classification"
-        if hasattr(model, "score"):  # finds by it where a text ends: none that may stand in one
+        if hasattr(model, "score"):  # finds a text's end by it, so it must not stand in a text
             settings["pad_token_id"] = pad
     if added := vetting.older_names(settings, type(model.config)):
         settings = {key: value for key, value in settings.items() if key != vetting.SAVED_BY} | added

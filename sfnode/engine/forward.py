@@ -189,7 +189,7 @@ def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.i
     if loaded.classifies:
         return [np.arange(len(batch.input_ids))]
     texts, numbers = np.unique(batch.input_ids, axis=0, return_inverse=True)  # in their order
-    alike = (texts[1:] == texts[:-1]).cumprod(1).sum(1) >= begun + LEAST_SHARED  # a text and the one before
+    alike = (texts[1:] == texts[:-1]).cumprod(1).sum(1) >= begun + LEAST_SHARED  # two neighbours
     names = np.cumsum([0, *~alike])
     names[np.bincount(names)[names] == 1] = -1
     of_sequences = names[numbers.reshape(-1)]
@@ -326,7 +326,7 @@ def passes(
     if loaded.kept is not None and isinstance(loaded.kept.cut, Head):
         _keep(loaded, loaded.kept, batch, sequences)
         yield sequences
-    else:  # each pass computes what is not kept of its own texts: those of all may be more than fits
+    else:  # each pass computes its own missing states: those of all may not fit
         yield from _passes(loaded, batch, sequences, begun)
 
 
@@ -364,7 +364,7 @@ def groups(
     """
     order = np.argsort(-lengths, kind="stable")
     descending, counts = np.unique(-lengths, return_counts=True)
-    starts = np.concatenate([[0], np.cumsum(counts)])  # where each length begins in `order`
+    starts = np.concatenate([[0], np.cumsum(counts)])  # begin of each length in `order`
     if device.type == "cpu":
         limit, overhead = max(CPU_PASS_ENTRIES // width, LEAST_PASS_TOKENS), READING + INTERPRETING / width
     else:

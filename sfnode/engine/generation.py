@@ -139,7 +139,7 @@ def _shared(rows: Sequence[AnswerRequest]) -> int:
     reading them apart does not pay."""
     prompts = [list(row.prompt) for row in rows]
     own = min(map(len, prompts)) - 1
-    found = common_prefix(min(prompts)[:own], max(prompts))  # between these two are all others
+    found = common_prefix(min(prompts)[:own], max(prompts))  # all others lie between these two
     return found if len(rows) > 1 and found >= forward.LEAST_SHARED else 0
 
 
@@ -164,7 +164,7 @@ class _Decoder:
     def __init__(
         self, loaded: LoadedModel, rows: Sequence[AnswerRequest], plan: AnswerPlan, perturb: Perturb | None
     ) -> None:
-        self._loaded = replace(loaded, kept=None)  # a text that is being written is a new one at each token
+        self._loaded = replace(loaded, kept=None)  # a text is new at each token
         self._plan = plan
         self._perturb = perturb
         self.answers: dict[int, Continuation] = {}
@@ -427,7 +427,7 @@ def _drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
     sums = weights.cumsum(-1)  # (n, vocab)
     picks = torch.from_numpy(draws.astype(np.int64)).to(logits.device)[:, None]
     found = torch.searchsorted(sums, (picks * sums[:, -1:]) >> DRAW_BITS, right=True)[:, 0]
-    return found.clamp_(max=logits.shape[1] - 1)  # of logits that are no numbers, too
+    return found.clamp_(max=logits.shape[1] - 1)  # even if logits are NaN
 
 
 def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:

@@ -181,7 +181,7 @@ def _by_leaves(
 ) -> tuple[float, F64]:
     used: list[Perturbation] = []
     row_by_row = longest < math.inf
-    if row_by_row:  # each sequence has cores of its own
+    if row_by_row:  # each sequence has its own cores
         count = len(batch.input_ids)
         leaves = [leaf.detach().repeat(count, 1, 1, 1).requires_grad_() for leaf in leaves]
 
@@ -197,7 +197,7 @@ def _by_leaves(
     again = room.recomputes(batch)
     with room.watched(batch), _recomputing(loaded) if again else ExitStack():
         loss = forward.mean_loss(loaded, batch, riding, at_once=again or row_by_row)
-        with loaded.perturber.applying(used[-1]):  # for what is computed again
+        with loaded.perturber.applying(used[-1]):  # for blocks that are computed again
             found = torch.autograd.grad(loss * scale, asked, materialize_grads=True)
     blocks = 1 if row_by_row else leaves[0].shape[0]
     parts = [

@@ -87,7 +87,7 @@ def _mixing(loaded: LoadedModel, sequences: int, tokens: int) -> str | None:
     loaded.perturber.seen.clear()
     try:
         perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(len(loaded.sites))))
-    except UserError as error:  # a target saw a number of rows that is none of the batch's
+    except UserError as error:  # a target saw an unknown number of rows
         return error.what
     idle = _unseen(loaded)
     if idle:
@@ -122,7 +122,7 @@ def _non_causal(loaded: LoadedModel) -> str | None:
     targets = np.arange(2 * PREDICTED) % PREDICTED % _vocabulary(loaded)
     batch = Batch(ids, np.ones_like(ids), np.zeros_like(ids), rows, np.zeros_like(rows), targets)
     this = forward.take(loaded, batch, np.arange(2), np.arange(len(targets)))
-    first, second = forward.log_probs(loaded, this, None).chunk(2)  # each after the same one token
+    first, second = forward.log_probs(loaded, this, None).chunk(2)  # both after the same token
     return None if _same(first, second) else "it reads both ways: what it predicts depends on what follows"
 
 

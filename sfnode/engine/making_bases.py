@@ -204,7 +204,7 @@ def errors(
     """
     sketches = _Sketches(loaded, numbers.rank)
     inputs: dict[int, Tensor] = {}
-    places: Tensor  # (N,), looked at, among all positions of a mini-batch
+    places: Tensor  # (N,), used positions, among all of a mini-batch
     positions = 0
 
     def take(number: int, given: Tensor, output: Tensor) -> None:
@@ -407,7 +407,7 @@ def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int
             left, right = (side[:, :most] for side, most in zip(sketch.found(rank), columns, strict=True))
             held.append(min(1.0, float(sketch.held(right))))
             halves += sketch.halves()
-            # Mixed, every pair of columns has a share in all directions: an update moves one pair.
+            # An update moves one pair of columns. Mixed, every pair has a share in all directions.
             v = _mixed(_filled(right, v))
             u = _mixed(_filled(left, u)) if of_u else u
         units = _units(numbers, site.target)

@@ -307,7 +307,7 @@ class MergedWeights:
         Nothing is merged into a target with a live core, which holds the pending updates of its epoch.
         """
         sites = enumerate(self._loaded.sites)
-        # a vector sees no activations, and is in float32 in any trained model
+        # vectors have no activations, and are in float32 in every trained model
         merged = [n for n, site in sites if not self._space.live or site.form is Form.VECTOR]
         start = self._clock()
         epochs = self._nearest() if merged else []

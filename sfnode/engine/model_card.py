@@ -133,7 +133,7 @@ def _front_matter(model: TrainableModel, *, adapter: bool) -> str:
     source, data = manifest.model.source, manifest.data
     sets = sorted({rows.name for name in (data.train, data.test) if (rows := hub_rows(name))})
     fields: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "tags": list(TAGS)}
-    if is_on_hub(source):  # it takes no other names
+    if is_on_hub(source):  # the hub takes no other names
         fields |= {"base_model": source, "base_model_relation": "adapter" if adapter else "finetune"}
     if license_ := licence_of(model.loaded.folder):
         fields["license"] = license_

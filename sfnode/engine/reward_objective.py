@@ -170,7 +170,7 @@ class Rewards:
                 f"of {task.answer_tokens} tokens",
                 "Make the run with fewer answer_tokens, or with a model of more positions.",
             )
-        # bounded by a constant, whatever memory there is: rows that are written together round alike
+        # a constant bound, independent of memory: rows that are written together round alike
         self.temperature = task.temperature or SAMPLED_AT
         self._plan = AnswerPlan(task.answer_tokens, self.temperature, task.stop)
         self._likeliest = self._plan._replace(temperature=0.0)
@@ -231,7 +231,7 @@ class Rewards:
         keys = token_keys(seed, len(questions) * ANSWERS).tolist()
         prompts = [question.prompt for question in questions for _ in range(ANSWERS)]
         asked = [AnswerRequest(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
-        answers = generate(self._loaded, asked, self._plan, perturb=perturb) or []  # nothing breaks it off
+        answers = generate(self._loaded, asked, self._plan, perturb=perturb) or []  # is never interrupted
         rewards = [self._score(one.text, questions[n // ANSWERS].row) for n, one in enumerate(answers)]
         return Drawn(questions, answers, np.array(rewards).reshape(-1, ANSWERS))
 

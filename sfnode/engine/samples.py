@@ -110,7 +110,7 @@ def _asked(loaded: LoadedModel, text: Prompt | LabelledTexts | Conversation) -> 
         last = max(n for n, one in enumerate(text.messages) if n and one.role == ASSISTANT)
         before = text.messages[:last]
         return before[-1].content, chat.prompt(loaded.tokenizer, before), text.messages[last].content
-    assert isinstance(text, Prompt)  # those of a classification are chosen from
+    assert isinstance(text, Prompt)  # candidates are chosen elsewhere
     if text.prompt:
         return text.prompt, text.prompt, text.answers[0]
     words = text.answers[0].split(" ")

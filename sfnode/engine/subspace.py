@@ -214,7 +214,7 @@ class Subspace:
         v = of_v.gather(0, self._spread(column, self._in, self._layer_of_in))  # (q, sum in)
         self._u[:, live:] = u.t()
         self._v[:, live:] = v.t()
-        unit, _ = self.units[0]  # of all targets: first-order runs have no directions
+        unit, _ = self.units[0]  # the same for all targets: first-order runs have no directions
         if unit != 1.0:  # a power of two, so that nothing is rounded
             self._u[:, live:] *= unit
             self._v[:, live:] *= unit

@@ -239,7 +239,7 @@ class ReplicatedTrainer(Trainer):
         for other in self._others:
             try:
                 other.trainer.offload()
-            except RuntimeError as error:  # of a device that is beyond help, too
+            except RuntimeError as error:  # also of a device that no longer works
                 other.fault = fault_of(other.name, error)
             else:
                 other.fault = None

@@ -72,7 +72,7 @@ def _prompt(loaded: LoadedModel, task: Task, row: Mapping[str, Any]) -> str:
     text = render_row(task, row)
     if isinstance(text, Conversation):
         return chat.prompt(loaded.tokenizer, text.messages[:-1])
-    assert isinstance(text, Prompt)  # those of a classification are chosen from
+    assert isinstance(text, Prompt)  # candidates are chosen elsewhere
     return text.answers[0]
 
 

@@ -117,11 +117,11 @@ def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.de
     blocks = blocks_of(model)
     trained = {site.module for site in sites}
     if not blocks or not trained.isdisjoint([model.get_input_embeddings(), *blocks[0].modules()]):
-        return None  # as of most runs: that shows without a pass through the model
+        return None  # as in most runs, which shows without a pass
     try:
         with torch.inference_mode():
             return _tried(model, blocks, trained, device)
-    except Exception:  # whatever a model's code does when blocks are passed over: then it is left alone
+    except Exception:  # a model's code may fail in any way if blocks are skipped
         return None
 
 
@@ -154,7 +154,7 @@ def _tried(
     states = cut.states(run).float()
     if states.shape != (*TRIED, cut.features):
         return None
-    cut.states(lambda: run(1))  # what a model keeps aside of its lower blocks is now that of other texts
+    cut.states(lambda: run(1))  # overwrites any state of lower blocks that a model keeps aside
     short = list(_calls(model, lambda: cut.outputs(states.to(model.dtype), run)))
     behind = [module for module, _ in short].index(below[-1])
     return cut if _same(whole[last:], short[behind:]) else None
@@ -215,7 +215,7 @@ def instead(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         yield
     finally:
         for module, its in own.items():
-            if its is None:  # it has that of its class
+            if its is None:  # its class has it
                 del module.forward
             else:
                 module.forward = its

@@ -43,7 +43,7 @@ def _read(folder: Path, part: ModelPart) -> None:
 
 
 def _labels(part: ModelPart) -> int:
-    return 2 if part is ModelPart.CLASSIFIER else 0  # a run's own number makes no difference
+    return 2 if part is ModelPart.CLASSIFIER else 0  # a run's own number of labels makes no difference
 
 
 def _check_size(folder: Path, model: PretrainedModel) -> None:

@@ -398,7 +398,7 @@ def _download(source: str, revision: str) -> Path:
         return hub.kept(source, revision, DOWNLOAD)
     except UserError:
         raise
-    except Exception as error:  # its library also passes on what libraries of its own raise
+    except Exception as error:  # its library also passes on other libraries' errors
         wanted = f"{source} at revision {revision}" if revision else source
         reason = unreachable or first_line(error)
         raise UserError(

@@ -109,7 +109,7 @@ class KeptStates:
         """Compute and keep the states of these texts; `run` runs the model on them."""
         with torch.inference_mode():
             found = self.cut.states(run).to("cpu", torch.float32)  # (texts, rows of the longest, features)
-        with torch.inference_mode(mode=False):  # a gradient may be taken at them
+        with torch.inference_mode(mode=False):  # states may need gradients
             states = [
                 of_text[: self.cut.rows(text.tokens)].clone()
                 for text, of_text in zip(texts, found, strict=True)
@@ -128,7 +128,7 @@ class KeptStates:
         """Return the states of kept texts, (texts, rows of the longest, features), padded with zeros, on the
         device and in the dtype of the layers after the cut."""
         found = pad_sequence([self._states[text] for text in texts], batch_first=True)
-        self._states.make_room()  # only now: a batch may have more than there is room for
+        self._states.make_room()  # only now: a batch may exceed the room
         return found.to(self._device, self._dtype)
 
     def outputs(self, texts: Sequence[Text], begun: int, run: Run) -> Tensor:
@@ -159,6 +159,6 @@ def _left_for(own: Path, size: int) -> int:
 
 
 def _size(file: Path) -> int:
-    with suppress(FileNotFoundError):  # another process has just given it its name
+    with suppress(FileNotFoundError):  # another process has just renamed it
         return file.stat().st_size
     return 0

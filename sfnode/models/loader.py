@@ -209,7 +209,7 @@ def read_tokenizer(folder: Path) -> Any:
             what = f"{folder} has no {TOKENIZER}, and its other files make no tokenizer"
         raise UserError(Code.MODEL_UNSUPPORTED, what, TOKENIZER_MISSING) from error
     if set(found.get_vocab()) <= set(found.all_special_tokens):
-        # what transformers makes of a folder without the files: all words are unknown to it
+        # transformers makes this of a folder without the files: it knows no words
         raise UserError(
             Code.MODEL_UNSUPPORTED,
             f"the tokenizer in {folder} knows no words: its vocabulary is missing",
@@ -314,7 +314,7 @@ def make_trainable(
         replaced: dict[nn.Module, QuantisedLinear] = quantise_layers(model, dtype, compute, device)
         sites = tuple(site._replace(module=replaced.get(site.module, site.module)) for site in sites)
     for parameter in model.parameters():  # not the buffers: rotary frequencies must not be rounded
-        # a copy, for transformers maps files into memory, where a change of theirs would be one of ours
+        # a copy: transformers maps files into memory, so a change of a file would change the model
         parameter.data = parameter.data.to(device, compute, copy=True)
     model.to(device).eval().requires_grad_(False)
     _end_by_mask(model)
@@ -351,13 +351,13 @@ def _end_by_mask(model: PretrainedModel) -> None:
         ends[:] = [-1 if mask is None else mask.sum(1) - 1]
 
     def choose_last(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-        if output.dim() < 3:  # of states that are kept, one for each text
+        if output.dim() < 3:  # kept states, one for each text
             return output
         rows = torch.arange(len(output), device=output.device)
         return output[rows, ends[0]][:, None].expand_as(output)  # (R, T, classes)
 
     settings = model.config.get_text_config()
-    settings.pad_token_id = settings.pad_token_id or 0  # without one it takes no batch
+    settings.pad_token_id = settings.pad_token_id or 0  # it needs one for a batch
     model.register_forward_pre_hook(note, with_kwargs=True)
     model.score.register_forward_hook(choose_last)
 
@@ -455,7 +455,7 @@ def readable(folder: Path, labels: int, most: int) -> int:
     settings.get_text_config().num_hidden_layers = 1
     whole = auto(labels).from_config(settings, dtype=torch.bfloat16, trust_remote_code=False)
     body = whole.base_model.eval()
-    token = int(settings.get_text_config().pad_token_id == 0)  # one that pads takes no position
+    token = int(settings.get_text_config().pad_token_id == 0)  # padding takes no position
 
     def fails(tokens: int) -> bool:
         ids = torch.full((1, tokens), token)
@@ -466,7 +466,7 @@ def readable(folder: Path, labels: int, most: int) -> int:
             return True
         return False
 
-    if fails(1) or not fails(most):  # what reads not even one token says nothing of longer texts
+    if fails(1) or not fails(most):  # a failure at one token says nothing of longer texts
         return most
     return bisect_left(range(1, most), True, key=fails)
 
@@ -485,7 +485,7 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
         model, report = auto(labels).from_pretrained(
             view,
             config=_settings(folder, labels),
-            dtype=dtype,  # not config.json's, which may be narrower than what the files hold
+            dtype=dtype,  # config.json's may be narrower than the files'
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -494,7 +494,7 @@ def _weights(folder: Path, dtype: torch.dtype, labels: int) -> PretrainedModel:
     _fill_head(model, report["missing_keys"])
     absent = sorted(set(report["missing_keys"]) - set(_head_keys(model, report["missing_keys"])))
     absent += sorted(str(key) for key in report["mismatched_keys"])
-    if absent:  # transformers would fill them with random numbers, other ones on every node
+    if absent:  # transformers would fill them with different random numbers on every node
         raise ValueError(f"its files lack {absent[0]}")
     return model.eval().requires_grad_(False)
 

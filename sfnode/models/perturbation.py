@@ -161,7 +161,7 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
     Positions come once for all sequences, (1, T), and are returned for each, (S, T, d).
     """
     plain: Layer = module.forward
-    scale = getattr(module, "embed_scale", 1.0)  # of transformers' scaled embeddings, which multiply last
+    scale = getattr(module, "embed_scale", 1.0)  # transformers' scaled embeddings multiply last
 
     def forward(ids: Tensor) -> Tensor:
         perturbation = perturber.perturbation(number)
@@ -195,7 +195,7 @@ def _perturbed(
 def _along(x: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer) -> Tensor:
     """Return b + weighted(x v) u, (N, out)."""
     along = weighted(torch.mm(x, v))  # (N, k)
-    if u.shape[0] == 1:  # an outer product is no work for a matrix product's machinery
+    if u.shape[0] == 1:  # an outer product needs no matrix product
         return along * u if bias is None else torch.addcmul(bias, along, u)
     return torch.mm(along, u) if bias is None else torch.addmm(bias, along, u)
 

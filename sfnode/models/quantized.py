@@ -170,7 +170,7 @@ def quantise_layers(
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, new)
             replaced[old] = new
-            old._parameters.clear()  # whoever still holds the old layer must not hold its memory
+            old._parameters.clear()  # a remaining reference to the old layer must not keep its memory
     return replaced
 
 

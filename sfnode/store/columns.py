@@ -107,7 +107,7 @@ def columns_of(
     pieces = []
     for record in records:
         number, stop = stops.get(record.feed, (0, 0))
-        if record.segment.first < stop:  # else it is behind a cut, or news since `tails`
+        if record.segment.first < stop:  # otherwise it lies after a cut, or is newer than `tails`
             pieces.append(_updates_of(number, record.segment, stop))
     none = Updates(*(np.empty(0, np.int64),) * 3, np.empty(0, np.uint64), np.empty(0, np.int64))
     updates = Updates._make(np.concatenate(columns) for columns in zip(*(pieces or [none]), strict=True))

@@ -145,7 +145,7 @@ def holder(path: Path) -> int | None:
             if not _lock(lock.fileno(), fcntl.LOCK_SH):
                 written = lock.read().strip()
                 return int(written) if written.isdecimal() else 0
-    except OSError:  # there is no folder, or it is not ours to look into
+    except OSError:  # the folder is missing or unreadable
         return None
     return None
 

@@ -67,7 +67,7 @@ def write_whole(path: Path, data: bytes, opener: Opener | None = None) -> None:
 
 def _write_whole(path: Path, data: bytes, opener: Opener | None) -> None:
     partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)  # else whoever may read what is left of an earlier attempt reads this
+    partial.unlink(missing_ok=True)  # an earlier attempt's file may be readable for others
     try:
         with open(partial, "xb", opener=opener) as file:
             file.write(data)

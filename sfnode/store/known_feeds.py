@@ -134,7 +134,7 @@ class SegmentCache:
         if tail is None or tail[0].first > first:
             return []
         found: deque[Segment] = deque()
-        for segment in reversed(tail):  # what is asked for is nearly always at the end
+        for segment in reversed(tail):  # reads are nearly always of the end
             if segment.stop <= first:
                 break
             found.appendleft(segment)

@@ -119,7 +119,7 @@ class UpdateLog:
             last = decode(feed, state.key, first, body)
             states[feed] = state._replace(tail=known_feeds.tail_after(last))
         for number, *known in self._reader.execute("SELECT id, origin, incarnation FROM feed ORDER BY id"):
-            feed = Feed(*known)  # also one of which nothing is left: its number is taken
+            feed = Feed(*known)  # even without rows, because its number is taken
             states.setdefault(feed, known_feeds.unknown(self._run_id, feed, number))
         cuts = tables.cuts(self._reader)
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])
@@ -201,11 +201,11 @@ class UpdateLog:
                         base = wanted.get(feed) or known_feeds.beginning(self._run_id, feed)
                         states[feed] = rows.rebase(db, self._run_id, state, base)
                     tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
-                    self._known.begin_at(states)  # before the commit: a read that misses a row finds out why
+                    self._known.begin_at(states)  # before the commit, so that a read that misses a row finds the reason
             except BaseException:
                 self._known.begin_at(before)
                 raise
-            with suppress(sqlite3.Error):  # no room for it: what is free is used up again
+            with suppress(sqlite3.Error):  # without room for it free pages are simply reused
                 tables.shrink(self._writer)
 
     def set_meta(self, key: str, value: bytes) -> None:
@@ -239,7 +239,7 @@ class UpdateLog:
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):  # a full disk has made SQLite roll back by itself
+                with suppress(sqlite3.Error):  # on a full disk SQLite rolls back by itself
                     self._writer.execute("ROLLBACK")
                 raise
 
@@ -341,7 +341,7 @@ class UpdateLog:
         """Return the size of the log on disk in bytes."""
         with disk_faults(self.path):
             size = self.path.stat().st_size
-            with suppress(FileNotFoundError):  # it goes with the last process that has the log open
+            with suppress(FileNotFoundError):  # it is removed with the log's last connection
                 size += self.path.with_name(self.path.name + "-wal").stat().st_size
             return size
 

@@ -68,7 +68,7 @@ def batch_of(pieces: Sequence[UpdatePiece]) -> UpdateBatch:
 
 def _seeds(pieces: Sequence[UpdatePiece], counts: list[int]) -> U64:
     """Return the seeds of all updates (SPEC R5); as `seeds.update_seeds`, for many feeds at once."""
-    starts = np.cumsum([0, *counts])  # where each piece begins in the columns
+    starts = np.cumsum([0, *counts])  # begin of each piece in the columns
     begin = np.array([piece.first + 1 for piece in pieces], np.uint64) - starts[:-1].astype(np.uint64)
     counters = np.repeat(begin, counts) + np.arange(starts[-1], dtype=np.uint64)  # step + 1, modulo 2**64
     keys = np.repeat(np.array([piece.feed_key for piece in pieces], np.uint64), counts)

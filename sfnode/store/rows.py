@@ -78,7 +78,7 @@ def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, S
     segment, chain, joined = at.segment, at.chain, False
     if step < segment.stop:
         ahead = next(before, None)
-        if ahead is None:  # or rows before the base are about to be let go
+        if ahead is None:  # or rows before the base will be removed next
             segment = without_front(segment, max(segment.first, state.base.step))
         chain = ahead.chain if ahead else state.base.chain
         chain = extend(chain, first_updates(segment.parts, step - segment.first))

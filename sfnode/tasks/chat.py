@@ -154,7 +154,7 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], *, add_generation_pro
     }
     try:
         return render(tokenizer.get_chat_template(), variables)
-    except (TemplateRefusal, ValueError) as error:  # ValueError: of several templates, none is for chats
+    except (TemplateRefusal, ValueError) as error:  # ValueError: none of several templates is for chats
         raise UserError(
             Code.DATA_MALFORMED,
             f"the model's chat template refuses the conversation {opening(messages)}: {error}",

@@ -167,7 +167,7 @@ def require_columns(source: str, wanted: Iterable[str], names: Iterable[str]) ->
 @cache
 def _tell(what: str) -> None:
     """Log a message about rows. Rows are read again and again, so the same message is logged once."""
-    log.warning("%s", paragraph(what))  # which escapes: without `set_up_logging` nobody else does
+    log.warning("%s", paragraph(what))  # escapes the text, as only `set_up_logging` would otherwise
 
 
 def rows_of(source: str, most: int) -> list[Row]:

@@ -56,7 +56,7 @@ def read(source: str) -> Iterator[Placed]:
         files = _fetch(source, wanted)
     except UserError:
         raise
-    except Exception as error:  # the library raises whatever its storage and network layers raise
+    except Exception as error:  # the library passes on errors of its storage and network layers
         raise _not_found(source, first_line(error)) from error
     return (row for file in files for row in row_files.read(str(file)))
 
@@ -70,7 +70,7 @@ def pinned(source: str) -> str:
     try:
         revision, _ = _offered(wanted)
         return str(wanted._replace(commit=hub.commit_of(wanted.name, revision, DATASET)))
-    except Exception:  # as in `read`; whoever needs the rows is told
+    except Exception:  # as in `read`; a later use of the rows reports it
         return source
 
 
@@ -91,7 +91,7 @@ def _fetch(source: str, wanted: HubRows) -> list[Path]:
 def _kept(wanted: HubRows) -> Iterator[Path]:
     """Yield folders with downloaded files of a data set."""
     for revision in _revisions(wanted):
-        with suppress(Exception):  # whatever the library raises for what is not there
+        with suppress(Exception):  # any error for missing files
             yield hub.kept(wanted.name, revision, PATTERNS, kind=DATASET)
 
 

@@ -41,7 +41,7 @@ def problem(value: object, *, nested: bool = False) -> str | None:
     """
     if isinstance(value, str):
         return _text_problem(value)
-    if isinstance(value, int | Decimal):  # those of Parquet are all finite
+    if isinstance(value, int | Decimal):  # Parquet's decimals are all finite
         return None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"is no number: {value}"
@@ -293,7 +293,7 @@ def _is_older(data: bytes) -> bool:
 
 def _table(path: Path, text: str, *, delimiter: str, quoting: Any) -> Iterator[Placed]:
     """Yield the rows below a header line; every value is a string."""
-    csv.field_size_limit(MAX_DATA)  # of this process; the usual one is 128 KiB, and no format has one
+    csv.field_size_limit(MAX_DATA)  # for this process; the default is 128 KiB, and no format has a limit
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     line, undecoded = 1, _UNDECODED.search(text) is not None
     try:

@@ -108,7 +108,7 @@ def texts(template: str, row: Row) -> tuple[str, ...]:
 
 def common_prefix(left: Sequence[Any], right: Sequence[Any]) -> int:
     """Return the length of the longest common prefix of two texts, or of their tokens."""
-    if left == right[: len(left)]:  # mostly, and much faster
+    if left == right[: len(left)]:  # the usual case, and much faster
         return len(left)
     pairs = zip(left, right, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

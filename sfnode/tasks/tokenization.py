@@ -110,7 +110,7 @@ def _conversation(tokenizer: Any, words: Conversation, max_tokens: int) -> Examp
     targets = [(0, column - 1, ids[column], 0) for column in said if 0 < column < max_tokens]
     if not targets:
         raise _unfit(f"the assistant in the conversation {chat.opening(words.messages)}", max_tokens)
-    last = targets[-1][1]  # what comes after it predicts nothing
+    last = targets[-1][1]  # later tokens predict nothing
     return _example([ids[: last + 1]], targets, (0,))
 
 
@@ -120,7 +120,7 @@ def _answered(tokenizer: Any, words: Prompt, max_tokens: int) -> Example:
     inputs: list[list[int]] = []
     targets = []
     whole = enumerate(_sequences(tokenizer, words, max_tokens))
-    # The longest first, so that a sequence that another one begins with finds that other one.
+    # The longest first: a sequence that is the beginning of another one then finds it.
     for candidate, (ids, first) in sorted(whole, key=lambda item: -len(item[1][0])):
         fed = ids[:-1]  # the last token predicts nothing
         home = next((n for n, other in enumerate(inputs) if other[: len(fed)] == fed), len(inputs))
@@ -150,7 +150,7 @@ def _sequences(tokenizer: Any, words: Prompt, max_tokens: int) -> list[tuple[lis
     texts = [words.prompt.rstrip(" "), *(join(words.prompt, answer) for answer in words.answers)]
     alone, *pieces = tokenizer_calls.encode(tokenizer, texts)
     cut = max(0, max(map(len, pieces)) - room) if words.prompt else 0
-    earliest = max(len(start), 1)  # the very first token of a sequence is predicted by nothing
+    earliest = max(len(start), 1)  # nothing predicts a sequence's first token
     sequences = []
     for piece, answer in zip(pieces, words.answers, strict=True):
         ids = start + piece[cut:][:room]

@@ -107,7 +107,7 @@ def load(source: str) -> dict[str, Any]:
         found = readers[file.suffix.lower()](file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _unusable(f"task.verifier: cannot read {source}: {error.strerror}") from error
-    except ValueError as error:  # of either format, and of what is no UTF-8
+    except ValueError as error:  # of either format, or of broken UTF-8
         raise _unusable(f"task.verifier: {source} is not {file.suffix[1:].upper()}: {error}") from error
     try:
         specs.read(found)

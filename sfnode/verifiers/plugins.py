@@ -81,7 +81,7 @@ def parse(text: str) -> Source | None:
         return None
     try:
         tree = ast.parse(bare, feature_version=(3, 11))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # of null bytes, of huge integers
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes, huge integers
         return None
     functions = {one.name: _parameters(one.args) for one in tree.body if isinstance(one, ast.FunctionDef)}
     return Source(functions, frozenset(_modules(tree)))
@@ -197,12 +197,12 @@ def score(name: Name, answer: str, row: Mapping[str, str]) -> float:
     """Return the score of an answer by a permitted plug-in; 0 if it fails. Raises as `require`."""
     require([name])
     try:
-        found = float(0 + _allowed[name](answer, dict(row)))  # a text is no number, whatever it says
-    except BaseException as error:  # a stranger's code may raise anything
+        found = float(0 + _allowed[name](answer, dict(row)))  # raises for a text
+    except BaseException as error:  # other people's code may raise anything
         if _is_from_the_terminal(error):
             raise
         return _failed(name, _said_by(error))
-    if not 0 <= found <= 1:  # also of what is no number
+    if not 0 <= found <= 1:  # also for NaN
         return _failed(name, f"it returned {found!r}, and a reward is a number from 0 to 1")
     return found
 
