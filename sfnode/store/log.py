@@ -201,7 +201,7 @@ class UpdateLog:
                         base = wanted.get(feed) or known_feeds.beginning(self._run_id, feed)
                         states[feed] = rows.rebase(db, self._run_id, state, base)
                     tables.keep_bases(db, ((states[feed].number, base) for feed, base in wanted.items()))
-                    self._known.begin_at(states)  # before the commit, so that a read that misses a row finds the reason
+                    self._known.begin_at(states)  # before the commit: then a read that misses a row knows why
             except BaseException:
                 self._known.begin_at(before)
                 raise
