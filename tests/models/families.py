@@ -18,6 +18,9 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from sfnode.bounded_process import BoundedProcess
+from sfnode.models import examination
+
 _STARTERS = ["<pad>", "<s>", "the", "a", "film", "story", "was", "is"]
 WORDS = [*_STARTERS, "dull", "bright", "slow", "good", "bad", ".", "It", "terrible", "great"]
 MARKS = ["[CLS]", "[SEP]"]
@@ -87,6 +90,11 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 FAMILIES = tuple(_CAUSAL)
 ENCODERS = tuple(_ENCODERS)
 SETTINGS = _CAUSAL | _ENCODERS
+
+# The process that examines models never ends by itself here: every start loads transformers for seconds.
+examination._process = BoundedProcess(
+    "sfnode.models.examination_process", examination.SECONDS, examination.MEMORY
+)
 
 _home = tempfile.TemporaryDirectory(prefix="sfnode-engine-")
 atexit.register(_home.cleanup)
