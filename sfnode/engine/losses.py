@@ -51,10 +51,10 @@ RowLosses = Callable[[Perturb, KeepGoing], NDArray[np.float64]]
 """Measures the losses of some rows, (rows,), under a perturbation. Raises UserError PAUSED."""
 
 OWN = b""
-"""In the place of a digest: weights that nobody will ask about again."""
+"""Placeholder for the digest of weights that nobody will ask about again."""
 
 BASE = b"base"
-"""In the place of a digest: the base model's weights."""
+"""Placeholder for the digest of the base model's weights."""
 
 
 def always() -> bool:

@@ -71,7 +71,7 @@ class CheckpointState:
 
 
 class CheckpointPlan(NamedTuple):
-    """What decisions say about a state that is not computed yet."""
+    """Plan of a state that is not computed yet, by the decisions."""
 
     epoch: int
     stops: Mapping[int, tuple[Feed, NamedStop]]

@@ -44,7 +44,7 @@ class StoredFeed(NamedTuple):
     key: int
     """The feed key (SPEC R4)."""
     base: Base
-    """Where its rows begin: at step 0, or later if a checkpoint stands for the steps before."""
+    """Beginning of its rows: step 0, or a later step if a checkpoint stands for the earlier ones."""
     tail: Tail
     loose: int
     """Number of small rows since the feed was last packed."""
