@@ -192,9 +192,8 @@ def test_the_mark_is_there_before_the_key(new: Home, backup: Path, monkeypatch: 
 
 def test_a_running_nodes_folder_gets_no_other_key(new: Home, backup: Path) -> None:
     files = key_backup.read(backup, PASSPHRASE)
-    with open_data_dir(new.node), pytest.raises(UserError) as caught:
+    with open_data_dir(new.node), fails_with(Code.DATA_DIR_IN_USE):
         new.restore(files)
-    assert caught.value.code is Code.DATA_DIR_IN_USE
 
 
 def test_a_full_disk_is_a_numbered_error_and_leaves_no_half_backup(old: Home, tmp_path: Path) -> None:
