@@ -36,9 +36,10 @@ from sfnode.tasks.templates import common_prefix
 from sfnode.tasks.tokenizer_calls import decode
 from sfprotocol.seeds import U64, token_draws
 
-CACHE_BYTES = 1 << 30
-"""Maximum size of the keys and values of all rows that are written together, in bytes; twice `pass_bytes` if
-that is less. On a CPU that is 7,000 tokens of OPT-125M in float32: more rows make it no faster."""
+CACHE_BYTES, CPU_CACHE_BYTES = 1 << 30, 512 << 20
+"""Default maximum size of the keys and values of all rows that are written together, in bytes. On a CPU it is
+7,000 tokens of OPT-125M in float32: more rows make it no faster. It depends on nothing else, because rows
+that are written together round alike."""
 
 REFILL_SHARE = 4
 """Share of free places (a quarter) at which they are filled again. A pass for each finished row would read
@@ -73,7 +74,7 @@ class AnswerPlan(NamedTuple):
     ends: frozenset[int] | None = None
     """Tokens that end an answer, without being part of its text. None: the model's own ends of texts."""
     cache_bytes: int | None = None
-    """Maximum size of the keys and values, in bytes; at least one row is written. None: CACHE_BYTES."""
+    """Maximum size of the keys and values, in bytes; at least one row is written. None: the default."""
 
 
 class Continuation(NamedTuple):
@@ -189,7 +190,7 @@ class _Decoder:
         """Tokens that all prompts begin with, which are read once."""
         self._beginning: forward.Begun | None = None
         """Keys and values of these tokens."""
-        usual = min(CACHE_BYTES, 2 * forward.pass_bytes(loaded.device))
+        usual = CPU_CACHE_BYTES if loaded.device.type == "cpu" else CACHE_BYTES
         self._cache = _Cache(kept, most, columns, usual if plan.cache_bytes is None else plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None

@@ -170,7 +170,7 @@ class Rewards:
                 f"of {task.answer_tokens} tokens",
                 "Make the run with fewer answer_tokens, or with a model of more positions.",
             )
-        # a constant bound, independent of memory: rows that are written together round alike
+        # the default bound, independent of memory: rows that are written together round alike
         self.temperature = task.temperature or SAMPLED_AT
         self._plan = AnswerPlan(task.answer_tokens, self.temperature, task.stop)
         self._likeliest = self._plan._replace(temperature=0.0)
