@@ -62,11 +62,6 @@ def test_a_log_that_is_being_made_is_none_yet_rather_than_a_damaged_one(path: Pa
     assert refused.value.code is Code.DATA_DIR_UNUSABLE
 
 
-def test_an_empty_append_changes_nothing(log: UpdateLog) -> None:
-    log.append([])
-    assert log.updates() == 0
-
-
 def test_appended_segments_are_there_after_reopening(path: Path) -> None:
     authors = [Author(1), Author(2), Author(2, incarnation=7)]
     with UpdateLog.open(path, RUN_ID) as log:
@@ -91,13 +86,6 @@ def test_tails_are_the_ends_of_all_feeds_in_their_order(log: UpdateLog) -> None:
     by_feed = {author.feed: author for author in authors}
     assert all(tail.chain == by_feed[tail.feed].chains[-1] for tail in tails)
     assert {(tail.next, tail.epoch) for tail in tails} == {(2, 4)}
-
-
-def test_one_append_may_hold_several_segments_of_a_feed(log: UpdateLog) -> None:
-    author = Author()
-    log.append([author.write([step]) for step in range(10)])
-    assert log.updates() == 10
-    assert stops(log, author) == author.boundaries
 
 
 def test_hops_are_not_stored(log: UpdateLog) -> None:
@@ -173,27 +161,6 @@ def test_a_read_from_any_step_returns_the_signed_updates_however_they_are_split(
             assert {feed: len(author.updates) for author in authors for feed in [author.feed]} == {
                 tail.feed: tail.next for tail in reopened.tails()
             }
-
-
-def test_a_stored_segment_longer_than_asked_for_is_returned_whole(log: UpdateLog) -> None:
-    author = Author()
-    log.append([author.write(range(100)), author.write(range(100))])
-    segment = log.read(author.feed, 30, 10)
-    assert segment is not None
-    assert (segment.first, segment.stop) == (30, 100)
-    author.assert_genuine(segment)
-
-
-def test_records_are_of_every_update_once_in_order(log: UpdateLog) -> None:
-    authors = [Author(number) for number in (1, 2, 3)]
-    dice = random.Random(5)
-    for author in authors:
-        log.append(random_feed(author, [dice.randint(1, 9) for _ in range(LOOSE_ROWS + 9)], dice))
-    seen: dict[bytes, list[tuple[int, int]]] = {author.feed.origin: [] for author in authors}
-    for feed, segment, _ in log.records():
-        assert segment.first == len(seen[feed.origin])
-        seen[feed.origin] += unpacked(segment.parts)
-    assert list(seen.values()) == [author.updates for author in authors]
 
 
 def test_a_large_row_may_follow_small_ones_in_one_append(log: UpdateLog) -> None:
