@@ -1,21 +1,21 @@
-"""Slopes of mini-batches' losses along directions, from losses at a few points: what updates measure.
+"""Slopes of mini-batches' losses along directions, from losses at a few points: the content of an update.
 
 Losses become slopes in one of two ways (SPEC U2):
 
-    pairs    each mini-batch at both sides of the weights along a direction of its own, two points an update
+    pairs    each mini-batch at both sides of the weights along its own direction, two points an update
              (Malladi et al. 2023, definition 1)
-    groups   m directions share a mini-batch, at one side of each; a loss counts by how much it is above the
-             mean of the others (a leave-one-out baseline, as AIM-ZO has it), one point an update
+    groups   m directions share a mini-batch, at one side of each; a loss counts by its excess over the mean
+             of the others (a leave-one-out baseline, as in AIM-ZO), one point an update
 
 All points of a step are rows of one batch. Slopes are quantised to the integers that peers exchange. This
-module writes no matrix, and knows neither cores nor where the batches come from.
+module writes no matrix, and knows neither cores nor the origin of batches.
 
-A node may add local noise to its scalars before anybody sees them (Gaussian mechanism): a scalar is clipped
-to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever it says and
-however often it was drawn; and normal noise of `multiplier` times that is added. Of a gradient each row's own
-is cut to the length `clip`, and no row is drawn twice. What this is worth as (epsilon, delta) is accounted
-for in `sfnode.node.accounting`. Rounding and the run's own limit come afterwards and take nothing of it away.
-The noise comes from the operating system's generator.
+A node may add local noise to its scalars before anybody sees them (Gaussian mechanism). A scalar is clipped
+to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever its content and
+however often it was drawn. Normal noise of `multiplier` times that is added. In a gradient each row's own
+gradient is cut to the length `clip`, and no row is drawn twice. `sfnode.node.accounting` computes the
+protection as (epsilon, delta). Rounding and the run's own limit come afterwards and do not reduce it. The
+noise comes from the operating system's generator.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 Neither is ever read back into a run.
 
-An adapter has low-rank factors of what training changed: exact at the rank that the sum has, or truncated to
-another. The sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix
-has rows or columns. They are computed in float64.
+An adapter has low-rank factors of the change by training: exact at the rank of the sum, or truncated to a
+lower one. The sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the
+matrix has rows or columns. Factors are computed in float64.
 
-The files beside the weights are the base model's own, changed in what has to change. transformers would write
-a configuration as its own version does, and another version may read another model from it (rope_theta of
-version 5 in version 4). The base model's own is what both have always read. One that version 5 has written
-gets the names of version 4, too.
+The files beside the weights are the base model's own, with only the necessary changes. transformers would
+write a configuration in its own version's form, and another version may read another model from that
+(rope_theta of version 5 in version 4). All versions have always read the base model's own. If version 5 has
+written it, it gets the names of version 4, too.
 """
 
 from __future__ import annotations

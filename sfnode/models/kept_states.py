@@ -147,8 +147,8 @@ def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[
 
 
 def _left_for(own: Path, size: int) -> int:
-    """Return the bytes that are left of DISK beside all folders of states, of which others than `own` make
-    room for `size`, if need be."""
+    """Return the bytes of DISK that all folders of states leave. Folders other than `own` make room for
+    `size` if necessary."""
     folders = [found for found in own.parent.iterdir() if found.is_dir()]
     sizes = {folder: sum(map(_size, folder.iterdir())) for folder in folders}
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):

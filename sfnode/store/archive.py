@@ -1,16 +1,17 @@
-"""A run in one file that verifies itself: its manifest, its log, its published bases, and what they come to.
+"""A run in one file that verifies itself: its manifest, its log, its published bases, and a statement of the
+result.
 
 The file is a plain tar of files with these names, in this order, and nothing else; `tar` can list and extract
-it. Nothing is compressed, so that no archive becomes larger than it is.
+it. Nothing is compressed, so that no archive expands.
 
-    statement.json   what the rest comes to: counts and digests
+    statement.json   counts and digests of the result
     manifest         canonical MessagePack (SPEC M2): the run id is its hash
     log              entries in MessagePack, each after its length (4 bytes, big-endian)
     DIGEST.bases     published bases, each by its digest
 
-Nothing of a node's own is in it: no key, no address, no place. Reading trusts nothing: a header is looked at
-before what it announces is read, everything is verified from genesis as `sfnode verify` does it, and what the
-statement says must be what comes out.
+It contains nothing of a node's own: no key, no address, no path. Reading trusts nothing. A header is checked
+before its content is read, everything is verified from genesis as in `sfnode verify`, and the result must
+equal the statement.
 """
 
 from __future__ import annotations
