@@ -78,6 +78,10 @@ class Results:
 
     def follow(self, entries: Sequence[Entry]) -> Self:
         """Take in the new decisions. Begin anew if earlier ones have disappeared."""
+        return self.read_on(lambda first: entries[first:])
+
+    def read_on(self, control: Callable[[int], Sequence[Entry]]) -> Self:
+        """Do as `follow`, where `control(first)` reads the decisions from position `first` on."""
         known, last = self.read
         entries = control(max(0, known - 1))
         if known and (not entries or entries[0].signature != last):
