@@ -58,6 +58,9 @@ HEAD_QUERIES = 64
 """Mini-batches of a step of a run that trains a head alone: together they cost little more than one, and a
 segment of so many takes 2.5 bytes an update (SPEC S4)."""
 
+EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+"""Addresses to listen on: all of this machine. A kernel without IPv6 has only the first."""
+
 
 class Settings(Section):
     """Settings of one node on its machine. What stands below a field is also the help of its option.
@@ -109,7 +112,7 @@ class Settings(Section):
     """Leave when the run is complete and the neighbours agree."""
     follow: bool = False
     """Go on in the next run that its organiser announces."""
-    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    host_maddrs: tuple[str, ...] = EVERYWHERE
     announce_maddrs: tuple[str, ...] = ()
     """Tell others this address, of a forwarded port."""
     auto_relay: bool = False

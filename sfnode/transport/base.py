@@ -137,6 +137,10 @@ class Transport(Protocol):
     def on_request(self, handler: RequestHandler) -> None:
         """Call `handler(asker, frame)` for requests of others."""
 
+    def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
+        """Have `known()` say where peers are that relay for others: their full addresses, the best known
+        first. A transport that needs a relay asks."""
+
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""
 

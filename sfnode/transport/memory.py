@@ -435,6 +435,9 @@ class MemoryTransport:
     def on_request(self, handler: RequestHandler) -> None:
         self._request_handler = handler
 
+    def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
+        """Do nothing: nobody is behind a router here."""
+
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         await self._exchange()
         expiry = asyncio.get_running_loop().time() + ttl

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sfnode import die_with_parent
 from sfnode.errors import Code, UserError
+from sfnode.settings import EVERYWHERE
 from sfnode.transport.base import bad_address
 
 START_DEADLINE = 15.0
@@ -180,6 +181,20 @@ async def wait_for_ports(maddrs: Iterable[str]) -> None:
             if asyncio.get_running_loop().time() > give_up:
                 raise port_in_use(maddr)
             await asyncio.sleep(_PORT_POLL)
+
+
+def without_missing_ipv6(maddrs: Sequence[str]) -> tuple[str, ...]:
+    """Return addresses to listen on without the default one for IPv6 where the kernel has no IPv6."""
+    return tuple(one for one in maddrs if one != EVERYWHERE[1] or _has_ipv6())
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
 
 
 def port_is_free(maddr: str) -> bool:

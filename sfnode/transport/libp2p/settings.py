@@ -71,11 +71,13 @@ class HivemindSettings:
     """Reachability to assume instead of asking other peers; "private" with use_auto_relay."""
 
 
-def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path, no_relay: Path) -> list[str]:
+def p2pd_flags(
+    settings: HivemindSettings, hosts: Sequence[str], control: Path, no_relay: Path, relays: Sequence[str]
+) -> list[str]:
     """Return p2pd's command line for listening on `hosts` and being controlled over the socket `control`.
 
-    `no_relay` is a file that contains NO_RELAY. No bootstrap peers are named: we dial them ourselves, at the
-    start and later, and learn who answered.
+    `no_relay` is a file that contains NO_RELAY; `relays` are those that are asked to relay for this node. No
+    bootstrap peers are named: we dial them ourselves, at the start and later, and learn who answered.
     """
     local = all("/127." in host or "/ip6/::1/" in host for host in hosts)
     flags = [
@@ -89,7 +91,7 @@ def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path, 
         "-tls=1",
     ]
     flags += [*_reach(settings, hosts), *_relaying(settings, no_relay)]
-    if relays := relays_of(settings):
+    if relays:
         # With discovery libp2p waits three minutes for more candidates before it asks even a trusted relay.
         flags += [f"-trustedRelays={','.join(relays)}", "-relayDiscovery=0"]
     # A node that asks for a relay need not wait a minute until other peers have found that it needs one.

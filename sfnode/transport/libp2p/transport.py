@@ -11,9 +11,9 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import SystemRandom
 
@@ -46,11 +46,13 @@ from sfnode.transport.libp2p.daemon_process import (
     peers_unreachable,
     start_daemon,
     wait_for_ports,
+    without_missing_ipv6,
 )
 from sfnode.transport.libp2p.dht import create_dht, find_records, put_record
 from sfnode.transport.libp2p.health import Pulse, detach
 from sfnode.transport.libp2p.keys import PeerKey, ensure_key
-from sfnode.transport.libp2p.reachability import listening
+from sfnode.transport.libp2p.reachability import Names, listening
+from sfnode.transport.libp2p.relays import Relays
 from sfnode.transport.libp2p.settings import (
     NO_RELAY,
     HivemindSettings,
@@ -174,19 +176,27 @@ class HivemindTransport:
 
     def __init__(self, settings: HivemindSettings) -> None:
         self.peer = ""
-        self._settings = settings
+        self._settings = settings = replace(settings, host_maddrs=without_missing_ipv6(settings.host_maddrs))
         self._hosts = kept_ports(settings)
         self._stack = AsyncExitStack()
         self._session: _Session | None = None
         self._board = Switchboard(self._disconnect)
         self._changing = asyncio.Lock()
         self._random = SystemRandom()
+        self._names = Names()
+        self._relays = (
+            Relays(relays_of(settings), self._names, self._random) if settings.use_auto_relay else None
+        )
 
     def on_link(self, handler: LinkHandler) -> None:
         self._board.link_handler = handler
 
     def on_request(self, handler: RequestHandler) -> None:
         self._board.request_handler = handler
+
+    def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
+        if self._relays:
+            self._relays.known = known
 
     async def start(self) -> None:
         """Start p2pd and join the DHT. Raises UserError as `Transport.start` does: PEERS_UNREACHABLE if there
@@ -302,8 +312,7 @@ class HivemindTransport:
         session = self._running()
         client = session.p2p._client  # P2P itself takes no addresses
         if str(target) not in await session.pulse.connected():
-            texts = {str(maddr): maddr for maddr in maddrs}
-            maddrs = [texts[text] for text in await listening(list(texts))]
+            maddrs = [_parse(text) for text in await listening([str(maddr) for maddr in maddrs], self._names)]
             if not maddrs:
                 raise TransportError(f"dialling {target}: nobody listens there")
         call = client.connect(target, maddrs)
@@ -365,7 +374,8 @@ class HivemindTransport:
             await self._wait_for_ports()
         no_relay = control.with_name("p2pd.json")
         no_relay.write_text(NO_RELAY)
-        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay))
+        relays = await self._relays.choose() if self._relays else ()
+        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay, relays))
 
     async def _wait_for_ports(self) -> None:
         """Wait for the ports that we had; do without those that nobody has asked for if they are taken."""
@@ -398,7 +408,7 @@ class HivemindTransport:
         key = await asyncio.to_thread(PeerKey, self._settings.identity_path)
         joining = create_dht(p2p, key, self._settings.client_mode, self._random, RPC_DEADLINE)
         dht = await calls.within(ATTACH_DEADLINE, "DHT", joining)
-        pulse = Pulse(p2pd, p2p, calls, relays_of(self._settings))
+        pulse = Pulse(p2pd, p2p, calls, self._relays)
         await pulse.ask(ATTACH_DEADLINE)
         return _Session(p2pd, p2p, dht, calls, pulse)
 
