@@ -26,6 +26,7 @@ SCENES: dict[str, Callable[[Field], Figures]] = {
     "away-600": partial(scenes.away, seconds=600),
     "stopped-70": partial(scenes.stopped, seconds=70, daemon=False),
     "asleep-70": partial(scenes.stopped, seconds=70, daemon=True),
+    "asleep-600": partial(scenes.stopped, seconds=600, daemon=True),
     "asleep-90x3": partial(scenes.stopped, seconds=90, daemon=True, times=3),
     "stopped-3600": partial(scenes.stopped, seconds=3600, daemon=False),
     "asleep-3600": partial(scenes.stopped, seconds=3600, daemon=True),

@@ -110,7 +110,7 @@ class Peering:
         return self.book.nodes(MODEL_SOURCES)
 
     def relays(self) -> list[str]:
-        """Return addresses of peers that relay for others, as they say: neighbours, then those of the roster."""
+        """Return addresses of peers that relay for others, as they say: neighbours, then the others."""
         linked = [link.peer for link in self._driver.machine.links.values() if link.role == RELAY]
         return [
             address

@@ -1,4 +1,4 @@
-"""Faults of a volunteer's network, played with real nodes in namespaces, and the seconds until work counts again.
+"""Faults of a volunteer's network, with real nodes in namespaces, and the seconds until work counts again.
 
 Each scene is a function of a `Field`. It returns its figures by name, and raises AssertionError where a node
 has ended, a second feed has appeared or its neighbours do not take the node back. Tests play the short ones,
@@ -50,7 +50,7 @@ class Field:
         return self.nodes[name]
 
     def trio(self, listen: tuple[str, ...] = ANYWHERE) -> tuple[Node, Node, Place]:
-        """Start a relay, a witness and the node that the scene is about; return the last two and its place."""
+        """Start a relay, a witness and the node in question; return the node, the witness and its place."""
         places = [
             self.internet.place(name, f"5.{n}.0.1") for n, name in enumerate(("hub", "witness", "node"), 1)
         ]

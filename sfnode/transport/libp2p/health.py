@@ -128,8 +128,10 @@ class Pulse:
 
     async def _unrelayed(self) -> None:
         """Return when no relay has a place for this node, and another start may find one."""
-        while self._relays is None or not await self._relays.want_a_start():
+        while True:
             await asyncio.sleep(LOOK_INTERVAL)
+            if self._relays and await self._relays.want_a_start():
+                return
 
 
 def own_addresses() -> set[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ NAME_DEADLINE = 10.0
 """Seconds for a name: a resolver asks a silent server again after 5 s."""
 
 NAME_FRESH = 60.0
-"""Seconds for which an address of a name is used without asking again; dynamic names change within minutes."""
+"""Seconds for which an address of a name is used without asking again; dynamic ones change within minutes."""
 
 NAME_KEPT = 86_400.0
 """Seconds for which the last address of a name is used where no name server answers."""
@@ -57,6 +57,10 @@ class TcpEndpoint(NamedTuple):
         return self.kind.startswith("dns")
 
 
+LookUp = Callable[[TcpEndpoint], Awaitable[list[SocketAddress]]]
+"""A resolver: returns the socket addresses of an endpoint. Raises as `resolve`."""
+
+
 def tcp_endpoint(address: str) -> TcpEndpoint | None:
     """Return what a multiaddress leads to; None if it names no host to which TCP connections are opened."""
     form = _TCP.fullmatch(address)
@@ -84,37 +88,43 @@ def _socket_addresses(found: Iterable[tuple[Any, ...]]) -> list[SocketAddress]:
 class Names:
     """The addresses of names that were looked up."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_up: LookUp | None = None) -> None:
+        """Take the resolver: that of the system, unless told otherwise."""
+        self._look_up = look_up or _look_up
         self._found: dict[TcpEndpoint, tuple[float, list[SocketAddress]]] = {}
         """The time of the last answer, and the answer; the latest last."""
 
     async def addresses(self, endpoint: TcpEndpoint) -> list[SocketAddress]:
         """Return the socket addresses of an endpoint: the last ones of a name where name servers are silent
         or refuse. Raises OSError, UnicodeError, ValueError, OverflowError."""
-        loop = asyncio.get_running_loop()
+        time = asyncio.get_running_loop().time
         asked, kept = self._found.get(endpoint, (float("-inf"), []))
-        if loop.time() < asked + NAME_FRESH:
+        if time() < asked + NAME_FRESH:
             return kept
         try:
             async with asyncio.timeout(NAME_DEADLINE):
-                found = await loop.getaddrinfo(endpoint.host, endpoint.port, **_hints(endpoint))
+                found = await self._look_up(endpoint)
         except OSError:  # TimeoutError among them
-            if loop.time() < asked + NAME_KEPT:
+            if time() < asked + NAME_KEPT:
                 return kept
             raise
-        addresses = _socket_addresses(found)
         if endpoint.named:
             self._found.pop(endpoint, None)
-            self._found[endpoint] = loop.time(), addresses
+            self._found[endpoint] = time(), found
             if len(self._found) > MAX_NAMES:
                 del self._found[next(iter(self._found))]
-        return addresses
+        return found
+
+
+async def _look_up(endpoint: TcpEndpoint) -> list[SocketAddress]:
+    loop = asyncio.get_running_loop()
+    return _socket_addresses(await loop.getaddrinfo(endpoint.host, endpoint.port, **_hints(endpoint)))
 
 
 async def try_connect(addresses: Sequence[SocketAddress]) -> SocketAddress | None:
-    """Open a TCP connection to the first of these addresses where somebody listens, close it again, and return
-    that address; None if there are no addresses.
+    """Open a TCP connection to the first of these addresses where somebody listens, and close it again.
 
+    Returns that address, None if there are no addresses.
     Raises the OSError of the last one. Takes no DNS names: uvloop resolves them as part of connecting, and
     the result of a query that outlives a timeout ends up in asyncio's log.
     """

@@ -1,8 +1,8 @@
 """The relays through which a node asks to be reached: which ones p2pd is given, and when it needs others.
 
-p2pd asks a relay once. When the relay has gone, p2pd does not ask it again for an hour. When one of its relays
-does not answer at the start, p2pd waits three minutes before it asks the others. So it gets only relays that
-answer, and is restarted with others when no relay has a place for this node any more. Imports nothing of
+p2pd asks a relay once. When the relay has gone, p2pd does not ask it again for an hour. When one of its
+relays does not answer at the start, p2pd waits three minutes before it asks the others. So it gets only
+relays that answer, and is restarted when no relay has a place for this node any more. Imports nothing of
 hivemind.
 """
 
