@@ -33,7 +33,7 @@ SCENES: dict[str, Callable[[Field], Figures]] = {
     "relay-named": partial(scenes.relay_dies, later=False, named=True),
     "relay-known": partial(scenes.relay_dies, later=False, named=False),
     "relay-later": partial(scenes.relay_dies, later=True, named=False),
-    "names-5": partial(scenes.slow_names, delay=5),
+    "names-5": partial(scenes.slow_names, delay=5, cut=70),
     "ipv6": scenes.sixth,
     "idle-60": partial(scenes.forgotten, idle=60, seconds=180),
 }

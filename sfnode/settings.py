@@ -118,7 +118,7 @@ class Settings(Section):
     auto_relay: bool = False
     """Let others come through a relay: behind a router or firewall."""
     trusted_relays: tuple[str, ...] = ()
-    """Relays for --auto-relay.  [default: the peers]"""
+    """Relays for --auto-relay; others of the run serve when these are gone.  [default: the peers]"""
     circuit_relay: bool | None = None
     """Relay connections of others.  [default: relays do]"""
     client_mode: bool = False

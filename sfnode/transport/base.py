@@ -115,7 +115,8 @@ class Transport(Protocol):
         """Tell within 2 s whether everything underneath answers."""
 
     async def broken(self) -> str:
-        """Wait until what is underneath has died (noticed at once) or hangs (within 2 s); return why."""
+        """Wait until what is underneath has died (noticed at once), hangs (within 2 s), or needs a new start
+        to be reached; return why."""
 
     async def restart(self) -> None:
         """Start everything underneath anew under the same id, on the same ports if free. Links are lost, and

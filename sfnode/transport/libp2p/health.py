@@ -1,7 +1,7 @@
 """Health of p2pd and the addresses that it reports, asked through hivemind's P2P; restarts it when it breaks.
 
-p2pd may die, hang, or lose its connection to hivemind while it seems well. Imports nothing of hivemind, but
-knows the internals of its P2P.
+p2pd may die, hang, or lose its connection to hivemind while it seems well. It also does not notice for long
+that its own address or its relays are gone. Imports nothing of hivemind, but knows the internals of its P2P.
 """
 
 from __future__ import annotations
@@ -140,10 +140,14 @@ def own_addresses() -> set[str]:
 
 
 def used_addresses(pid: int) -> set[str]:
-    """Return the addresses of this machine from which a process has connections; none if that is unknown."""
+    """Return the addresses of this machine from which a process has connections; none if that is unknown.
+
+    An address on which it listens by name is left out: without that one it could not even start.
+    """
     with suppress(psutil.Error, OSError):
-        connections = psutil.Process(pid).net_connections("tcp")
-        return {_plain(one.laddr.ip) for one in connections if one.laddr and one.raddr}
+        sockets = [one for one in psutil.Process(pid).net_connections("tcp") if one.laddr]
+        listening = {_plain(one.laddr.ip) for one in sockets if not one.raddr}
+        return {_plain(one.laddr.ip) for one in sockets if one.raddr} - listening
     return set()
 
 

@@ -184,9 +184,8 @@ class HivemindTransport:
         self._changing = asyncio.Lock()
         self._random = SystemRandom()
         self._names = Names()
-        self._relays = (
-            Relays(relays_of(settings), self._names, self._random) if settings.use_auto_relay else None
-        )
+        relayed = settings.use_auto_relay and settings.force_reachability != "public"
+        self._relays = Relays(relays_of(settings), self._names, self._random) if relayed else None
 
     def on_link(self, handler: LinkHandler) -> None:
         self._board.link_handler = handler
@@ -374,7 +373,7 @@ class HivemindTransport:
             await self._wait_for_ports()
         no_relay = control.with_name("p2pd.json")
         no_relay.write_text(NO_RELAY)
-        relays = await self._relays.choose() if self._relays else ()
+        relays = await self._relays.choose() if self._relays else relays_of(self._settings)
         return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay, relays))
 
     async def _wait_for_ports(self) -> None:

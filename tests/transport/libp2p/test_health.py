@@ -15,7 +15,8 @@ from sfnode.transport.libp2p.health import own_addresses, used_addresses
 async def test_a_process_without_descriptors_does_not_take_its_daemon_for_dead(pool):
     """A restart would need descriptors, too, and lose all links."""
     node = pool[0]
-    await node.start()
+    if not await node.healthy():
+        await node.start()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = os.dup(0)  # the lowest free one: everything above is used or out of bounds
     os.close(spare)
@@ -29,8 +30,10 @@ async def test_a_process_without_descriptors_does_not_take_its_daemon_for_dead(p
 
 def test_addresses_of_this_machine_and_those_that_a_process_uses():
     assert "127.0.0.1" in own_addresses()
-    with socket.create_server(("127.0.0.2", 0)) as server:
-        assert "127.0.0.2" not in used_addresses(os.getpid()), "nobody is connected"
-        with socket.create_connection(server.getsockname()):
-            assert "127.0.0.2" in used_addresses(os.getpid())
+    with socket.create_server(("127.0.0.2", 0)) as server, socket.socket() as client:
+        client.bind(("127.0.0.3", 0))
+        assert not {"127.0.0.2", "127.0.0.3"} & used_addresses(os.getpid()), "nobody is connected"
+        client.connect(server.getsockname())
+        with server.accept()[0]:
+            assert {"127.0.0.2", "127.0.0.3"} & used_addresses(os.getpid()) == {"127.0.0.3"}
     assert used_addresses(2**31 - 1) == set()
