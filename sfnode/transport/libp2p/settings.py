@@ -62,8 +62,8 @@ class HivemindSettings:
     use_auto_relay: bool = False
     """Whether to be reached through a relay, for a node behind a firewall or NAT."""
     trusted_relays: tuple[str, ...] = ()
-    """Full addresses of relays for use_auto_relay; by default the bootstrap peers. Others of the run serve when
-    these do not answer."""
+    """Full addresses of relays for use_auto_relay; by default the bootstrap peers. Others of the run
+    serve where fewer than two of them answer."""
     client_mode: bool = False
     """Whether to listen nowhere and only use the DHT, for a node that nobody can dial."""
     circuit_relay: bool = False
