@@ -39,7 +39,7 @@ def compose(
     met = _one_each(others, OTHER_PEERS, relays)
     addresses = [
         *(address for address in met if _peer(address) in relays),
-        *best_first(own)[:OWN_ADDRESSES],
+        *_reachable_first(own)[:OWN_ADDRESSES],
         *(address for address in met if _peer(address) not in relays),
     ]
     useful = [address for address in addresses if not is_loopback(address)] or addresses
@@ -68,6 +68,14 @@ def invite(manifest: Manifest, said: Invitation) -> InviteResult:
         addresses=list(said.addresses),
         reach=reach(said),
     )
+
+
+def _reachable_first(own: Sequence[str]) -> list[str]:
+    """Sort a node's own addresses: the best first, and more than one of the same network last: IPv6 is there
+    besides IPv4, and a relay reaches further than both."""
+    order = best_first(own)
+    more = [address for address in order if is_private(address)][1:]
+    return sorted(order, key=lambda address: address in more)
 
 
 def _one_each(addresses: Iterable[str], count: int, relays: Collection[str]) -> list[str]:

@@ -29,9 +29,9 @@ PING_INTERVAL = 0.4
 """Seconds between two such pings, which cost half a millisecond."""
 
 HANG_TICK, HANG_TICKS = 0.25, 5
-"""Longest that p2pd may leave a ping unanswered: so many wake-ups of our own loop, so many seconds apart. A
-pause of this process (a busy machine, a laptop that slept) is thus not taken for one of p2pd. 0.4 s + 5 x
-0.25 s make 1.65 s."""
+"""Seconds between two wake-ups of our own loop, and wake-ups for which p2pd may leave a ping unanswered. So a
+pause of this process (a busy machine, a laptop that slept) does not count as one of p2pd. 0.4 s + 5 x 0.25 s
+make 1.65 s."""
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks at this machine's addresses, which cost 0.1 ms, and at the relays' places."""
@@ -74,7 +74,7 @@ class Pulse:
         return {str(peer.peer_id) for peer in peers}
 
     async def beats(self) -> bool:
-        """Tell whether p2pd and its connection to hivemind work, as far as this process is able to ask."""
+        """Return whether p2pd and its connection to hivemind work. A process that cannot ask assumes so."""
         if not self._p2pd.alive or any(task.done() for task in _conversations(self._p2p)):
             return False
         try:
@@ -170,7 +170,7 @@ async def detach(p2p: Any) -> None:
 
 
 def _conversations(p2p: Any) -> list[asyncio.Task[Any]]:
-    """Return the tasks in which hivemind talks to p2pd. When one has ended, calls hang."""
+    """Return hivemind's tasks that talk to p2pd. When one of them has ended, calls hang."""
     control = p2p._client.control
     tasks = (control._read_task, control._write_task, p2p._listen_task)
     return [task for task in tasks if task is not None]
@@ -192,7 +192,7 @@ RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
 """Seconds before another attempt to restart a transport that could not be restarted; doubles."""
 
 RESTART_SPACING = 5.0
-"""Seconds between two restarts at least, should the network daemon die as soon as it runs."""
+"""Minimum seconds between two restarts, for a network daemon that dies as soon as it runs."""
 
 
 async def keep_running(
@@ -213,7 +213,7 @@ async def keep_running(
 
 
 async def _restarts(transport: Transport) -> bool:
-    """Try once; return whether it works."""
+    """Try to restart the transport once; return whether it works."""
     try:
         await transport.restart()
     except (TransportError, UserError) as error:
