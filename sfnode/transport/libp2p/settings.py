@@ -21,13 +21,13 @@ ATTACH_TIMEOUT = 30
 """Seconds after which p2pd ends if this node never attaches. A start takes half a second."""
 
 NO_RELAY = '{"Relay": {"Enabled": false}}'
-"""Configuration of a p2pd that relays for nobody. It still opens links through relays. Flags alone do not stop
-p2pd from relaying: -relay=0 leaves its default as it is. -relayService=0 leaves a relay with libp2p's own
+"""Configuration of a p2pd that relays for nobody. It still opens links through relays. Flags do not stop p2pd
+from relaying: -relay=0 leaves its default as it is. -relayService=0 leaves a relay with libp2p's own
 bounds (128 KiB and two minutes for a circuit, 8 peers of one address, 128 peers)."""
 
 RELAYED_PEERS = 32
-"""Maximum peers reached through this node at once, if it is a circuit relay. All of them may have one address:
-p2pd sets libp2p's bounds for an address and for a provider to the same number."""
+"""Maximum peers reached through this node at once, if it is a circuit relay. All may have one address: p2pd
+sets libp2p's bounds for an address and for a provider to the same number."""
 
 CIRCUITS_OF_PEER = 12
 """Maximum circuits of one peer at once: a peer has no more links (`peers.selection.MAX_LINKS`)."""
@@ -144,7 +144,7 @@ def _reach(settings: HivemindSettings, hosts: Sequence[str]) -> list[str]:
 def same_ports(settings: HivemindSettings, addresses: Sequence[str]) -> tuple[str, ...]:
     """Return host_maddrs with the ports that p2pd chose for port 0, so that a restart uses them again.
 
-    `addresses` are those at which p2pd reports to listen. Announced addresses are not used: a firewall may use
+    `addresses` are those at which p2pd reports to listen. Announced ones are not used: a firewall may have
     another port outside.
     """
     if settings.announce_maddrs:
