@@ -57,7 +57,7 @@ class PeerAnswer(NamedTuple):
     plain: bool = False
     """Whether it is a peer of Hivemind's DHT and no node."""
     reason: str = ""
-    """Why there is no manifest; empty if there is one."""
+    """The reason for a missing manifest; empty if there is one."""
 
 
 async def run_of(
