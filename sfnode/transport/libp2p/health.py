@@ -119,10 +119,12 @@ class Pulse:
         Nothing arrives there any more and nobody says so: p2pd would notice after 40 s, and believe in these
         connections until then.
         """
-        here = own_addresses()
+        here: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
-            before, here = here, own_addresses()
+            before = here
+            with suppress(OSError):  # without a descriptor one cannot look
+                here = own_addresses()
             if (gone := before - here) and gone & await asyncio.to_thread(used_addresses, self._p2pd.pid):
                 return
 

@@ -51,10 +51,17 @@ class Relays:
         """Peers with which p2pd has lost its connection since then, and which it asks no more."""
 
     async def choose(self) -> tuple[str, ...]:
-        """Choose relays that answer for the next start: those that were given, then others up to WANTED."""
+        """Choose relays for the next start: given ones that answer, then others up to WANTED.
+
+        Relays that gave no place after the last start come into question only where no other answers.
+        """
+        refused = self._asked - self._placed
         given = await self._answering(self._given)
-        others = await self._answering(self._others()) if len(given) < WANTED else []
-        found = [*given, *others[: max(0, WANTED - len(given))]]
+        found = [relay for relay in given if peer_of(relay) not in refused]
+        if len(found) < WANTED:
+            others = [one for one in await self._answering(self._others()) if peer_of(one) not in refused]
+            found += others[: WANTED - len(found)]
+        found = found or given
         self.chosen = tuple(found or self._given)
         self._asked, self._placed, self._gone = set(map(peer_of, found)), set(), set()
         self._without = asyncio.get_running_loop().time()

@@ -89,6 +89,13 @@ async def test_a_start_is_wanted_when_the_only_relay_is_lost_and_one_answers(up,
     assert await wants_a_start(lost)
 
 
+async def test_after_relays_that_have_refused_others_are_asked(up):
+    here = relays(*up[:2], known=up[2:])
+    assert await here.choose() == tuple(up[:2])
+    assert await wants_a_start(here)
+    assert await here.choose() == (up[2],)
+
+
 async def test_relays_that_have_refused_are_no_reason_for_a_start_and_patience_doubles(up):
     here = relays(up[0])
     await here.choose()
