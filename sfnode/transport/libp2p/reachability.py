@@ -95,8 +95,8 @@ class Names:
         """The time of the last answer, and the answer; the latest last."""
 
     async def addresses(self, endpoint: TcpEndpoint) -> list[SocketAddress]:
-        """Return the socket addresses of an endpoint: the last ones of a name where name servers are silent
-        or refuse. Raises OSError, UnicodeError, ValueError, OverflowError."""
+        """Return the socket addresses of an endpoint. Where name servers are silent or refuse, these are the
+        last ones of its name. Raises OSError, UnicodeError, ValueError, OverflowError."""
         time = asyncio.get_running_loop().time
         asked, kept = self._found.get(endpoint, (float("-inf"), []))
         if time() < asked + NAME_FRESH:
@@ -124,8 +124,7 @@ async def _look_up(endpoint: TcpEndpoint) -> list[SocketAddress]:
 async def try_connect(addresses: Sequence[SocketAddress]) -> SocketAddress | None:
     """Open a TCP connection to the first of these addresses where somebody listens, and close it again.
 
-    Returns that address, None if there are no addresses.
-    Raises the OSError of the last one. Takes no DNS names: uvloop resolves them as part of connecting, and
+    Returns that address; None if there are no addresses. Raises the OSError of the last one. Takes no DNS names: uvloop resolves them as part of connecting, and
     the result of a query that outlives a timeout ends up in asyncio's log.
     """
     for number, (host, port) in enumerate(addresses, start=1):
@@ -141,13 +140,14 @@ async def try_connect(addresses: Sequence[SocketAddress]) -> SocketAddress | Non
 
 
 async def listening(addresses: Sequence[str], names: Names) -> list[str]:
-    """Return those multiaddresses at which somebody listens (for a relayed one: the relay), or of which one
-    cannot tell (UDP, or a relay without its address), in their order. Names are replaced by the address at
-    which somebody listens.
+    """Return the multiaddresses at which somebody listens (for a relayed one: the relay), in their order.
+
+    Names are replaced by the address at which somebody listens. Addresses that cannot be tried (UDP, or a
+    relay without its address) are returned as well.
 
     Returns a moment after the first has answered, or when all have failed.
     """
-    attempts = [asyncio.create_task(answers(one, names)) for one in dict.fromkeys(addresses)]
+    attempts = [asyncio.create_task(_answering(one, names)) for one in dict.fromkeys(addresses)]
     try:
         for done in asyncio.as_completed(attempts):
             if await done:
@@ -159,8 +159,8 @@ async def listening(addresses: Sequence[str], names: Names) -> list[str]:
         await cancel(attempts)
 
 
-async def answers(address: str, names: Names) -> str | None:
-    """Return a multiaddress, with a number for its name, if somebody listens there; else None."""
+async def _answering(address: str, names: Names) -> str | None:
+    """Return a multiaddress, with a number in place of a name, if somebody listens there; else None."""
     endpoint = tcp_endpoint(address)
     if endpoint is None:
         return address

@@ -17,10 +17,10 @@ from sfnode.transport.libp2p.calls import wait_briefly
 from sfnode.transport.libp2p.reachability import Names, listening
 
 WANTED = 2
-"""Relays that p2pd is given where more are known: one may go without a restart."""
+"""Target number of relays for p2pd: one of them may go without a restart."""
 
 TRIED = 8
-"""Most other relays that are tried at a time; anybody may claim to be one."""
+"""Maximum other relays that are tried at a time: anybody may claim to be one."""
 
 ANSWER_PATIENCE = 3.0
 """Seconds for relays to answer before a start."""
@@ -36,7 +36,7 @@ class Relays:
     def __init__(self, given: Sequence[str], names: Names, random: Random) -> None:
         """Take the full addresses of the relays that the user named, or else of the bootstrap peers."""
         self.known: Callable[[], Sequence[str]] = tuple
-        """Returns the full addresses of peers that say that they relay for others."""
+        """Returns the full addresses of peers that claim to relay for others."""
         self.chosen: tuple[str, ...] = tuple(given)
         """The relays that p2pd was given at its last start."""
         self._given, self._names, self._random = given, names, random
