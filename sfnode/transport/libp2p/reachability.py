@@ -124,8 +124,9 @@ async def _look_up(endpoint: TcpEndpoint) -> list[SocketAddress]:
 async def try_connect(addresses: Sequence[SocketAddress]) -> SocketAddress | None:
     """Open a TCP connection to the first of these addresses where somebody listens, and close it again.
 
-    Returns that address; None if there are no addresses. Raises the OSError of the last one. Takes no DNS names: uvloop resolves them as part of connecting, and
-    the result of a query that outlives a timeout ends up in asyncio's log.
+    Returns that address; None if there are no addresses. Raises the OSError of the last one. Takes no DNS
+    names: uvloop resolves them as part of connecting, and the result of a query that outlives a timeout ends
+    up in asyncio's log.
     """
     for number, (host, port) in enumerate(addresses, start=1):
         try:
