@@ -7,12 +7,12 @@ of use. The book knows no links and opens none; time and randomness are passed i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from sfnode.errors import UserError
-from sfnode.transport.base import PeerRecord, peer_of
+from sfnode.transport.base import PeerRecord, is_loopback, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
 MAX_BOOK = 64
@@ -245,7 +245,7 @@ class AddressBook:
         entry.heard = tuple(dict.fromkeys([*usable, *entry.heard]))[:MAX_ADDRESSES]
 
     def _one_address_each(self, peers: Iterable[str]) -> list[str]:
-        return [self._random.choice(self.addresses(peer)) for peer in peers]
+        return [self._random.choice(_beyond_loopback(self.addresses(peer))) for peer in peers]
 
     def _by_failures(self, peers: Iterable[str]) -> list[str]:
         return sorted(self._shuffled(peers), key=lambda peer: self._entries[peer].failures)
@@ -254,6 +254,12 @@ class AddressBook:
         order = sorted(peers)
         self._random.shuffle(order)
         return order
+
+
+def _beyond_loopback(addresses: Sequence[str]) -> Sequence[str]:
+    """Return the addresses that may lead beyond this machine; all if there are none: another program may
+    listen at a peer's loopback address here."""
+    return [address for address in addresses if not is_loopback(address)] or addresses
 
 
 def _is_address_of(peer: str, address: str) -> bool:

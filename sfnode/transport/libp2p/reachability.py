@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from sfnode.transport.base import is_loopback
 from sfnode.transport.libp2p.calls import cancel
 
 TCP_DEADLINE = 4.0
@@ -138,6 +139,24 @@ async def try_connect(addresses: Sequence[SocketAddress]) -> SocketAddress | Non
             writer.transport.abort()
             return host, port
     return None
+
+
+def elsewhere(addresses: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Return a peer's addresses without those that lead to this node, whose addresses are `own`, or to
+    another program on this machine.
+
+    Many nodes have the same port, and the same private address behind their routers. If this node were taken
+    for the peer, libp2p would dial the peer's other addresses and not try those again for minutes. A loopback
+    address counts only where the peer is on this machine.
+    """
+    here = {(found.host, found.port) for one in own if (found := tcp_endpoint(one))}
+    hosts = {host for host, _ in here}
+    ends = {one: tcp_endpoint(one) for one in addresses}
+    others = [one for one, end in ends.items() if end is None or (end.host, end.port) not in here]
+    beyond = [end for one, end in ends.items() if end and not is_loopback(one)]
+    if not beyond or any(end.host in hosts for end in beyond):
+        return others
+    return [one for one in others if not is_loopback(one)]
 
 
 async def listening(addresses: Sequence[str], names: Names) -> list[str]:

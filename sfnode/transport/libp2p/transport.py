@@ -51,7 +51,7 @@ from sfnode.transport.libp2p.daemon_process import (
 from sfnode.transport.libp2p.dht import create_dht, find_records, put_record
 from sfnode.transport.libp2p.health import Pulse, detach
 from sfnode.transport.libp2p.keys import PeerKey, ensure_key
-from sfnode.transport.libp2p.reachability import Names, listening
+from sfnode.transport.libp2p.reachability import Names, elsewhere, listening
 from sfnode.transport.libp2p.relays import Relays
 from sfnode.transport.libp2p.settings import (
     NO_RELAY,
@@ -311,7 +311,8 @@ class HivemindTransport:
         session = self._running()
         client = session.p2p._client  # P2P itself takes no addresses
         if str(target) not in await session.pulse.connected():
-            maddrs = [_parse(text) for text in await listening([str(maddr) for maddr in maddrs], self._names)]
+            there = elsewhere([str(maddr) for maddr in maddrs], session.pulse.addresses)
+            maddrs = [_parse(text) for text in await listening(there, self._names)]
             if not maddrs:
                 raise TransportError(f"dialling {target}: nobody listens there")
         call = client.connect(target, maddrs)

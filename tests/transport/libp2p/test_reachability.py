@@ -60,6 +60,28 @@ async def test_a_silent_address_is_waited_for_a_while_only(monkeypatch, listener
         assert await listening([silent, listener], Names()) == [listener]
 
 
+OWN = ("/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "kept"),
+    [
+        (["/ip4/5.1.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001"], ["/ip4/5.1.0.1/tcp/4001"]),
+        (["/ip4/5.1.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4002"], ["/ip4/5.1.0.1/tcp/4001"]),
+        (["/ip4/192.168.1.2/tcp/4001", "/ip4/127.0.0.1/tcp/4001"], []),
+        (
+            2 * ["/ip4/192.168.1.2/tcp/4002"] + ["/ip4/127.0.0.1/tcp/4002"],
+            ["/ip4/192.168.1.2/tcp/4002", "/ip4/127.0.0.1/tcp/4002"],
+        ),
+        (["/ip4/127.0.0.1/tcp/4002"], ["/ip4/127.0.0.1/tcp/4002"]),
+        (["/ip4/5.1.0.2/tcp/1/p2p/QmRelay/p2p-circuit"], ["/ip4/5.1.0.2/tcp/1/p2p/QmRelay/p2p-circuit"]),
+    ],
+    ids=["same port", "other program", "same private address", "same machine", "loopback only", "relayed"],
+)
+def test_a_peer_is_not_looked_for_where_this_node_or_another_program_listens(addresses, kept):
+    assert reachability.elsewhere(addresses, OWN) == kept
+
+
 async def test_a_relay_with_a_name_is_dialled_at_its_number(listener):
     named = listener.replace("/ip4/127.0.0.1", "/dns/localhost")
     assert await listening([f"{named}/p2p/QmRelay/p2p-circuit"], Names()) == [
