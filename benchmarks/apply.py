@@ -1,9 +1,9 @@
-"""How fast updates are applied to the exact core of OPT-1.3B's size: 146 layers, rank 32.
+"""Measures the speed at which updates are applied to an exact core of OPT-1.3B's size: 146 layers, rank 32.
 
     python benchmarks/apply.py
 
-Targets: 1,024 updates in under 50 ms, 80,000 (the SeedFlood paper's whole history) in under 0.5 s. Exit
-status 1 when one is missed.
+Targets: 1,024 updates in under 50 ms, and 80,000 (the SeedFlood paper's whole history) in under 0.5 s. Exit
+status 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from sfprotocol.seeds import update_seeds
 
 LAYERS, RANK, EPOCH = 146, 32, 4096
 TARGETS = {1_024: 0.050, 80_000: 0.5}
-"""Updates, and the seconds that they may take."""
+"""Maximum seconds, by number of updates."""
 
 
 def batch(count: int) -> UpdateBatch:
-    """As a node replays them: by epoch, each with a scalar of ordinary size."""
+    """Make updates as in a node's replay: by epoch, each with a scalar of ordinary size."""
     numbers = np.arange(count, dtype=np.int64)
     return UpdateBatch(numbers // EPOCH, update_seeds(1, 0, count), numbers * 7919 % 2001 - 1000)
 
 
 def seconds(count: int, repetitions: int = 5) -> float:
-    """The median over fresh cores."""
+    """Return the median time over new cores."""
     updates, taken = batch(count), []
     for _ in range(repetitions):
         core = Core(LAYERS, RANK)

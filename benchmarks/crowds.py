@@ -1,12 +1,12 @@
-"""Measures what strangers who do what they may take from honest members, beside peace.
+"""Measures how many updates of honest members are lost to strangers who use all their rights.
 
     python -m benchmarks.crowds [ATTACK ...] [--seeds 25] [--seconds 240] [--blind]
 
-On a virtual clock, with the shipped organiser, fold and rules (`tests.organising.town`). Two members and two
-strangers at four updates a second are honest; the others come with them, or a minute later. Prints updates
-made and counted by the honest, as parts of those in peace, and what the others have made, held and named.
-`--blind`: nobody tells their work from good one. `--costs`: memory and processor time of the fold, with many
-strangers.
+Runs on a virtual clock, with the shipped organiser, fold and rules (`tests.organising.town`). Two members and
+two strangers are honest, at four updates per second. The attackers come with them, or a minute later. Prints
+the honest updates made and counted, as shares of those without an attack, and the attackers' updates made,
+stored and listed. With `--blind` their work looks like good work. `--costs` prints memory and processor time
+of the fold, with many strangers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ATTACKS: dict[str, tuple[int, float, Acts | None]] = {
 
 
 def course(name: str | None, seed: int, seconds: float, *, told: bool, late: float) -> dict[str, float]:
-    """Run one attack, or peace."""
+    """Run one attack, or no attack."""
     count, pace, acts = ATTACKS[name] if name else (0, 0.0, None)
     town = Town(seed, told=told)
     honest = town.begin()
@@ -92,7 +92,7 @@ def _means(found: list[dict[str, float]]) -> str:
 
 
 def costs(strangers: int) -> None:
-    """Print what so many strangers cost whoever folds, without credit and with it."""
+    """Print the costs of the fold with so many strangers, without and with credit."""
     tracemalloc.start()
     run_state = RunState(budget=1 << 30, rate=1, epoch_updates=1024)
     run_state.apply(Recorded(admit(0, 4096)))
@@ -117,7 +117,7 @@ def costs(strangers: int) -> None:
 
 
 def main() -> None:
-    """Measure the attacks that are named, or all."""
+    """Measure the named attacks, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("attacks", nargs="*", default=[])
     parser.add_argument("--seeds", type=int, default=25)

@@ -1,10 +1,10 @@
-"""A swarm whose nodes compute on different devices, and whether all end with the same digest.
+"""Trains a swarm on different devices, and checks that all nodes end with the same digest.
 
     python benchmarks/devices.py --device cpu --device cuda [--task sums] [--nodes 4]
 
-Nodes take turns at the devices. Scalars that two devices would measure for one update differ in their last
-bits; nobody measures an update twice, and its exact sum does not depend on who adds it up. Exit status 1 if
-digests differ.
+Nodes are assigned to the devices in turns. Two devices would measure slightly different scalars for one
+update. But no update is measured twice, and the exact sum does not depend on the device that adds it up. Exit
+status 1 if digests differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfnode.tasks.presets import PRESETS
 
 
 async def trained(task: str, nodes: int, devices: Sequence[str]) -> bool:
-    """Train one run to its end; return whether all agree."""
+    """Train one run to its end. Return whether all digests are equal."""
     manifest = build({"preset": task} | RunKeys.generate().options())
     async with LocalSwarm(manifest, nodes=nodes, device=devices) as swarm:
         async for _ in swarm:

@@ -1,4 +1,4 @@
-"""Time what the digest of a run costs: one change and the digest after it, and telling a peer everything.
+"""Measures the time of a run's digest after a change, and of a full Summary for a peer.
 
     python benchmarks/digest.py --feeds 1 1000 65536
 
@@ -28,13 +28,13 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def tell(frontier: Frontier) -> None:
-    """Do what tells one peer everything."""
+    """Encode everything that a peer is told."""
     for page in anti_entropy.pages(frontier, frontier.claims()):
         wire_codec.encode(page, *RUN.form)
 
 
 def measure(feeds: int, changes: int) -> None:
-    """Print the row of a run with so many feeds."""
+    """Print the row of a run with `feeds` feeds."""
     random = Random(feeds)
     frontier = Frontier(RUN)
     names = [Feed(random.randbytes(32), 0) for _ in range(feeds)]

@@ -1,9 +1,10 @@
-"""What line searches, evaluations and evidence cost swarms of nodes of equal speed, and what they find.
+"""Measures the costs and the findings of line searches, evaluations and evidence, in swarms of equally fast
+nodes.
 
-The organiser's policy as it ships, on a virtual clock, with members who are all honest until the rate has
-settled; then some may turn and flip the signs of what they measure. Measurements take as long as their
-forwards do on a node that makes an update a second, and say what good work brings. A search takes all rows
-that it may, which is the most that it can cost.
+The organiser's shipped policy runs on a virtual clock. All members are honest until the rate has settled.
+Then some may flip the signs of their scalars. Measurements take the time of their forwards on a node with an
+update per second, and find the usual effect of good work. A search uses all allowed rows, which is its
+maximum cost.
 
     python -m benchmarks.evidence_cost --members 10 --members 100 --updates 400 --turn 0.3
 """
@@ -29,53 +30,53 @@ FORWARDS = 8
 """Example-forwards of an update."""
 
 SPEED = float(FORWARDS)
-"""Example-forwards a second, of every node: an update a second."""
+"""Example-forwards per second of every node: an update per second."""
 
 ROWS = 256
 """Validation rows."""
 
 RHO = 0.35
-"""Correlation of an honest scalar, by 4 rows, and the slope on all rows that there are."""
+"""Correlation of an honest scalar, from 4 rows, with the slope on all rows."""
 
 BATCH = 4
 """Rows of a mini-batch."""
 
 
 def drift(rows: int) -> float:
-    """Return the mean score of one honest update by so many rows: these have noise, too."""
+    """Return the mean score of one honest update on `rows` rows, which are noisy, too."""
     noise = BATCH * (RHO**-2 - 1)  # variance over rows in terms of that of the slope
     return RHO / math.sqrt(1 + noise / rows)
 
 
 TICK = 8
-"""Seconds after which members tell of their updates."""
+"""Seconds between two reports of members' updates."""
 
 
 class Cost(NamedTuple):
     """Costs of a run."""
 
     share: float
-    """Share of all example-forwards that measurements took."""
+    """Share of measurements in all example-forwards."""
     later: float
-    """The same from the first epoch on that was made once the rate had settled."""
+    """Share of measurements in all example-forwards since the rate settled."""
     busy: float
-    """Share of the organiser's time that they took since then."""
+    """Share of the organiser's time spent on measurements since then."""
     updates: float
-    """Updates of an epoch since then, on average."""
+    """Mean updates of an epoch since then."""
     searched: float
-    """Share of these epochs that were searched."""
+    """Share of these epochs with a search."""
     measured: float
-    """Share of these epochs in which it was measured what members brought."""
+    """Share of these epochs in which members' work was measured."""
     judged: float
-    """Share of the updates of all these epochs that these have: short ones are left out while epochs grow."""
+    """Share of updates in these measured epochs. Short epochs are not measured while epochs grow."""
     skipped: float = math.nan
-    """Updates that a member who turns has made, on average, until seals skip them."""
+    """Mean number of updates that a dishonest member makes until seals skip them."""
     revoked: float = math.nan
-    """The same until it is revoked."""
+    """Mean number of its updates until it is revoked."""
 
 
 class Swarm:
-    """Members of equal speed, and an organiser among them."""
+    """Members of equal speed, one of which organises."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class Swarm:
         rows: int = ROWS,
         turn: float = 0.0,
     ) -> None:
-        """`rows`: most after which a search is clear. `turn`: share of members who turn."""
+        """`rows` is the maximum for a clear search. `turn` is the share of members that become dishonest."""
         self.rows = rows
         self._turning = int(turn * members)
         self._turned_at: int | None = None
@@ -104,11 +105,11 @@ class Swarm:
         self.bench.begin(*self.names, quota=1 << 20)
         self.made = self.spent = self.answered = 0
         self._begun_at = 0.0
-        """Time at which the oldest plan without an answer was begun; 0 if it was not."""
+        """Start time of the oldest plan without an answer; 0 if it has not started."""
         self._draws = np.random.default_rng(0)
 
     def run(self, updates: int) -> Cost:
-        """Let every member make so many updates."""
+        """Let every member make `updates` updates."""
         bench, began, before, first = self.bench, self.bench.now, (0, 0), 0
         for turn in range(updates // TICK):
             self._look(turn * TICK)
@@ -140,7 +141,7 @@ class Swarm:
         )
 
     def _look(self, made: int) -> None:
-        """Take note of who was found out, when every member has made so many updates."""
+        """Record newly detected members, after every member made `made` updates."""
         if self._turned_at is None or not self._turning:
             return
         evidence = self.bench.origins
@@ -156,7 +157,7 @@ class Swarm:
         return rows * len(AMOUNTS) + plan.origins * ORIGIN_FORWARDS + plan.scored * ROWS
 
     def _done_at(self, plan: Evaluate) -> float:
-        """Return when a plan, the oldest without an answer, is carried out."""
+        """Return the end time of a plan, the oldest without an answer."""
         self._begun_at = self._begun_at or self.bench.now
         return self._begun_at + self._forwards(plan) / SPEED
 

@@ -1,11 +1,11 @@
-"""What hostile members cost a first-order run, and what measuring does: an organiser on a virtual clock.
+"""Measures the damage of hostile members in a first-order run, with the organiser on a virtual clock.
 
-Two models. *Words* is a quadratic: every row has an optimum of its own around the one that all rows have,
-so that the gradients of mini-batches agree with that of validation rows by as much as was measured on SmolLM2
-(a cosine of 0.16 +- 0.12 for 8 rows); curvatures fall by a power law, so that their noise is largest where
-gradients are. *Head* is a softmax regression on states, whitened as `sfnode init` does, of which each member
-has some rows; made-up ones, or those of a file: arrays `x` (rows, features) and `y` (rows,). Updates are
-vectors of integers by the rules of the protocol; scores and the organiser's policy are what ships.
+There are two models. *Words* is a quadratic. Every row has its own optimum around the common one, so that
+gradients of mini-batches and of validation rows have the cosine measured on SmolLM2 (0.16 +- 0.12 for 8
+rows). Curvatures fall by a power law, so that noise is largest where gradients are. *Head* is a softmax
+regression on states, whitened as in `sfnode init`. Each member has some of the rows. The states are made up,
+or come from a file with arrays `x` (rows, features) and `y` (rows,). Updates are vectors of integers by the
+rules of the protocol. Scores and the organiser's policy are those of the product.
 
     python -m benchmarks.first_order --attack flip --seeds 3
     python -m benchmarks.first_order --head [--states FILE.npz] --attack flip --seeds 3
@@ -54,7 +54,7 @@ HONEST, HOSTILE = 7, 3
 VALIDATION = 256
 
 Attack = Callable[["Swarm", F64], F64]
-"""What becomes of an honest gradient, in natural units."""
+"""Returns the hostile gradient for an honest one, in natural units."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Member:
     name: str
     attack: Attack | None = None
     wrong: bool = False
-    """Whether its rows teach something else."""
+    """Whether its rows have wrong labels."""
     made: list[I64] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
 
@@ -73,13 +73,13 @@ class Member:
 
 
 class Words:
-    """A quadratic, of which mini-batches of 8 rows are drawn."""
+    """A quadratic with mini-batches of 8 rows."""
 
     forwards, bits = 24, 8
     batch = 8
     cells = 336
     spread = 12.0
-    """How far a row's optimum lies from that of all, in terms of how far that is from the start."""
+    """Distance of a row's optimum from the common one, in terms of the distance of that from the start."""
 
     def __init__(self, seed: int, budget: int) -> None:
         self.draws, truth = np.random.default_rng(seed), np.random.default_rng(1000 + seed)
@@ -104,13 +104,13 @@ class Words:
         return middle + self.spread * self.draws.standard_normal((rows, self.cells))
 
     def gradient(self, at: F64, member: Member) -> F64:
-        """Return that of a member's mini-batch."""
+        """Return the gradient of a member's mini-batch."""
         rows = self._optima(self.batch, self.wrong if member.wrong else self.optimum)
         found: F64 = self.curvature * (at - rows.mean(0))
         return found
 
     def loss(self, at: F64) -> float:
-        """Return the loss on all rows that there are, but for what no model can do better."""
+        """Return the loss on all rows, above the minimum."""
         return float((self.curvature * (at - self.optimum) ** 2).mean()) / 2
 
     def uphill(self, at: F64) -> F64:
@@ -118,13 +118,13 @@ class Words:
         return self.curvature * (at - self.optimum) / self.cells
 
     def losses(self, at: F64, rows: int) -> F64:
-        """Return those of the first validation rows."""
+        """Return the losses of the first validation rows."""
         rows_ = self.validation[:rows]
         found: F64 = (self.curvature * ((at - rows_) ** 2 - (rows_ - self.optimum) ** 2)).mean(1) / 2
         return found
 
     def slopes(self, at: F64, rows: int) -> F64:
-        """Return gradients on batches of so many validation rows, (batches, cells)."""
+        """Return gradients on batches of `rows` validation rows, (batches, cells)."""
         each = min(8, rows // 2)
         chosen = self.draws.choice(self.validation, rows // each * each, False)
         found: F64 = self.curvature * (at - chosen.reshape(-1, each, self.cells).mean(1))
@@ -132,7 +132,7 @@ class Words:
 
 
 class Head:
-    """A softmax regression on states: an update is of all rows of its node."""
+    """A softmax regression on states. An update is the gradient of all rows of a node."""
 
     forwards, bits = 3 * 4096, 8
 
@@ -168,7 +168,7 @@ class Head:
         return found
 
     def _gradients(self, at: F64, rows: I64, right: F64) -> F64:
-        """Return those of single rows."""
+        """Return the gradients of single rows."""
         lacking = np.exp(self._outputs(at, rows)) - right[rows]
         found: F64 = (lacking[:, :, None] * self.states[rows][:, None]).reshape(len(rows), -1)
         return found
@@ -199,7 +199,7 @@ class Head:
 
 
 def _states(file: Path | None, draws: np.random.Generator) -> tuple[F64, I64]:
-    """Return states and classes: those of a file, or made-up ones that a head tells apart as SST-2's."""
+    """Return states and classes from a file, or made-up ones that a head separates as well as SST-2's."""
     if file:
         read = np.load(file)
         return read["x"].astype(np.float64), read["y"]
@@ -210,13 +210,13 @@ def _states(file: Path | None, draws: np.random.Generator) -> tuple[F64, I64]:
 
 
 def _towards(size: float, swarm: Swarm, gradient: F64) -> F64:
-    """Return the gradient at a share of the longest that counts."""
+    """Return the gradient scaled to a share of the maximum norm."""
     rate = swarm.run_state.rate_from(swarm.run_state.open_epoch)
     return gradient * (size * rate.limit * rate.unit / (1 << 16) * swarm.delta / np.linalg.norm(gradient))
 
 
 def _turned(part: float) -> Attack:
-    """Return the honest gradient until that part of the budget is promised, then the largest step back."""
+    """Make an attack with honest gradients for this part of the budget, then the largest steps back."""
     return lambda swarm, g: g if swarm.run_state.promised < part * swarm.budget else _towards(-0.99, swarm, g)
 
 
@@ -236,7 +236,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 class Swarm:
-    """Members of equal speed, the last of them hostile."""
+    """Members of equal speed. The last ones are hostile."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Swarm:
         judged: bool = True,
         vouched: bool = True,
     ) -> None:
-        """`vouched`: whether somebody vouches for those who are hostile, or they are strangers."""
+        """`vouched`: whether somebody vouches for the hostile members. Otherwise they are strangers."""
         self.task, self.budget, self.draws = task, budget, task.draws
         self.members = [Member(n, f"member {n}") for n in range(honest)]
         for n in range(honest, honest + hostile):
@@ -282,13 +282,17 @@ class Swarm:
     # -- the model ---------------------------------------------------------------------------------
 
     def cores(self, epoch: int | None = None, *, half: bool = False, skipped: Collection[int] = ()) -> F64:
-        """Return the model that counts with what closes up to an epoch have named, of the last of them half
-        if so; None: for whoever makes updates."""
+        """Return the model with the updates listed by closes up to `epoch`, and only half of the last epoch's
+        if `half`.
+
+        Without `epoch`, return the model that members train."""
         found, rates = np.zeros(self.task.cells), Rates.of(self.run_state)
         for one in self.members:
             number = self._number(one)
             live = self.run_state.live(number, len(one.made))
-            runs = live if epoch is None else self.run_state.runs(number, self.run_state.named(number, epoch))
+            runs = (
+                live if epoch is None else self.run_state.spans(number, self.run_state.named(number, epoch))
+            )
             before = 0 if epoch is None else self.run_state.named(number, epoch - 1)
             first = 0
             for run in runs:
@@ -312,7 +316,7 @@ class Swarm:
     # -- what happens ------------------------------------------------------------------------------
 
     def run(self) -> float:
-        """Let everybody train until the run is over; return by how much the loss has fallen."""
+        """Let all members train to the end of the run. Return the decrease of the loss."""
         while not self.run_state.complete and self.bench.now < 1_000_000:
             for one in self.draws.permutation(np.array(self.members, object)):
                 if not self.run_state.complete:
@@ -324,8 +328,9 @@ class Swarm:
         )
 
     def worst(self, label: int, at: F64) -> tuple[float, float, float]:
-        """Return how far an update with this label can move the model at most, by how much the loss of a
-        model rises by that straight uphill, and by how much at most if its curvature is a half."""
+        """Return the maximum step of an update with this label, and the rise of the loss by that step uphill.
+
+        The last value is the maximum rise for a curvature of one half."""
         rate, uphill = self.run_state.rate_from(label), self.task.uphill(at)
         length = rate.limit * rate.unit / (1 << 16) * self.delta * rate.rate / RATE_ONE
         slope = float(np.linalg.norm(uphill))
@@ -416,7 +421,7 @@ class Swarm:
 def course(
     given: argparse.Namespace, attack: str, seed: int, hostile: int, budget: int
 ) -> tuple[Swarm, float]:
-    """Return a swarm of seven, and some who are hostile, and by how much the loss has fallen."""
+    """Run a swarm of seven honest and some hostile members. Return it with the decrease of the loss."""
     task = Head(seed, budget, given.states, HONEST + HOSTILE) if given.head else Words(seed, budget)
     judged, vouched = not given.open, not given.strangers
     swarm = Swarm(task, HONEST, hostile, attack, budget, judged=judged, vouched=vouched)
@@ -424,7 +429,7 @@ def course(
 
 
 def compare(given: argparse.Namespace, attack: str, seed: int, budget: int) -> float:
-    """Print what an attack costs; return the share of the gain that is lost."""
+    """Print the damage of an attack. Return the lost share of the gain."""
     ten, gain = course(given, attack, seed, given.strangers or HOSTILE, budget)
     counts = [ten.run_state.counts_of(member) for member in range(len(ten.members))]
     made = [len(one.made) for one in ten.members]

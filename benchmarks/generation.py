@@ -1,4 +1,5 @@
-"""How fast answers are written.
+"""Measures the speed of writing answers.
+
 
     python -m benchmarks.generation [--model mini] [--model shape:opt-125m] [--rows 16] [--turns 9]
     python -m benchmarks.generation --device cuda --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64
@@ -41,22 +42,23 @@ MODELS = (MINI, "shape:opt-125m")
 OURS, MOVED, THEIRS = "sfnode", "with a core", "transformers"
 
 LIMIT, MOVED_LIMIT = 1.0, 0.9
-"""Least tokens a second: ours as a share of transformers', and with a core as a share of ours."""
+"""Minimum tokens per second: ours relative to transformers', and with a core relative to ours."""
 
 SMALL = 1e-4
-"""Entries of the core: what is written is of no interest."""
+"""Size of the core's entries. The text of answers does not matter."""
 
 SHORTEST, LONGEST = 16, 32
-"""Tokens of the prompts."""
+"""Minimum and maximum tokens of prompts."""
 
 QUEUE, ENDS, MOST = 4, 16, 64
-"""Rows for each place, every how many tokens of the vocabulary one ends an answer, and the longest answer."""
+"""Rows for each place, vocabulary tokens for each token that ends an answer, and maximum tokens of an
+answer."""
 
 Contestant = Callable[[], None]
 
 
 def contestants(subject: BenchSubject, rows: int, tokens: int) -> dict[str, Contestant]:
-    """Who takes turns, by name."""
+    """Return the contestants by name."""
     loaded = subject.loaded
     vocabulary = loaded.model.config.vocab_size
     lengths = np.linspace(SHORTEST, LONGEST, rows).astype(int)
@@ -91,7 +93,7 @@ def contestants(subject: BenchSubject, rows: int, tokens: int) -> dict[str, Cont
 
 
 def queued(subject: BenchSubject, places: int) -> dict[str, Contestant]:
-    """Two ways to write many rows of unequal lengths a few at a time."""
+    """Return two ways to write many rows of unequal lengths, a few at a time."""
     loaded, rows = subject.loaded, QUEUE * places
     vocabulary = loaded.model.config.vocab_size
     prompts = [(stream(n, 0, SHORTEST) % np.uint64(vocabulary)).tolist() for n in range(rows)]
@@ -113,12 +115,13 @@ def queued(subject: BenchSubject, places: int) -> dict[str, Contestant]:
 
 
 def written(answers: Any, tokens: int) -> None:
-    """Nobody stopped early."""
+    """Check that no answer stopped early."""
     assert all(len(answer.tokens) == tokens for answer in answers)
 
 
 def measure(who: dict[str, Contestant], turns: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of the process and of the clock, for each turn of each contestant, after one that warms up."""
+    """Return the seconds of the process and of the clock for each turn of each contestant, after a
+    warm-up."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in who}
     for turn in range(turns + 1):
         order = [*who] if turn % 2 else [*reversed(who)]

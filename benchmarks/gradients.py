@@ -1,4 +1,4 @@
-"""What a step by gradients takes beside inference, and how far its gradient is from float32's.
+"""Measures a step by gradients beside inference, and the cosine of its gradient with float32's.
 
     python -m benchmarks.gradients [--model FOLDER] [--model shape:opt-1.3b] [--dtype int8] [--task agnews]
 
@@ -47,7 +47,7 @@ BATCH, BATCHES_OF_BASES = 8, 4
 
 
 class Subject(NamedTuple):
-    """A model and a run that trains it, in folders."""
+    """Folders of a model and of a run that trains it."""
 
     model: Path
     task: str
@@ -85,14 +85,14 @@ def begun(model: Path, task: str, folder: Path) -> Subject:
 
 
 def inference(of: Subject, dtype: str) -> int:
-    """Return the bytes that scoring a row takes."""
+    """Return the bytes of memory for scoring a row."""
     loaded = of.load(dtype)
     row = encode(of.run.task, loaded.tokenizer, of.rows()[:1])
     return memory.peak(lambda: forward.score_in_passes(loaded, row), CPU) or 0
 
 
 def step(of: Subject, dtype: str) -> tuple[int, float, float]:
-    """Return the bytes that a step takes, and seconds: of a first one, and of the same once more."""
+    """Return the bytes of a step, and its seconds the first and the second time."""
     rows = of.rows()[: BATCH * memory.RUNS]
     with of.trainer(dtype, rows) as node:
         turn = iter(range(memory.RUNS))
@@ -114,7 +114,7 @@ def step(of: Subject, dtype: str) -> tuple[int, float, float]:
 
 
 class _Same:
-    """Mini-batches that are one and the same."""
+    """Mini-batches that are always the same."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -124,14 +124,13 @@ class _Same:
 
 
 def alone(do: Callable[..., Any], *given: Any) -> Any:
-    """Return what a function does in a process of its own."""
+    """Call a function in a process of its own, and return its result."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(do, *given).result()
 
 
 def cosine(of: Subject, dtype: str) -> float:
-    """Return the cosine of the gradient of one mini-batch in a format with that in float32 of the weights
-    that the format has."""
+    """Return the cosine of a mini-batch's gradients in a format and in float32, with the format's weights."""
     rows = of.rows()[:256]
     with of.trainer(dtype, rows) as node:
         (found,) = node.gradients([1], 0)
@@ -148,7 +147,7 @@ def cosine(of: Subject, dtype: str) -> float:
 
 
 def written(name: str, folder: Path) -> Path:
-    """Return the folder of a model; a shape is written to `folder` first."""
+    """Return the folder of a model. A shape is written to `folder` first."""
     if not name.startswith(shapes.PREFIX):
         return Path(name)
     if not (folder / files.CONFIG).exists():

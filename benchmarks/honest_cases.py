@@ -1,4 +1,4 @@
-"""Measures the pace of honest members: updates that are made, and that count, for each virtual second.
+"""Measures the pace of honest members: updates made and counted per virtual second.
 
     python -m benchmarks.honest_cases [CASE ...] [--seconds 600] [--json FILE]
 
@@ -37,10 +37,10 @@ from sfprotocol.run_state import RunState
 EPOCH, QUOTA, BUDGET = 1024, 4096, 1 << 20
 
 DRIFT = 0.3
-"""Mean score of an update: that of runs which have learnt the easy part."""
+"""Mean score of an update, as in runs that have learnt the easy part."""
 
 ANSWER = 0.2
-"""Seconds that a search takes."""
+"""Seconds of a search."""
 
 POLICY = OrganiserPolicy(
     target_updates=EPOCH,
@@ -53,19 +53,20 @@ POLICY = OrganiserPolicy(
 )
 
 UP = 2.0
-"""Seconds after which the organiser is there."""
+"""Seconds until the organiser starts."""
 
 JOIN, CROWD = 120.0, 24
-"""Seconds after which the late ones come, and how many: with a hundred nodes a second takes ten."""
+"""Seconds until late members join, and their number. With a hundred nodes a virtual second takes ten real
+ones."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Who trains, and under which policy."""
+    """Members and policy of a case."""
 
     policy: OrganiserPolicy = POLICY
     pace: tuple[float, ...] = (4.0, 4.0, 4.0, 4.0)
-    """Updates a second of each node that is there from the beginning, the organiser's first."""
+    """Updates per second of each initial node, the organiser's first."""
     vouched: bool = False
     """Whether the organiser vouches for the others."""
     zeros: float = 0.0
@@ -98,7 +99,7 @@ CASES = {
 
 
 async def answer(self: Organising, asked: Evaluate) -> None:
-    """Find by a search that nothing is to be changed, and that all work is alike."""
+    """Answer a search with no change, and with equal scores for all work."""
     await asyncio.sleep(ANSWER)
     run_state, epoch, random = self._organised.run_state, asked.epoch, Random(f"{asked.epoch}/scores")
     found = SearchResult(1.0, 1.0, asked.rows) if asked.rows else None
@@ -115,7 +116,7 @@ def _share(run_state: RunState, number: int, epoch: int, random: Random) -> Step
 
 
 def sparse(share: float) -> Callable[[Sequence[int], RunParameters, int], tuple[int, ...]]:
-    """Return what measures scalars of which a share is 0."""
+    """Return a function that measures scalars, of which a share is 0."""
 
     def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[int, ...]:
         zero = ((seed + salt) % 1009 < share * 1009 for seed in seeds)
@@ -135,7 +136,7 @@ def manifest(seed: int) -> Manifest:
 
 
 class Course:
-    """One case in virtual time; to be closed."""
+    """One case in virtual time. Must be closed."""
 
     def __init__(self, case: Case, seed: int = 0) -> None:
         self.case = case
@@ -144,9 +145,9 @@ class Course:
         self.world = world.World(seed, manifest=manifest(seed), policy=case.policy, judge=runs.falling)
         self.close = self.world.close
         self.rows: list[tuple[float, int, int, int]] = []
-        """(seconds, updates made, updates that count, closes) at intervals."""
+        """(seconds, updates made, updates counted, closes) at intervals."""
         self.of_last: list[tuple[float, int]] = []
-        """(seconds, updates made) of the last of the nodes that are there from the beginning."""
+        """(seconds, updates made) of the last initial node."""
         for index, pace in enumerate(case.pace):
             node = self._add(f"n{index}", pace)
             if index == 0:
@@ -178,7 +179,7 @@ class Course:
             self.world.do(self.world["n0"].decide, Admit(self.world[name].origin, QUOTA, 0))
 
     def join(self) -> None:
-        """Let those come who come late."""
+        """Let the late members join."""
         count, random = self.case.joiners, Random("joiners")
         names = [f"late{index}" for index in range(count)]
         for name in names:
@@ -216,7 +217,7 @@ class Course:
 
 
 def figures(course: Course) -> dict[str, float]:
-    """Return the pace over the whole, and over the two minutes from JOIN on."""
+    """Return the pace over the whole time, and over the two minutes from JOIN on."""
     rows = {row[0]: row for row in [(0.0, 0, 0, 0), *course.rows]}
     first, last = rows[0.0], course.rows[-1]
     found = _pace("whole", first, last)
@@ -242,7 +243,7 @@ def measure(name: str, seconds: float) -> dict[str, float]:
 
 
 def main(tell: Callable[[str], None] = print) -> None:
-    """Measure the cases that are named, or all."""
+    """Measure the named cases, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=[])
     parser.add_argument("--seconds", type=float, default=600.0)

@@ -1,4 +1,4 @@
-"""Measures what attacks cost a training node: memory, CPU time and training speed, before, during and after.
+"""Measures memory, CPU time and speed of a training node before, during and after attacks.
 
     python benchmarks/hostile.py [--seconds 10]
 
@@ -21,7 +21,8 @@ from tests.network.swarm import linked, trains, write_run
 from tests.processes.helpers import LOOPBACK, nodes
 
 RECOVERED = 0.75
-"""Share of the former speed at which a node has recovered; two measurements in peace differ by a tenth."""
+"""Share of the former speed at which a node has recovered. Without attacks two measurements differ by a
+tenth."""
 
 HEAD = "| | updates/s | updates/CPU s | node CPU | p2pd CPU | node MiB | p2pd MiB | the attacker |"
 

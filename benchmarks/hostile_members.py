@@ -1,4 +1,4 @@
-"""A real swarm some of whose nodes are hostile: what its model is worth in the end.
+"""Measures the final model of a real swarm with hostile nodes.
 
     python benchmarks/hostile_members.py [--nodes 10] [--hostile 3] [--attack flip] [--run run.toml]
 
@@ -27,23 +27,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ATTACK = "HOSTILE_ATTACK"
-"""Environment variable by which a hostile node knows what to do."""
+"""Environment variable with the attack of a hostile node."""
 
 COST = "ORGANISER_COST"
-"""That of the file in which the organiser's node keeps what it has spent."""
+"""Environment variable with the organiser's file of its costs."""
 
 FIRST = "ORGANISER_FIRST"
-"""That by which the organiser's node knows that it comes first when it measures, and trains nothing."""
+"""Environment variable of an organiser that only measures, with priority over the others."""
 
 GROUP = Path("/proc/self/autogroup")
-"""The niceness of this process's session: each node has one of its own (Linux, root)."""
+"""File with the niceness of this process's session. Each node has its own session (Linux, root)."""
 
 HOSTILE, ORGANISER = "hostile", "organiser"
 """First arguments of this program as a node."""
 
 
 def be_hostile(attack: str) -> None:
-    """Change what the engine of this process measures, and run the command line."""
+    """Falsify the measurements of this process's engine, and run the command line."""
     from sflab.experiments.seedflood import shard_of
     from sfnode.cli.main import main
     from sfnode.engine.trainer import Trainer
@@ -73,12 +73,12 @@ def be_hostile(attack: str) -> None:
 
 
 def share_cores(niceness: int) -> None:
-    """Give this process that niceness: many nodes are on a machine here, of which each has one of its own."""
+    """Set the niceness of this process. Many nodes share this machine, and each would have its own."""
     GROUP.write_text(str(niceness))
 
 
 def be_organiser(file: Path) -> None:
-    """Keep account of what this process measures for seals, and run the command line."""
+    """Record the costs of this process's measurements for seals, and run the command line."""
     from sfnode.cli.main import main
     from sfnode.node.organising import Organising
     from sfnode.node.training.step_scheduler import StepScheduler
@@ -111,25 +111,25 @@ def be_organiser(file: Path) -> None:
 
 
 class Spent(NamedTuple):
-    """What has been spent until one moment."""
+    """Costs until one moment."""
 
     updates: int
-    """Updates that everybody has made."""
+    """Updates of all nodes."""
     at: float
-    """The time, in seconds of this process's clock."""
+    """Time in seconds, by this process's clock."""
     forwards: int
-    """Example-forwards of what the organiser's node has measured for seals."""
+    """Example-forwards of the organiser's measurements for seals."""
     seconds: float
-    """Seconds that this took."""
+    """Seconds of these measurements."""
 
     @classmethod
     def until_now(cls, file: Path, updates: int) -> Spent:
-        """Return what the organiser's `file` says, if it is there."""
+        """Read the organiser's file of its costs, if it exists."""
         said = json.loads(file.read_text()) if file.exists() else {"forwards": 0, "seconds": 0.0}
         return cls(updates, time.perf_counter(), **said)
 
     def shares(self, since: Spent, update_forwards: int) -> dict[str, float]:
-        """Return what was spent since then, and shares of it of all forwards and of the time."""
+        """Return the costs since `since`, with their shares of all forwards and of the time."""
         updates, passed, forwards, seconds = (a - b for a, b in zip(self, since, strict=True))
         share = forwards / max(1, forwards + updates * update_forwards)
         return {
@@ -141,7 +141,7 @@ class Spent(NamedTuple):
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return what has become of a swarm."""
+    """Run a swarm, and return its results."""
     from sfnode import swarm as local_swarm
     from sfnode.manifest import Manifest
     from sfnode.preparing.manifest import build
@@ -153,7 +153,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     honest = asked.nodes - asked.hostile
 
     class Node(local_swarm.NodeProcess):
-        """A node that is hostile if it is among the last ones, and keeps accounts if it is the first."""
+        """A node. The last ones are hostile, and the first one records its costs."""
 
         async def start(self, arguments: list[str], *told: str) -> None:
             if self.number == 1 or self.number > honest:

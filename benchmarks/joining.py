@@ -1,4 +1,5 @@
-"""What an update costs on the wire at any speed of steps, before and after joining (SPEC I4).
+"""Measures the bytes of an update on the wire at several speeds of steps, with and without coalescing (SPEC
+I4).
 
     python benchmarks/joining.py [--nodes COUNT ...] [--paces S ...] [--epochs E ...] [--network]
 
@@ -28,27 +29,27 @@ from tests.protocol.authors import Swarm, parameters
 NODES, PACES = (10, 100, 1000), (0.1, 1.0, 10.0)
 
 EPOCHS = (1024, 20_000, 200_000)
-"""Updates of an epoch: as manifests have it, and 20 of each of 100 or of 1,000 nodes in a tenth."""
+"""Updates of an epoch: a manifest's default, and 20 of each of 100 or of 1,000 nodes in a tenth."""
 
 LINKS_UP = 3.0
-"""Seconds after which all links are there."""
+"""Seconds until all links are open."""
 
 
 def spans(pace: float, joined: bool) -> tuple[float, float]:
-    """Return the seconds in which trees and joining settle, and those that are measured."""
+    """Return the seconds in which trees and coalescing settle, and the measured seconds."""
     if not joined:
         return 3 * pace + 2, 2 * pace
     return max(64 * min(pace, 1.0), 5 * pace), max(32 * min(pace, 1.0), 6 * pace)
 
 
 def authors(nodes: int, pace: float, epoch_updates: int, joined: bool) -> float:
-    """Return the bytes that an update takes on a link."""
+    """Return the bytes of an update on a link."""
     warm, measured = spans(pace, joined)
     return Swarm(parameters(epoch_updates), [pace] * nodes).play(warm, measured).bytes_per_update
 
 
 def network(nodes: int, pace: float, epoch_updates: int, joined: bool) -> tuple[float, float]:
-    """Return the bytes of an update on a link, and in all for each update that a node receives."""
+    """Return the bytes of an update on a link, and all bytes for each update that a node receives."""
     warm, measured = spans(pace, joined)
     with closing(world_of(nodes, pace, epoch_updates)) as world:
         world.run_until(LINKS_UP + warm)
@@ -58,7 +59,7 @@ def network(nodes: int, pace: float, epoch_updates: int, joined: bool) -> tuple[
 
 
 def world_of(nodes: int, pace: float, epoch_updates: int) -> World:
-    """Return a network whose nodes make an update every `pace` seconds each, in no common rhythm."""
+    """Return a network whose nodes make an update every `pace` seconds, not synchronously."""
     training = OPEN_RUN.training.model_copy(update={"epoch_updates": epoch_updates})
     world, random = World(0, manifest=OPEN_RUN.model_copy(update={"training": training})), Random(0)
     names = [f"n{index}" for index in range(nodes)]

@@ -1,4 +1,4 @@
-"""Measures a training node under limits and in a pause: what it uses of the machine, and what it still does.
+"""Measures the resources and the work of a training node under limits and in a pause.
 
     python benchmarks/limits.py [--seconds 20]
 
@@ -35,33 +35,34 @@ RATES = (2000, 1000)
 """Limits in bytes per second."""
 
 SETTLE = 5.0
-"""Seconds after a change before anything is measured: longer than a look at the machine and a full bucket."""
+"""Seconds between a change and a measurement: longer than between two sensor readings, and than a full bucket
+lasts."""
 
 CROWDED = 0.5
-"""Least share of its proportional speed that a node keeps when another program takes a core."""
+"""Minimum share of its proportional speed that a node must keep while another program uses a core."""
 
 PAUSES = 10
-"""Number of pauses that are timed."""
+"""Number of pauses to time."""
 
 TOLERANCE = 1.1
 """Factor by which a limit may be exceeded."""
 
 MAX_PAUSE = 1.0
-"""Seconds within which a pause must be answered."""
+"""Maximum seconds until a pause is confirmed."""
 
 Row = tuple[str, str, bool]
-"""What was asked for, what was measured, and whether that passes."""
+"""Limit, measurement, and whether the limit is kept."""
 
 
 class Window(NamedTuple):
-    """The use of resources by a node over some seconds."""
+    """Resources that a node used over some seconds."""
 
     cpu: float
     """Percent of all cores."""
     updates: float
     """Own updates per second."""
     sent: float
-    """Bytes per second; likewise `received`."""
+    """Bytes per second, as is `received`."""
     received: float
 
 
@@ -117,7 +118,7 @@ def rates(node: Node, seconds: float) -> Iterator[Row]:
 
 
 def pauses(node: Node) -> Row:
-    """Measure how soon a pause stops the node: its answer, and the updates that still count."""
+    """Measure the time until a pause stops the node, and the updates that are still counted."""
     answers, late = [], []
     for _ in range(PAUSES):
         node.until("it trains", lambda status: status.state == "training" and status.updates_per_second > 0)
@@ -132,7 +133,7 @@ def pauses(node: Node) -> Row:
 
 
 def paused(node: Node, other: Node, seconds: float) -> Row:
-    """Measure what a paused node uses, and whether it follows the others, who go on."""
+    """Measure the resources of a paused node, and whether it follows the others' training."""
     ask(node, "pause", None)
     time.sleep(SETTLE)
     seen, theirs = watch(node, seconds), watch(other, seconds)
@@ -145,7 +146,7 @@ def paused(node: Node, other: Node, seconds: float) -> Row:
 
 
 def crowded(node: Node, other: Node, seconds: float) -> Row:
-    """Measure a node alone and beside a program that keeps a core busy, without a limit on threads."""
+    """Measure a node without a limit on threads, alone and beside a program that keeps a core busy."""
     ask(other, "pause", None)
     ask(node, "limit", {"threads": None})
     time.sleep(SETTLE)

@@ -1,4 +1,4 @@
-"""LoRA with AdamW and a classification head: what a user with a GPU and all rows in one place would train.
+"""Trains LoRA with AdamW and a classification head, as a user with a GPU and all rows in one place would.
 
 PEFT's adapters of rank 8 on the query and value projections, alpha 16 as in MeZO and in sflab.baselines, and
 the head that transformers puts on the model; mini-batches of 8 rows, a rate that rises over a tenth of the
@@ -26,20 +26,20 @@ from sflab.baselines.model_problem import LORA_ALPHA
 RANK = 8
 BATCH = 8
 FORWARDS = 3
-"""Example-forwards of a row that is trained on."""
+"""Example-forwards of a training row."""
 
 WARMUP = 0.1
 
 
 class Pass(NamedTuple):
-    """The model after some of the training."""
+    """Results of the model during training."""
 
     forwards: int
     validation_loss: float
 
 
 class Lora:
-    """A model with adapters, and the training of them."""
+    """A model with adapters, which it trains."""
 
     def __init__(self, folder: Path, classes: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -58,7 +58,7 @@ class Lora:
     def train(
         self, texts: Texts, validation: Texts, forwards: int, rate: float, looks: int
     ) -> Iterator[Pass]:
-        """Train with so many example-forwards, and say `looks` times, evenly, how well it does."""
+        """Train with `forwards` example-forwards, and yield results `looks` times, evenly."""
         rows = forwards // FORWARDS
         steps = -(-rows // BATCH)
         orders = [self._order.permutation(len(texts)) for _ in range(-(-rows // len(texts)))]
@@ -91,22 +91,22 @@ class Lora:
             return texts.map(lambda batch: self.model(**batch).logits.double().softmax(1))
 
     def keep(self) -> Any:
-        """Return what is trained, as of now."""
+        """Return a copy of the trained weights."""
         return copy.deepcopy(get_peft_model_state_dict(self.model))
 
     def back_to(self, kept: Any) -> None:
-        """Go back to what `keep` has returned."""
+        """Restore the weights that `keep` returned."""
         set_peft_model_state_dict(self.model, kept)
 
 
 class Best(NamedTuple):
-    """The best model of several trainings, by its loss on validation rows."""
+    """Results of the best model of several trainings, by its loss on validation rows."""
 
     probabilities: NDArray[np.float64]
     """(test rows, classes)."""
     rate: float
     forwards: int
-    """Example-forwards of its training up to there, without those of validation and of other rates."""
+    """Example-forwards of its training so far, without those of validation and of other rates."""
 
 
 def best(
@@ -119,7 +119,7 @@ def best(
     rates: Sequence[float],
     seed: int,
 ) -> Best:
-    """Train with each rate and return the best model that was seen; every eighth training row validates."""
+    """Train with each rate, and return the best model. Every eighth training row validates."""
     validating = np.arange(len(train)) % 8 == 7
     found: tuple[float, float, Pass, Any] | None = None
     for rate in rates:

@@ -49,7 +49,6 @@ from scripts import real_model
 from scripts.orders import DAYS
 from sflab.baselines.model_problem import LORA_ALPHA
 from sfnode.engine.generation import AnswerRequest, generate
-from sfnode.engine.losses import Held
 from sfnode.engine.reward_objective import RIGHT, Question, Rewards
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
@@ -100,10 +99,10 @@ class Subject:
         self.loaded = loader.load(manifest, override=folder, device=torch.device("cpu"))
         self.objective = Rewards(manifest, self.loaded, self.train)
 
-    def measured(self, best_of: int = 0) -> dict[str, Any]:
-        """Return what the answers to the test prompts are worth."""
-        held = Held("test", 0, self.test)
-        asked = [AnswerRequest(one.prompt) for one in self.objective.questions(self.test)]
+    def measured(self, *, drawn: bool = False) -> dict[str, Any]:
+        """Return the figures of the likeliest answers to the test prompts, and of the best of those drawn."""
+        questions = self.objective.questions(self.test)
+        asked = [AnswerRequest(one.prompt) for one in questions]
         answers = generate(self.loaded, asked, self.objective._likeliest) or []
         told = [score_of(task) for task in (self.task, self.task.model_copy(update={"verifier": FORM}))]
         rewards, forms = (
@@ -113,9 +112,10 @@ class Subject:
         exact = metrics.share(int((rewards >= RIGHT).sum()), len(rewards))
         figures = {"exact": exact.value, "low": exact.low, "high": exact.high}
         figures |= {"reward": float(rewards.mean()), "form": float(forms.mean())}
-        if best_of:
-            drawn = self.objective.pass_at(held, best_of, best_of)
-            figures[f"best_of_{best_of}"] = drawn.value
+        if drawn:
+            (seed,) = stream(derive_key(b"best answers"), 0, 1).tolist()
+            best = self.objective.draw(questions, seed).rewards.max(1)  # (rows,)
+            figures[f"best_of_{ANSWERS}"] = float((best >= RIGHT).mean())
         return figures
 
     def questions(self, prompts: int) -> list[Question]:
@@ -269,7 +269,7 @@ def main() -> None:
         subject = Subject(folder, preset, few_shot(preset) if name == "few-shot" else "")
         with tempfile.TemporaryDirectory() as scratch:
             if name in ("base", "few-shot"):
-                found = subject.measured(ANSWERS if name == "base" else 0)
+                found = subject.measured(drawn=name == "base")
             else:
                 if name in RUNS:
                     model = run(name, subject, given, Path(scratch))

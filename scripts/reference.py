@@ -73,7 +73,6 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
         (results.UpdateLine,),
     ),
     "history checkout --json": ("", (history.CheckoutResult,)),
-    "history diff --json": ("", (history.DiffResult,)),
     "leaderboard --json": ("", (history.LeaderboardResult,)),
     "history archive --json": ("`statement.json` of the archive.", (results.ArchiveStatement,)),
     "history import --json": ("", (results.ImportResult,)),
@@ -105,8 +104,7 @@ OUTPUTS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "lab simulate --json": (
         "`network`: for each run `scenario`, `topology`, `seed`, `nodes`, `seconds` (virtual, as all but "
         "`wall`), `command` (which repeats it), `failure`, `settled` and counts. `training`: `cell`, "
-        "`results` (a file), `values`. `sweep`: for each combination its numbers, and `mean`, `low`, `high` "
-        "of `loss`, `score` and the same on validation rows.",
+        "`results` (a file), `values`.",
         (),
     ),
     "run.json": (

@@ -1,5 +1,4 @@
 """The lab beside sfnode: the simulator, experiments, studies, baselines and benches.
 
-Its libraries are the extra `lab`. Nothing in `sfnode` imports it: the command line names its commands as text
-and loads them where it is installed.
+`sfnode` does not import the lab: the command line names the lab's commands as text, and loads them on use.
 """

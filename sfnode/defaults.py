@@ -1,7 +1,6 @@
-"""Defaults that commands need which must start at once, and how the environment variable of a flag is called.
+"""Defaults for commands that must start at once, and the names of environment variables.
 
-Imports nothing but the standard library. All else about a node's settings is in `sfnode.settings`, which
-takes its own defaults from here where they are here.
+Imports only the standard library. All other defaults of a node are in `sfnode.settings`, which imports these.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ from pathlib import Path
 from typing import Literal
 
 PREFIX = "SFNODE_"
-"""Starts the name of every environment variable."""
+"""Prefix of every environment variable."""
 
 DATA_DIR = Path("~/.local/share/sfnode/node")
-"""A node's folder; keys, run manifest, log and control socket lie in it."""
+"""Default folder of a node, with its keys, manifest, log and control socket."""
 
 KEYS_DIR = Path("~/.local/share/sfnode/keys")
-"""The folder in which `sfnode init` keeps the keys of the runs that its user organises: not that of a node,
-which may be copied, shared or thrown away."""
+"""Folder in which `sfnode init` keeps the keys of the runs that its user organises. It is outside the node's
+folder, which may be copied, shared or thrown away."""
 
 PROFILES = Path("~/.local/share/sfnode/profiles")
-"""The folder of the data folders that have names (`--profile`)."""
+"""Folder of the data folders that have names (`--profile`)."""
 
 FOLDERS = Path("~/.local/share/sfnode/folders")
-"""The list of data folders in which nodes of this user have run, a path a line; `sfnode list` reads it."""
+"""List of the data folders in which nodes of this user ran, one path a line; `sfnode list` reads it."""
 
 CONFIG = Path("~/.config/sfnode/config.toml")
 """The configuration file."""
@@ -32,44 +31,43 @@ CONFIG = Path("~/.config/sfnode/config.toml")
 UNITS = Path("~/.config/systemd/user")
 """The folder of this user's systemd units."""
 
-OLD_DATA_DIR = Path("~/.sfnode")
-"""The node's folder of before: where there is one it stays in use."""
-
 XDG = {"~/.config": "XDG_CONFIG_HOME", "~/.local/share": "XDG_DATA_HOME"}
-"""Folders of the XDG base directory specification, by what stands for them in the defaults above."""
+"""Environment variables of the XDG base directory specification, by the folders that the defaults above
+name."""
 
 
 def in_xdg_home(path: Path) -> Path:
-    """Return a path below one of the XDG folders, where its variable says that this is."""
+    """Return a path below one of the XDG folders, moved to where its variable points."""
     base = next(base for base in XDG if path.is_relative_to(base))
     home = Path(os.environ.get(XDG[base], ""))
     return home / path.relative_to(base) if home.is_absolute() else path.expanduser()
 
 
 def located(path: Path) -> Path:
-    """Return a path with `~` as the home; of a default, where the XDG variables say that it lies, or the
-    place that it had before sfnode heeded these if it is there alone."""
+    """Return a path with `~` expanded. A default is moved to where the XDG variables point, unless only the
+    path without these variables exists."""
     if path not in (DATA_DIR, KEYS_DIR, PROFILES, FOLDERS, CONFIG):
         return path.expanduser()
-    new, old = in_xdg_home(path), (OLD_DATA_DIR if path == DATA_DIR else path).expanduser()
+    new, old = in_xdg_home(path), path.expanduser()
     return old if old.exists() and not new.exists() else new
 
 
 OPEN_WORK_BITS = 21
-"""Bits of work that `sfnode init` asks of a feed of an open run: two million hashes, 0.6 to 2 s of a core."""
+"""Proof of work that `sfnode init` requires for a feed of an open run, in bits: two million hashes, 0.6 to 2
+s of a core."""
 
 DEFAULT_LOSS: Literal["plain", "centred"] = "centred"
-"""Loss of a task with classes, unless options of `sfnode init` name one (SPEC T5)."""
+"""Default loss of a task with classes (SPEC T5)."""
 
 SEARCH = True
-"""Whether an organiser finds factors and rates by line searches, where the run has validation rows."""
+"""Whether an organiser chooses factors and rates by line searches, if the run has validation rows."""
 
 LOCALHOST = "127.0.0.1"
-"""Address at which a node serves its dashboard and metrics unless its owner names another."""
+"""Default address at which a node serves its dashboard and metrics."""
 
 
 SPARE_BYTES = 64 << 20
-"""Bytes that must stay free on a node's disk: its log goes on growing there."""
+"""Bytes that must stay free on a node's disk, because its log grows there."""
 
 
 def variable(flag: str) -> str:
@@ -78,4 +76,5 @@ def variable(flag: str) -> str:
 
 
 ANSWER_TOKENS, TEMPERATURE = 256, 0.7
-"""Longest answer of a reward run of one's own, and the temperature at which answers are drawn."""
+"""Default length of an answer in a reward run, in tokens, and default temperature at which answers are
+drawn."""

@@ -1,11 +1,8 @@
-"""The hub of models and data sets: whether it can be reached, and files from it, within bounds.
+"""The hub of models and data sets: whether it is reachable, and bounded downloads from it.
 
-Its library tries again and again before it gives up: for 24 s on a machine without a network, for 90 s where
-the name server does not answer. It also takes files of any size and goes on until the disk is full, and what
-a run names on the hub was put there by a stranger. Knows no models: what files mean is left to others.
-
-What is put there is refused before there is anything to upload, if it can be. The token is the library's: the
-environment's HF_TOKEN, or that of `hf auth login`.
+The hub's library retries for a long time: for 24 s without a network, for 90 s if the name server does not
+answer. It also downloads files of any size until the disk is full, and a run may name files that a stranger
+uploaded. This module does not know what the files mean.
 """
 
 from __future__ import annotations
@@ -14,46 +11,44 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from huggingface_hub import HfApi, constants, get_token, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.utils.tqdm import tqdm
 
 from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
-from sfnode.printable import first_line, size_text
+from sfnode.printable import size_text
 from sfprotocol.model_listing import HASH_BYTES, MAX_LISTING, PIECE
 
 PATIENCE = 5.0
-"""Seconds for the name and the connection: a lost first packet is sent again after 1 s, a second after 3."""
+"""Time limit for resolving the name and connecting, in seconds. A lost first packet is sent again after 1 s,
+a second one after 3 s."""
 
 MAX_WEIGHTS = MAX_LISTING // HASH_BYTES * PIECE
-"""Most bytes of a model, 512 GiB: a larger one has no listing and could not be shared (SPEC B1)."""
+"""Maximum size of a model, 512 GiB. A larger model has no listing and cannot be shared (SPEC B1)."""
 
 MAX_OTHER_FILE = 256 << 20
-"""Most bytes of a file without weights: it is read into memory as a whole. The largest take 40 MB."""
+"""Maximum size of a file without weights, in bytes. Such a file is read into memory as a whole; the largest
+take 40 MB."""
 
 SLACK = 16 << 20
-"""Bytes, besides a quarter, that may come beyond what was announced: transfers that break ask again."""
+"""Bytes beyond the announced size, and a quarter of it, that may arrive: interrupted transfers request bytes
+again."""
 
 REVISION = re.compile(r"|refs/convert/parquet|(?!\.)[\w.-]{1,100}", re.ASCII)
-"""Commits, branches and tags that are asked for: a manifest of others may name any."""
+"""Names of commits, branches and tags that may be requested: another person's manifest may name any."""
 
 WEIGHTS = ".safetensors"
-"""Ending of the names of files with weights."""
+"""File name extension of weights."""
 
 _PORTS = {"http": 80, "https": 443}
-
-REFUSALS = (401, 403)
-"""HTTP statuses of a hub that knows what it was asked for, and does not allow it."""
 
 
 class HubFile(NamedTuple):
@@ -62,13 +57,13 @@ class HubFile(NamedTuple):
     name: str
     size: int
     cached: bool
-    """Whether it is here already."""
+    """Whether the file was already downloaded."""
 
 
 def unreachable() -> str | None:
     """Return why nothing can be downloaded from the hub.
 
-    None if a connection can be opened to it, or to the proxy that leads there.
+    None if a connection to the hub, or to its proxy, can be opened.
     """
     if constants.HF_HUB_OFFLINE:
         return "it is not to be asked (HF_HUB_OFFLINE)"
@@ -81,7 +76,7 @@ def unreachable() -> str | None:
 
 
 def _address(endpoint: str) -> tuple[str, int]:
-    """Return the host and port to connect to for this URL: its own, or its proxy's."""
+    """Return the host and port for connections to this URL: its own, or its proxy's."""
     hub = urlsplit(endpoint)
     host = hub.hostname or ""
     proxies = {} if proxy_bypass(host) else getproxies()
@@ -101,10 +96,11 @@ def _connect(address: tuple[str, int], connected: threading.Event) -> None:
 
 
 def download(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
-    """Download those files of a model (or a "dataset") whose names match `patterns`, and return their folder.
+    """Download the files of a model (or a "dataset") whose names match `patterns`, and return their folder.
 
-    Their sizes are compared with our bounds and with the free disk first, and what arrives with what the hub
-    said. Raises UserError MODEL_TOO_LARGE or DISK_FULL, and whatever the library raises.
+    First their sizes are compared with our limits and with the free disk space. While they arrive, their
+    sizes are compared with the announced ones. Raises UserError MODEL_TOO_LARGE or DISK_FULL, and any error
+    of the library.
     """
     try:
         found = offered(source, revision, patterns, kind)
@@ -120,12 +116,12 @@ def download(source: str, revision: str, patterns: Sequence[str], kind: str = "m
 
 
 def kept(source: str, revision: str, patterns: Sequence[str], kind: str = "model") -> Path:
-    """Return the folder of files that were downloaded before. Raises whatever the library raises."""
+    """Return the folder of files that were downloaded before. Raises any error of the library."""
     return _snapshot(source, revision, patterns, kind, local_files_only=True)
 
 
 def _snapshot(source: str, revision: str, patterns: Sequence[str], kind: str, **how: Any) -> Path:
-    if not REVISION.fullmatch(revision):  # the library opens a file of that name
+    if not REVISION.fullmatch(revision):  # the library opens a file with this name
         raise ValueError(f"there is no revision {revision!r}")
     return Path(
         snapshot_download(
@@ -135,8 +131,7 @@ def _snapshot(source: str, revision: str, patterns: Sequence[str], kind: str, **
 
 
 def commit_of(source: str, revision: str, kind: str) -> str:
-    """Return the commit to which a revision leads now (empty: the newest). Raises whatever the library
-    raises."""
+    """Return the commit that a revision names now (empty: the newest). Raises any error of the library."""
     return str(HfApi().repo_info(source, revision=revision or None, repo_type=kind).sha)
 
 
@@ -182,9 +177,9 @@ def require_room(size: int, what: str) -> None:
 
 
 def _metered(source: str, expected: int) -> type[tqdm]:
-    """Return a progress bar that ends a download which brings more than was announced, or fills the disk.
+    """Return a progress bar that stops a download which exceeds the announced size or fills the disk.
 
-    The library has no other place at which every piece of a file passes.
+    The library passes every piece of a file to no other place.
     """
 
     most = expected + expected // 4 + SLACK
@@ -212,103 +207,3 @@ def _too_large(what: str) -> UserError:
         what,
         "If you trust whoever started the run, get the model in another way and name it with --model.",
     )
-
-
-# -- putting a folder there ----------------------------------------------------------------------------
-
-
-def check(name: str, *, public: bool) -> None:
-    """Look whether a model may be put on the hub as `name`, OWNER/NAME: private, or `public`.
-
-    Raises UserError BAD_OPTION for what is no such name and for a model there that everybody sees, though it
-    is not to be public; UPLOAD_REFUSED without a token, or with one that does not allow it; UPLOAD_FAILED if
-    the hub does not answer.
-    """
-    _check_name(name)
-    if why := unreachable():
-        raise UserError(Code.UPLOAD_FAILED, f"nothing can be uploaded to the hub: {why}", "Try again later.")
-    if get_token() is None:
-        raise _refused(name, "there is no token for the hub on this machine")
-    with _errors_of(name):
-        who: Any = HfApi().whoami()
-        _check_rights(name, who)
-        if not public and _is_private(name) is False:
-            raise UserError(
-                Code.BAD_OPTION,
-                f"{name} is on the hub already, where everybody sees it",
-                "Add --public if the model is for everybody, or choose another name.",
-            )
-
-
-def push(folder: Path, name: str, *, public: bool) -> str:
-    """Upload all files of a folder as the model `name`, which is made if it is not there; return its address,
-    and who sees it.
-
-    Raises UserError UPLOAD_REFUSED, UPLOAD_FAILED; the folder stays as it is.
-    """
-    with _errors_of(name, folder):
-        api = HfApi()
-        made = api.create_repo(name, private=not public, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model trained with sfnode")
-        return f"{made} ({'private' if _is_private(name) else 'public'})"
-
-
-def _check_name(name: str) -> None:
-    try:
-        validate_repo_id(name)
-        if name.count("/") != 1:
-            raise HFValidationError("it has no owner")
-    except HFValidationError as error:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"{name!r} is no name of a model on the hub: {error}",
-            "Give it as OWNER/NAME, such as ann/good-reviews.",
-        ) from error
-
-
-def _check_rights(name: str, who: Any) -> None:
-    """Compare the owner of a name with whose token this is; raise UserError UPLOAD_REFUSED."""
-    owner = name.partition("/")[0]
-    owners = [who.get("name"), *(one.get("name") for one in who.get("orgs", ()))]
-    if owner not in owners:
-        raise _refused(name, f"the token is that of {who.get('name')}, who is not {owner} and not a member")
-    if who.get("auth", {}).get("accessToken", {}).get("role") == "read":
-        raise _refused(name, "the token is for reading only")
-
-
-def _is_private(name: str) -> bool | None:
-    """Return whether a model of that name is private; None if there is none."""
-    try:
-        return bool(HfApi().repo_info(name).private)
-    except RepositoryNotFoundError:
-        return None
-
-
-@contextmanager
-def _errors_of(name: str, folder: Path | None = None) -> Iterator[None]:
-    """Raise UserError for what the library raises in the block; of a `folder` that is there, how to go on."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # the library raises whatever its network layers raise
-        if isinstance(error, HfHubHTTPError) and error.response.status_code in REFUSALS:
-            raise _refused(name, first_line(error), folder) from error
-        raise UserError(
-            Code.UPLOAD_FAILED,
-            f"{name} was not uploaded to the hub: {first_line(error)}",
-            f"Try again.{_again(name, folder)}",
-        ) from error
-
-
-def _refused(name: str, why: str, folder: Path | None = None) -> UserError:
-    return UserError(
-        Code.UPLOAD_REFUSED,
-        f"{name} cannot be uploaded to the hub: {why}",
-        "Log in with `hf auth login`, or set HF_TOKEN: a token that may write, of the owner or of a member "
-        f"(https://huggingface.co/settings/tokens).{_again(name, folder)}",
-    )
-
-
-def _again(name: str, folder: Path | None) -> str:
-    return f" The export is complete: `hf upload {name} {folder}` puts it there." if folder else ""

@@ -1,9 +1,8 @@
-"""Places for the numbers of a training run, by what a user writes: `jsonl:FILE`, `tensorboard:FOLDER`,
-`wandb:PROJECT`, `trackio:PROJECT`.
+"""Destinations for the numbers of a training run: `jsonl:FILE`, `tensorboard:FOLDER`, `wandb:PROJECT`.
 
-All share one wrapper: a thread of its own, so that whoever measures never waits and never fails. What a disk,
-a network or a library does wrong costs a line in the log and some records, nothing else. Packages that are
-extras are imported when they are asked for.
+All share one wrapper with a thread of its own, so that its callers never wait and never fail. An error of a
+disk, a network or a library costs a line in the log and some records. Optional packages are imported only
+when they are used.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import re
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,49 +33,49 @@ Kind = Literal["step", "epoch", "evaluation", "traffic"]
 
 @dataclass(frozen=True, slots=True)
 class LoggedRecord:
-    """Numbers that were measured together."""
+    """Numbers that were measured at the same time."""
 
     kind: Kind
     step: int
-    """Place on the x-axis: updates known to a node, or local steps of a simulated client."""
+    """Position on the x-axis: updates known to a node, or local steps of a simulated client."""
     values: Mapping[str, float]
     """Numbers by name, in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
 
 
 class Logger(Protocol):
-    """Interface of a place for records."""
+    """Interface of a destination for records."""
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        """Begin a run, once, with its name and all that its numbers follow from."""
+        """Begin a run, once, with its name and the settings that produced its numbers."""
         ...
 
     def record(self, record: LoggedRecord) -> None:
-        """Take a record. Must not block for long, and raises nothing for what goes wrong elsewhere."""
+        """Write a record. Must not block for long. Raises nothing for the errors of others."""
         ...
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write all remaining records, and end."""
         ...
 
 
 MAX_WAITING = 1024
-"""Records that may wait, 1 MB: an hour of a node while a logger waits for its network."""
+"""Maximum number of waiting records, 1 MB: an hour of a node while a logger waits for its network."""
 
 PATIENCE = 10.0
-"""Seconds for which `close` waits for what is left, unless told otherwise."""
+"""Default time that `close` waits for remaining records, in seconds."""
 
 LONGEST_NAME = 128
-"""Characters of a run's name that are passed on."""
+"""Maximum length of a run's name that is passed on, in characters."""
 
 
 class BackgroundLogger:
-    """Loggers in a thread beside: takes records at once, drops them when too many wait. Does nothing without
-    loggers."""
+    """Loggers on a separate thread. Accepts records at once, and drops them if too many wait. Without loggers
+    it does nothing."""
 
     def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
-        """`loggers` have the names by which the log speaks of them; they are this one's from now on."""
+        """Take over `loggers`, which are mapped from their names in log messages."""
         self.dropped = 0
-        """Records that nobody had room for."""
+        """Number of dropped records."""
         self._writers = [_Writer(name, logger) for name, logger in loggers.items()]
         self._patience = patience
         self._waiting: queue.Queue[Callable[[_Writer], None] | None] = queue.Queue(MAX_WAITING)
@@ -85,7 +83,8 @@ class BackgroundLogger:
         self._thread = threading.Thread(target=self._work, name="loggers", daemon=True)
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        """Begin a run with all loggers. Its name may be a stranger's text: it is made printable and short."""
+        """Begin a run with all loggers. Its name may be a stranger's text, so it is made printable and
+        short."""
         if self._writers:
             self._thread.start()
         shown = printable(name)[:LONGEST_NAME]
@@ -95,14 +94,14 @@ class BackgroundLogger:
         self._take(lambda writer: writer.record(record))
 
     def close(self) -> None:
-        """Wait until everything is written and all loggers are closed, for so long as patience lasts."""
+        """Wait until all records are written and all loggers are closed, for `patience` seconds at most."""
         if self._closing:
             return
         self._closing = True
         if not self._thread.is_alive():  # never begun
             self._end()
             return
-        with suppress(queue.Full):  # then it is at work, and looks at `_closing` itself
+        with suppress(queue.Full):  # then the thread is busy, and checks `_closing` itself
             self._waiting.put_nowait(None)
         self._thread.join(self._patience)
         if self._thread.is_alive():
@@ -133,20 +132,20 @@ class BackgroundLogger:
 
 
 class _Writer:
-    """One logger, and how often it has failed."""
+    """One logger, with the number of its failures."""
 
     def __init__(self, name: str, logger: Logger) -> None:
         self.name = name
         self._logger = logger
         self._begin: Callable[[], None] | None = None
-        """Function that begins the run, until it has succeeded."""
+        """Function that begins the run; None after it succeeded."""
         self._failed = 0
 
     def attempt(self, work: Callable[[_Writer], None]) -> None:
-        """Do some work; log what it fails with, the first time and whenever failures have doubled."""
+        """Do some work, and log its failures: the first one, and again whenever their number doubled."""
         try:
             work(self)
-        except Exception as error:  # of any library
+        except Exception as error:  # any error of a library
             self._failed += 1
             if _tells(self._failed):
                 log.warning("%s fails, %d times so far: %s", self.name, self._failed, error or type(error))
@@ -163,7 +162,7 @@ class _Writer:
         self._logger.close()
 
     def _begun(self) -> None:
-        """Begin the run unless that was done: what fails once, without a network, may succeed later."""
+        """Begin the run if that did not succeed before: a failure without a network may be over now."""
         if self._begin:
             self._begin()
             self._begin = None
@@ -184,7 +183,7 @@ class JsonLines:
         """Raises OSError if the file cannot be appended to."""
         self._file = path.open("ab", buffering=0)
         self._torn = self._file.tell() > 0 and not _ends_a_line(path)
-        """Whether the last line is not whole: the disk was full, or the process was killed."""
+        """Whether the last line is incomplete, because the disk was full or the process was killed."""
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
         self._write({"run": name, "time": _now(), "settings": dict(settings)})
@@ -197,7 +196,7 @@ class JsonLines:
         self._file.close()
 
     def _write(self, said: Mapping[str, Any]) -> None:
-        """Append a line. Raises OSError; the next line is whole again."""
+        """Append a line. Raises OSError; the next line is complete again."""
         line = b"\n" * self._torn + json.dumps(said, default=str).encode() + b"\n"
         self._torn = True
         written = self._file.write(line)
@@ -221,10 +220,10 @@ def _plain(value: float) -> float | str:
 
 
 class TensorBoard:
-    """Event files in a folder: a scalar `kind/name` for each number, the run's settings as text.
+    """Event files in a folder: a scalar `kind/name` for each number, and the run's settings as text.
 
-    By the writer of the `tensorboard` package, without its thread: whoever logs has one, which is to see what
-    fails. torch's own writer needs that package, too.
+    Uses the writer of the `tensorboard` package without its thread: errors must reach our own thread. torch's
+    writer needs that package, too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -241,7 +240,7 @@ class TensorBoard:
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
         said = json.dumps({"run": name, "settings": dict(settings)}, indent=2, default=str)
-        code = "\n".join(f"    {line}" for line in said.splitlines())  # as Markdown has it: nothing is markup
+        code = "\n".join(f"    {line}" for line in said.splitlines())  # a code block in Markdown
         text = {"dtype": "DT_STRING", "string_val": [code.encode()], "tensor_shape": {}}
         metadata = create_summary_metadata(display_name="settings", description="")
         self._write(0, {"tag": "settings", "metadata": metadata, "tensor": text})
@@ -255,13 +254,13 @@ class TensorBoard:
             self._writer.close()
 
     def _write(self, step: int, *values: Mapping[str, Any]) -> None:
-        """Append an event. Raises OSError; the next one then begins a new file, as nobody reads on after half
-        of one."""
+        """Append an event. Raises OSError. The next event then begins a new file, because readers stop at an
+        incomplete event."""
         writer, self._writer = self._writer or self._opened(), None
         try:
             self._append(writer, step=step, summary={"value": values})
         except OSError:
-            with suppress(OSError):  # closes it without what could not be written to it
+            with suppress(OSError):  # closes the file even if its last bytes cannot be written
                 writer.close()
             raise
         self._writer = writer
@@ -271,7 +270,8 @@ class TensorBoard:
         writer.flush()
 
     def _opened(self) -> Any:
-        """Begin the next file, whose name TensorBoard knows by its beginning and sorts by the time in it."""
+        """Begin the next file. TensorBoard recognises files by the beginning of their name and sorts them by
+        the time in it."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._files += 1
@@ -282,49 +282,16 @@ class TensorBoard:
         return writer
 
 
-class Trackio:
-    """One run of a project in trackio's local database, which `trackio show` reads; TRACKIO_DIR says where.
-
-    By trackio's own storage: `trackio.init` would print to standard output, ask Hugging Face who is logged
-    in, watch the processor, and swallow what fails in a thread of its own.
-    """
-
-    def __init__(self, project: str) -> None:
-        from trackio.sqlite_storage import SQLiteStorage
-
-        self._storage = SQLiteStorage
-        self._project = project
-        self._name = ""
-        self._id = uuid.uuid4().hex
-        self._config: dict[str, object] | None = None
-        """Settings of the run, until they are written with the first record."""
-
-    def begin(self, name: str, settings: Mapping[str, object]) -> None:
-        self._name = name
-        created = {"_Username": None, "_Created": datetime.now(UTC).isoformat(), "_Group": None}
-        self._config = {**settings, **created}
-
-    def record(self, record: LoggedRecord) -> None:
-        values = {f"{record.kind}/{name}": value for name, value in record.values.items()}
-        self._storage.bulk_log(
-            self._project, self._name, [values], steps=[record.step], config=self._config, run_id=self._id
-        )
-        self._config = None
-
-    def close(self) -> None:
-        pass
-
-
 STEP = "step"
-"""The x-axis of all curves. wandb's own step must not fall, and updates known may."""
+"""Name of the x-axis of all curves. wandb's own step must not fall, while known updates may."""
 
 
 class WeightsAndBiases:
-    """One run of a project. Without credentials it is an offline run, which `wandb sync` uploads later; where
-    runs go, WANDB_MODE, WANDB_DIR and others say.
+    """One run of a project. Without credentials it is an offline run, which `wandb sync` uploads later.
+    WANDB_MODE, WANDB_DIR and other variables say where runs go.
 
-    wandb starts a process of its own, which does what the network takes; it ends with ours. It would send
-    along the command line (which may hold an invitation), the git state and standard output: all is off.
+    wandb starts a process for its network traffic; it ends with ours. By default wandb also sends the command
+    line (which may hold an invitation), the git state and standard output. All of that is switched off.
     """
 
     def __init__(self, project: str) -> None:
@@ -362,14 +329,14 @@ class WeightsAndBiases:
 
 
 PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""Names of projects, which become names of files: what wandb and trackio both take as it is."""
+"""Form of a project's name, which becomes the name of a file: wandb takes such a name unchanged."""
 
 
 def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
-    """Open these loggers, in a thread beside; `patience` as `BackgroundLogger` has it.
+    """Open these loggers on a separate thread. `patience` is that of `BackgroundLogger`.
 
-    Raises UserError BAD_OPTION for a kind that does not exist or a bad name, EXTRA_MISSING for a package that
-    is not installed, and LOGGER_UNUSABLE for a place that cannot be written to.
+    Raises UserError BAD_OPTION for an unknown kind or an invalid name, EXTRA_MISSING for a package that is
+    not installed, and LOGGER_UNUSABLE for a destination that cannot be written to.
     """
     return BackgroundLogger({said: _opened(said) for said in where}, patience)
 
@@ -387,7 +354,7 @@ def _opened(said: str) -> Logger:
         return KINDS[kind](place)
     except ImportError as error:
         raise missing(kind, f"--log-to {said}", error) from error
-    except (OSError, RuntimeError, ValueError) as error:  # of a user without a home, of a NUL in a name
+    except (OSError, RuntimeError, ValueError) as error:  # a user without a home, or NUL in a name
         raise UserError(
             Code.LOGGER_UNUSABLE,
             f"--log-to {said}: cannot write there: {getattr(error, 'strerror', None) or error}",
@@ -396,7 +363,7 @@ def _opened(said: str) -> Logger:
 
 
 def missing(extra: str, what: str, error: ImportError) -> UserError:
-    """Return the error for a package of an extra that cannot be imported, though `what` needs it."""
+    """Return the error for a missing package of an extra that `what` needs."""
     return UserError(
         Code.EXTRA_MISSING,
         f"{what} needs a package that is not installed: {error}",
@@ -421,6 +388,5 @@ KINDS: Mapping[str, Callable[[str], Logger]] = {
     "jsonl": lambda place: JsonLines(Path(place).expanduser()),
     "tensorboard": lambda place: TensorBoard(Path(place).expanduser()),
     "wandb": _project(WeightsAndBiases),
-    "trackio": _project(Trackio),
 }
-"""Function that makes a logger of each kind, given what follows the colon."""
+"""Constructor of each kind of logger, which takes the text after the colon."""

@@ -1,13 +1,12 @@
-"""Text of others, made fit to be shown on a terminal and in a log, and to be copied into a shell; and read.
+"""Text of others made safe for terminals, logs and shells; and JSON and TOML of others, read safely.
 
-A peer, a model's files, a data set or a library's message may hold any character: some erase the screen, set
-its title, reverse the direction of writing or forge a line. What leaves this program as text goes through
-here at the few places where it leaves: errors, the log, standard output, `top`. A command that people copy,
-wherever it is shown or published, is written by `command`.
+A peer, a model's files, a data set or a library's message may hold any character. Some characters erase the
+screen, set its title, reverse the direction of writing or forge a line. Text passes through this module
+wherever it leaves the program: in errors, the log, standard output and `top`. Commands that people may copy
+are written by `command`.
 
-Numbers of bytes, parts of wholes, times and rates are written here as well, as people read them. JSON and
-TOML of others are read here: whatever is wrong with them is a ValueError with a reason. Imports nothing but
-the standard library, for commands that must start at once.
+Numbers of bytes, parts of wholes, times and rates are formatted here for people. Malformed JSON and TOML
+raises a ValueError with a reason. Imports only the standard library, for commands that must start at once.
 """
 
 from __future__ import annotations
@@ -18,20 +17,21 @@ import shlex
 from typing import Any
 
 LONGEST = 4_000
-"""Characters of an error or of a line of the log, two screens: what is longer is a stranger's text, or a list
-that nobody reads to its end."""
+"""Maximum length of an error or of a line of the log, two screens, in characters. A longer text is a
+stranger's, or a list that nobody reads to its end."""
 
 INDENT = "\n    "
 
 SHORT_KEY = 8
-"""Hex digits of a key beside a name: two may have the same name."""
+"""Hex digits of a key that are shown beside a name, because two members may have the same name."""
 
 
 def printable(text: str) -> str:
-    """Return a text with everything but visible characters and line breaks escaped, as JSON escapes them.
+    """Return a text in which all characters but visible ones and line breaks are escaped, as in JSON.
 
-    Control characters, those without a width, those that turn the direction of writing, lone surrogates and
-    private ones are left out of what Python calls printable. JSON text means the same afterwards.
+    That escapes whatever Python does not call printable: control characters, characters without a width,
+    characters that change the direction of writing, lone surrogates and private ones. JSON text keeps its
+    meaning.
     """
     if text.isprintable():
         return text
@@ -39,29 +39,29 @@ def printable(text: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Return a printable text of bounded length whose further lines are indented: none can pass for a message
-    of its own."""
+    """Return a printable text of bounded length with its further lines indented, so that no line looks like a
+    separate message."""
     return printable(_cut(text)).replace("\n", INDENT)
 
 
 def lines(text: str) -> str:
-    """Return a printable text whose lines are of bounded length."""
+    """Return a printable text with lines of bounded length."""
     return printable("\n".join(map(_cut, text.split("\n"))))
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error of a library says, or what it is called."""
+    """Return the first line of a library's error message, or the name of the error."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def called(key: str, name: str | None) -> str:
-    """Return an origin by the name that it gives itself, which proves nothing (SPEC K1), and by the beginning
-    of its key, by which commands know it: `Ada (5e6f7a8b)`."""
+    """Return an origin by its display name, which proves nothing (SPEC K1), and the beginning of its key,
+    which commands accept: `Ada (5e6f7a8b)`."""
     return f"{name} ({key[:SHORT_KEY]})" if name else key
 
 
 def command(*words: object) -> str:
-    """Return a command line of these words: a shell takes each, whoever chose it, for just itself."""
+    """Return a command line in which a shell reads each word literally, whoever chose it."""
     return shlex.join(map(str, words))
 
 
@@ -83,14 +83,13 @@ def size_text(count: float) -> str:
 
 
 def part_of(part: int, whole: int) -> str:
-    """Format how much there is of what was asked for: `454 of 1,000`; what exceeds it is told as such: `1,000
-    and 46 more`."""
+    """Format a part of a whole: `454 of 1,000`. An excess is added: `1,000 and 46 more`."""
     return f"{part:,} of {whole:,}" if part <= whole else f"{whole:,} and {part - whole:,} more"
 
 
 def span(seconds: float | None) -> str:
-    """Format a duration, which nobody takes for a time of day: `41 s`, `3 min 05 s`, `12 min`, `2 h 05 min`,
-    `4 d 7 h`; `?` if it is unknown."""
+    """Format a duration so that it does not look like a time of day: `41 s`, `3 min 05 s`, `12 min`, `2 h 05
+    min`, `4 d 7 h`; `?` if it is unknown."""
     if seconds is None or not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -115,11 +114,11 @@ def pace(number: float | None) -> str:
 
 
 _DEEP = "it is nested too deeply"
-"""Python's readers call themselves for every array within another, and end with RecursionError."""
+"""Reason for refusing deeply nested text: Python's readers recurse and end with RecursionError."""
 
 
 def read_json(data: bytes | str) -> Any:
-    """Return the value in a JSON text (RFC 8259, UTF-8), where a number is none but a finite one. Raises
+    """Return the value of a JSON text (RFC 8259, UTF-8) in which all numbers are finite. Raises
     ValueError."""
     text = data.decode("utf-8") if isinstance(data, bytes) else data
     try:
@@ -129,7 +128,7 @@ def read_json(data: bytes | str) -> Any:
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """Return the table in a TOML text. Raises ValueError, of which tomllib.TOMLDecodeError is one."""
+    """Return the table in a TOML text. Raises ValueError, of which tomllib.TOMLDecodeError is a subclass."""
     import tomllib
 
     try:

@@ -1,7 +1,6 @@
-"""Answers about the whole run: contributions by origin and by team, and the history of the run by epochs.
+"""Statistics on the whole run: contributions by origin and by team, and the history of the run by epochs.
 
-They are computed from the signed log and from the names that origins give themselves, in a thread beside the
-event loop.
+They are computed on a separate thread, from the signed log and the display names of origins.
 """
 
 from __future__ import annotations
@@ -24,23 +23,24 @@ from sfprotocol.messages import Feed, RunParameters, Succession
 from sfprotocol.segments import first_updates
 
 PATIENCE = 2.0
-"""Seconds that one question may wait for counting; the rest is counted with the next question."""
+"""Time that one request may wait for counting, in seconds. The next request continues."""
 
 MIN_AGE = 0.2
-"""Seconds for which an answer is reused at least."""
+"""Minimum time for which an answer is reused, in seconds."""
 
 AGE_FACTOR = 10
-"""An answer is reused for this many times as long as it took: counting takes a tenth of a core at most."""
+"""An answer is reused for this multiple of its computing time, so counting takes at most a tenth of a
+core."""
 
 MAX_TEAMS = 100
-"""Most teams in an answer: more than anybody reads."""
+"""Maximum number of teams in an answer: more than anybody reads."""
 
 LEADERS = 8
-"""Origins whose growth is shown one by one: as many colours as a chart can bear."""
+"""Number of origins whose growth is shown separately: as many colours as a chart can show."""
 
 
 class LogIndex:
-    """Answers from one log. One thread asks; any thread may close it."""
+    """Statistics on one log. One thread asks for them; any thread may close the index."""
 
     def __init__(
         self,
@@ -49,35 +49,36 @@ class LogIndex:
         run: RunParameters,
         training: Training | None = None,
     ) -> None:
-        """`names()` are the names that origins give themselves; `training` is as for `RunHistory`."""
+        """`names()` returns display names by origin; `training` is that of `RunHistory`."""
         self._log = update_log
         self._decided = RunHistory(run, training=training) if run.organised else None
         """History of an organised run."""
         self._timeline: list[views.TimelineEntry] = []
         self._timeline_of = 0, b""
-        """Decisions of which the timeline tells: it takes long where epochs have many feeds."""
+        """Number of decisions, and their chain hash, for which the timeline was computed: it takes long if
+        epochs have many feeds."""
         self._contributions = Contributions(update_log)
         self._members: dict[bytes, Ranked] = {}
-        """Members by origin; none in an open run."""
+        """Members by origin; empty in an open run."""
         self._has_worths = False
-        """Whether the worth of anybody's updates was measured: never in an open run, and one of rewards."""
+        """Whether the worth of any update was measured; never in an open run."""
         self._all_worths = 0
-        """Sum of all members' worths, without their signs."""
+        """Sum of the absolute worths of all members."""
         self._ranked: list[Contribution] = []
-        """All origins, the greatest worth first, then most updates."""
+        """All origins, the greatest worth first, then the most updates."""
         self._find_names = names
         self._names: Mapping[bytes, Names] = {}
         self._teams: list[views.Team] = []
         self._history: dict[int, views.History] = {}
-        """The last answer, by the number of points asked for."""
+        """The last history, by the requested number of points."""
         self._valid_until = float("-inf")
 
     def close(self) -> None:
-        """Read nothing more after the segment that is being read."""
+        """Stop reading after the current segment."""
         self._contributions.close()
 
     def origins(self, own: bytes, offset: int, limit: int, find: str) -> views.Origins:
-        """Return the origins whose key begins with `find` (hex), `limit` of them from rank `offset` on."""
+        """Return up to `limit` origins from rank `offset` on whose key begins with `find` (hex)."""
         self._refresh()
         found = list(enumerate(self._ranked, 1))
         if find:
@@ -92,7 +93,7 @@ class LogIndex:
         )
 
     def standing(self, own: bytes) -> views.OwnStanding:
-        """Return what one origin has contributed."""
+        """Return the contribution of one origin."""
         self._refresh()
         places = {one.origin: rank for rank, one in enumerate(self._ranked, 1)}
         rank, member = places.get(own), self._members.get(own)
@@ -115,7 +116,7 @@ class LogIndex:
         return self._history[points]
 
     def timeline(self, limit: int) -> views.Timeline:
-        """Return the last decisions, with the names of origins as they were when these came."""
+        """Return the last decisions, with display names of the time of each decision."""
         decided = self._follow()
         if decided is None:
             return views.Timeline(total=0, entries=[])
@@ -127,14 +128,14 @@ class LogIndex:
         return views.Timeline(total=len(self._timeline), entries=self._timeline[: -limit - 1 : -1])
 
     def _follow(self) -> RunHistory | None:
-        """Return the history of an organised run by the decisions of now."""
+        """Return the history of an organised run by the current decisions."""
         if self._decided is None:
             return None
         self._decided.names = self._find_names()
         return self._decided.follow(self._log.control())
 
     def _refresh(self) -> None:
-        """Follow the log, unless the last answer is still valid."""
+        """Read the log up to its end, unless the last answer is still valid."""
         began = time.monotonic()
         if self._contributions.closed or began < self._valid_until:
             return
@@ -150,7 +151,7 @@ class LogIndex:
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
 
     def _gain(self, member: Ranked | None) -> float | None:
-        """Return a member's part of what all have brought, `Origin.gain_share`."""
+        """Return a member's share of all worths, `Origin.gain_share`."""
         if member is None or not self._has_worths:
             return None
         return member.worth / max(1, self._all_worths)
@@ -185,7 +186,7 @@ class LogIndex:
 
 
 def timeline_entry(entry: HistoryEntry) -> views.TimelineEntry:
-    """Return a decision as the timeline has it."""
+    """Return a decision in the timeline's form."""
     epoch = entry.epoch
     return views.TimelineEntry(
         **{name: getattr(entry, name) for name in Decided.model_fields},
@@ -197,7 +198,7 @@ def timeline_entry(entry: HistoryEntry) -> views.TimelineEntry:
 
 
 def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[views.Team]:
-    """Return what was contributed under each team's name."""
+    """Return the contributions under each team's name."""
     updates, origins = Counter[str](), Counter[str]()
     for one in contributions.ranked:
         if team := names.get(one.origin, NAMELESS).team:
@@ -264,7 +265,7 @@ class _Spans:
 
 
 READ_UPDATES = 512
-"""Updates that are read at once: in a first-order run each has hundreds or thousands of scalars."""
+"""Number of updates that are read at once: in a first-order run each has hundreds or thousands of scalars."""
 
 
 class FeedCount(NamedTuple):
@@ -273,9 +274,9 @@ class FeedCount(NamedTuple):
     next: int
     """First step that is not counted."""
     epochs: dict[int, int]
-    """Number of updates by epoch, in the order of epochs, which never decrease in a feed. Of those that a
-    checkpoint stands for, only how many have the last label is known. A plain dict of integers, which the
-    garbage collector skips: there is one for every feed."""
+    """Number of updates by epoch. Epochs never decrease in a feed. For updates that a checkpoint replaces,
+    only the number with the last label is known. A plain dict of integers, which the garbage collector skips:
+    there is one for every feed."""
 
 
 class Contribution(NamedTuple):
@@ -297,21 +298,21 @@ class Contributions:
     def __init__(self, update_log: UpdateLog) -> None:
         self.counts: dict[Feed, FeedCount] = {}
         self.ranked: list[Contribution] = []
-        """All origins, those with most updates first, equals in the order of keys."""
+        """All origins, the most updates first, then in the order of keys."""
         self.updates = 0
         """Number of updates of all origins."""
         self.closed = False
         self._log = update_log
         self._feeds: dict[bytes, list[Feed]] = {}
-        """The feeds of each origin of which something is counted, the latest incarnation last."""
+        """The counted feeds of each origin, the latest incarnation last."""
         self._cut: frozenset[bytes] = frozenset()
 
     def close(self) -> None:
-        """Read nothing more after the segment that is being read."""
+        """Stop reading after the current segment."""
         self.closed = True
 
     def follow(self, give_up: float) -> bool:
-        """Count what has come and what has been cut since the last call.
+        """Count the updates that arrived, and subtract those that were cut, since the last call.
 
         Returns False if that was not finished at `give_up` by the monotonic clock.
         """
@@ -327,7 +328,7 @@ class Contributions:
         return complete
 
     def _forget(self, tails: list[Tail]) -> set[bytes]:
-        """Remove the feeds that are cut at their first step; return their origins."""
+        """Remove the feeds that were cut at their first step, and return their origins."""
         present = {tail.feed for tail in tails}
         gone = [feed for feed in self.counts if feed not in present]
         for feed in gone:
@@ -336,9 +337,9 @@ class Contributions:
         return {feed.origin for feed in gone}
 
     def _read(self, tail: Tail, give_up: float) -> bool:
-        """Count one feed; return False if there was not the time for all of it."""
+        """Count one feed. Return False if the time was too short for all of it."""
         following, epochs = self.counts.get(tail.feed) or FeedCount(0, {})
-        if following > tail.next:  # it has been cut since: what is behind the cut does not count
+        if following > tail.next:  # it was cut meanwhile: updates after the cut do not count
             following, epochs = 0, {}
         base = self._log.base(tail.feed)
         if following < base.step:
@@ -366,7 +367,7 @@ class Contributions:
     # -- ranking -----------------------------------------------------------------------------------
 
     def _rank(self, changed: set[bytes]) -> None:
-        """Put the origins whose contribution has changed into their places; the others stay in order."""
+        """Move the origins with a changed contribution to their ranks. The others stay in order."""
         cut = frozenset(record.feed.origin for record in self._log.cuts())
         changed |= cut ^ self._cut
         self._cut = cut
@@ -392,11 +393,11 @@ class Contributions:
 
 
 MAX_SAMPLES = 512
-"""Most samples of a time series: more than a browser's chart has pixels for; 40 KiB."""
+"""Maximum number of samples of a time series, 40 KiB: more than a browser's chart has pixels for."""
 
 RATE_WINDOW, RATE_STEPS = 10.0, 4
-"""Seconds, and times that a count has grown, over which a rate is measured, whatever takes longer: a step of
-a large model on a CPU takes minutes."""
+"""Minimum time in seconds, and minimum number of growth steps, over which a rate is measured. A step of a
+large model on a CPU takes minutes."""
 
 
 class SeriesSample(NamedTuple):
@@ -409,7 +410,7 @@ class SeriesSample(NamedTuple):
     own_rate: float
     """Own updates per second."""
     swarm_rate: float | None
-    """Updates per second of all nodes; None as long as the node catches up."""
+    """Updates per second of all nodes; None until the node caught up."""
     loss: float | None
     cpu: float | None = None
     """Cores that the node keeps busy."""
@@ -420,12 +421,13 @@ class SeriesSample(NamedTuple):
 
 
 class TimeSeries:
-    """Samples at equal intervals from the start until now; the interval doubles when they become many."""
+    """Samples at equal intervals from the start until now. The interval doubles when there are too many
+    samples."""
 
     def __init__(self, interval: float) -> None:
         self.interval = interval
         self._tolerance = interval / 2
-        """Seconds by which a sample may come too early: callers are never quite on time."""
+        """Seconds by which a sample may come too early, because callers are never exactly on time."""
         self.samples: list[SeriesSample] = []
 
     def add(self, sample: SeriesSample) -> None:
@@ -439,13 +441,13 @@ class TimeSeries:
 
 
 class Rate:
-    """The growth of a count per second."""
+    """The growth rate of a count."""
 
     def __init__(self) -> None:
         self._counts: deque[tuple[float, float]] = deque()
 
     def update(self, now: float, count: float) -> float:
-        """Take in a count; return its growth per second of late, 0 if it has not grown for long.
+        """Add a count and return its recent growth per second, 0 if it did not grow for long.
 
         A count that falls starts a new measurement.
         """
@@ -460,7 +462,7 @@ class Rate:
         usual = (last - since) / max(1, len(counts) - 1)
         if now - last > max(RATE_WINDOW, RATE_STEPS * usual):
             return 0.0
-        spent = max(last - since, now - since - usual)  # what is under way is not late yet
+        spent = max(last - since, now - since - usual)  # an update under way is not late yet
         return (count - first) / spent if spent else 0.0
 
 

@@ -1,7 +1,7 @@
 """A local swarm: N nodes of a run as processes on this machine, from their start to equal digests.
 
-Starts, watches and compares the nodes; it prints nothing. No node outlives the process that started it.
-A swarm never signs for anybody else's run: an organised one has keys of its own, and so an id of its own.
+Starts, watches and compares the nodes; prints nothing. No node outlives the process that started it. A swarm
+never signs for another person's run: an organised run gets keys, and so an id, of its own.
 """
 
 from __future__ import annotations
@@ -43,47 +43,48 @@ from sfprotocol.decisions import Invite
 from sfprotocol.invitation import SECRET_BYTES
 
 MOST_NODES = 64
-"""Processes that load torch; more than this fit no machine that one would call local."""
+"""Maximum number of nodes. Each loads torch; no single machine has room for more."""
 
 POLL_INTERVAL = 0.5
 """Seconds between looks at the nodes."""
 
 AGREE_DEADLINE = 60.0
-"""Seconds after the last update within which all digests must be equal."""
+"""Seconds after the last update within which all digests must become equal."""
 
 
 RUN, KEYS = "run.toml", "keys"
-"""Names in a swarm's folder: its manifest, and the folder of the keys with which it organises."""
+"""Names in a swarm's folder: its manifest, and the folder of its organiser's keys."""
 
 
 class SwarmProgress(NamedTuple):
-    """The nodes as of one moment."""
+    """The nodes at one moment."""
 
     seconds: float
     """Seconds since the start of the swarm."""
     statuses: tuple[Status | None, ...]
     """The last status of each node, by number; None before its first answer."""
     organised: OrganiserStatus | None = None
-    """The first node's view of what counts; None in an open run, and before its first answer."""
+    """The first node's view of the organised run; None in an open run, and before its first answer."""
 
     @property
     def known(self) -> int:
-        """Updates that all nodes have."""
+        """Number of updates that all nodes have."""
         return min(status.known if status else 0 for status in self.statuses)
 
     @property
     def complete(self) -> bool:
-        """Whether all nodes have used up the update budget."""
+        """Whether no node will make more updates."""
         return all(status and _is_over(status) for status in self.statuses)
 
     @property
     def agree(self) -> bool:
-        """Whether all nodes have answered and their state digests are equal."""
+        """Whether all nodes answered and their state digests are equal."""
         return len({status.digest if status else None for status in self.statuses}) == 1
 
 
 def _is_over(status: Status) -> bool:
-    """Whether a node makes no updates any more; one that still lacks some has AGREE_DEADLINE for them."""
+    """Return whether a node makes no more updates. It may still lack some, which must arrive within
+    AGREE_DEADLINE."""
     used = status.organised.counted if status.organised else status.known
     catching_up = status.state is NodeState.CATCHING_UP and used >= status.update_budget
     return catching_up or status.state is NodeState.COMPLETE
@@ -92,8 +93,8 @@ def _is_over(status: Status) -> bool:
 class LocalSwarm:
     """The nodes of one run. Use it as an async context manager: at its end no process is left.
 
-    `async for progress in swarm` looks at the nodes regularly until the run is complete and all digests agree
-    (or should have long since); `await swarm.compare()` then says whether they do, and what was gained.
+    `async for progress in swarm` yields the nodes' state regularly until the run is complete and all digests
+    agree, or until they should have agreed. `await swarm.compare()` then returns the comparison and the gain.
     """
 
     def __init__(
@@ -113,19 +114,21 @@ class LocalSwarm:
     ) -> None:
         """Nothing is started or written before `start` (or `async with`).
 
-        `folder` holds the nodes' folders; without one they lie in a temporary folder, which is kept only if
-        there is something in it to look into. `split_data` gives every node its own part of the training
-        rows. `threads` of each node: 0 shares out the cores. Of several `device`s nodes take one each, by
-        turns. `evaluate`: measure the base model meanwhile and the trained one at the end, if the run has
-        test data. `beside` is the folder with published bases and data, that of a manifest of `sfnode init`;
-        `model` that of the base model, where the run names neither one of this package nor one of the hub.
-        `verifiers` are plug-ins that nodes may run; this process may have to be allowed to, too
+        `folder` holds the nodes' folders. Without one they lie in a temporary folder, which is kept only
+        after a failure. `split_data` gives every node its own part of the training rows. `threads` is the
+        number for each node; 0 divides the cores among them. If there are several `device`s, nodes use them
+        in turn. With `evaluate` the base model is measured meanwhile and the trained one at the end, if the
+        run has test data.
+
+        `beside` is the folder with published bases and data, beside a manifest of `sfnode init`. `model` is
+        the folder of the base model, if the run names neither a model of this package nor one of the hub.
+        `verifiers` are plug-ins that nodes may run. This process may need permission for them, too
         (`verifying.permit`).
         """
         if not 1 <= nodes <= MOST_NODES:
             raise ValueError(f"a local swarm has 1 to {MOST_NODES} nodes")
         self.manifest = manifest.current(manifest.name)
-        """The run; once it has started, that of an organised one has the swarm's own keys."""
+        """The run. After the start an organised run has the swarm's own keys."""
         self.nodes: list[NodeProcess] = []
         self.folder = folder
         self._count = nodes
@@ -144,18 +147,17 @@ class LocalSwarm:
         self._evaluates = evaluate and bool(manifest.data.test)
         self._measuring: asyncio.Task[tuple[Evaluation, Evaluation | None]] | None = None
         self._started = self._first_update = self._complete_since = 0.0
-        """Monotonic times; 0 before it has happened."""
+        """Monotonic times of these events; 0 before each."""
         self.keep = False
-        """Whether `stop` leaves the temporary folder."""
+        """Whether `stop` keeps the temporary folder."""
 
     # -- starting and stopping ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the first node alone, and once it answers the others, who join through it.
+        """Start the first node alone, and after its first answer the others, which join through it.
 
-        The first one organises an organised run, and admits the others by an invitation.
-
-        Raises UserError BAD_OPTION when the folder cannot be written, SWARM_FAILED when a node ends.
+        The first node organises an organised run, and admits the others by an invitation. Raises UserError
+        BAD_OPTION when the folder cannot be written, SWARM_FAILED when a node ends.
         """
         self._started = time.monotonic()
         run = self._write_run()
@@ -175,7 +177,7 @@ class LocalSwarm:
             self._measuring = asyncio.create_task(self._evaluate_base())
 
     async def stop(self) -> None:
-        """Stop all nodes; remove the temporary folder unless a node has failed or digests differ."""
+        """Stop all nodes. Remove the temporary folder unless a node failed or digests differ."""
         if self._measuring:
             self._measuring.cancel()
             await asyncio.gather(self._measuring, return_exceptions=True)
@@ -198,7 +200,7 @@ class LocalSwarm:
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
-        """Keep the temporary folder if a node fails meanwhile: the error names a log in it."""
+        """Keep the temporary folder if a node fails in the block, because the error names a log in it."""
         try:
             yield
         except UserError:
@@ -206,7 +208,7 @@ class LocalSwarm:
             raise
 
     async def _invite(self, organiser: NodeProcess) -> str:
-        """Return a ticket for all other nodes, `NUMBER:HEX`; with one they need no proof of work."""
+        """Return a ticket for all other nodes, `NUMBER:HEX`. With it they need no proof of work."""
         secret = secrets.token_bytes(SECRET_BYTES[0])
         key = invitation_key(self.manifest.run_id, secret).public_key().public_bytes_raw()
         wish = decisions.encode(Invite(key, self._count - 1))
@@ -214,7 +216,7 @@ class LocalSwarm:
             try:
                 result = await organiser.ask(organiser.client.decide(wish))
             except UserError as error:
-                if error.code is not Code.ORGANISER_NEEDED:  # it has only just started
+                if error.code is not Code.ORGANISER_NEEDED:  # it is still starting
                     raise
                 await asyncio.sleep(START_POLL)
             else:
@@ -238,7 +240,8 @@ class LocalSwarm:
         return path
 
     def _bring_files(self, folder: Path) -> None:
-        """Copy published bases and data to where the first node looks for them; others get them from it."""
+        """Copy published bases and data to where the first node looks for them. The other nodes download them
+        from it."""
         digest, targets = self.manifest.training.bases, self.manifest.model.parsed_targets()
         if digest and self._beside:
             file = published.path_in(self._beside, digest)
@@ -271,12 +274,12 @@ class LocalSwarm:
 
     @property
     def before(self) -> Evaluation | None:
-        """The evaluation of the base model, once there is one."""
+        """The evaluation of the base model, once it is finished."""
         return self._base[0]
 
     @property
     def calibrated(self) -> Evaluation | None:
-        """The evaluation of the base model less its prior, once there is one."""
+        """The evaluation of the base model less its prior, once it is finished."""
         return self._base[1]
 
     @property
@@ -286,7 +289,7 @@ class LocalSwarm:
         return task.result() if task and done else (None, None)
 
     async def look(self) -> SwarmProgress:
-        """Look at the nodes once. Raises UserError SWARM_FAILED when one has ended."""
+        """Ask the nodes once. Raises UserError SWARM_FAILED if one ended."""
         with self._keeping():
             statuses = tuple(await asyncio.gather(*(node.look() for node in self.nodes)))
             organised = await self._organiser_status() if self._organised and statuses[0] else None
@@ -302,7 +305,7 @@ class LocalSwarm:
             return None
 
     async def __aiter__(self) -> AsyncIterator[SwarmProgress]:
-        """Look at the nodes regularly until the run is complete and the base model is measured."""
+        """Ask the nodes regularly until the run is complete and the base model is measured."""
         while True:
             progress = await self.look()
             yield progress
@@ -311,7 +314,7 @@ class LocalSwarm:
             await asyncio.sleep(POLL_INTERVAL)
 
     def _measured(self) -> bool:
-        """Whether the base model is measured, or need not be. Raises what the measurement has failed with."""
+        """Return whether the base model was measured, or need not be. Raises the measurement's error."""
         if self._measuring is None:
             return True
         return self._measuring.done() and bool(self._measuring.result())
@@ -336,7 +339,7 @@ class LocalSwarm:
             digests = await asyncio.gather(*(node.ask(node.client.digest()) for node in self.nodes))
         last = await self.look()
         statuses = [status for status in last.statuses if status]
-        # own updates by the signed log, so that those of an earlier start in the same folder count too
+        # own updates from the signed log, to include those of earlier starts in the same folder
         nodes = [
             NodeResult(node=n, own_updates=s.contributed, digest=d.digest, core_digest=d.core_digest)
             for n, (s, d) in enumerate(zip(statuses, digests, strict=True), 1)
@@ -367,23 +370,28 @@ class LocalSwarm:
         )
 
     async def samples(self) -> Samples:
-        """Return how the base model and later ones answer some test rows. Raises as `compare`."""
+        """Return the answers of the base model and later ones to some test rows. Raises as `compare`."""
         with self._keeping():
             return await self.nodes[0].ask(self.nodes[0].client.samples())
 
     async def _evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False
     ) -> NodeEvaluation:
-        """Have the first node measure the model on the run's test rows, and the last one, which organises no
-        run of several, the base model while nothing has counted yet."""
+        """Have a node measure the model on the run's test rows.
+
+        The last node measures the base model before anything counts, because it does not organise if there
+        are several nodes. The first node measures all else.
+        """
         node = self.nodes[-1 if base else 0]
         with self._keeping():
             await node.answering()
             return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
     async def _evaluate_base(self) -> tuple[Evaluation, Evaluation | None]:
-        """Have it measure the base model, as it is and less its prior over the answers, if it has any, once
-        it has made an update: a run of a minute would be over without its rows."""
+        """Have the base model measured, as it is and less its prior over the answers, if it has one.
+
+        That waits for the node's first update: a run of a minute would otherwise end without the node's rows.
+        """
         while True:
             status = await self.nodes[-1].answering()
             if status.contributed or _is_over(status):
@@ -396,31 +404,32 @@ class LocalSwarm:
 
 
 def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...]) -> Manifest:
-    """Return the organised run that differs by these keys only."""
+    """Return the organised run with these keys, and all else unchanged."""
     said = manifest.organised.model_copy(update={"organiser": organiser, "deputies": deputies, "votes": 1})
     return manifest.model_copy(update={"organised": said})
 
 
 def _but_for_keys(manifest: Manifest) -> Manifest:
-    """Return what two runs that differ by their keys only have in common."""
+    """Return what two runs have in common if they differ only by their keys."""
     return _with_keys(manifest, organiser="", deputies=())
 
 
 T = TypeVar("T")
 
 START_DEADLINE = 120.0
-"""Seconds for a node to answer on its control socket: importing torch on a busy machine takes ten."""
+"""Time limit for a node's first answer on its control socket, in seconds: importing torch on a busy machine
+takes ten."""
 
 STOP_DEADLINE = 10.0
-"""Seconds for a node to end after it was asked to; it takes less than two."""
+"""Time limit for a node to end after a request, in seconds; it takes less than two."""
 
 END_DEADLINE = 5.0
-"""Seconds for a process whose control socket has gone to be gone itself."""
+"""Time limit for a process to end after its control socket is gone, in seconds."""
 
 START_POLL = 0.2
 
 SHOWN_LINES = 8
-"""Lines of a node's output that the error shows when the node has ended."""
+"""Number of lines of a node's output that the error shows after the node ended."""
 
 
 class NodeProcess:
@@ -430,7 +439,7 @@ class NodeProcess:
         self.number = number
         self.client = Client(Layout(folder).control_socket)
         self.status: Status | None = None
-        """Its last answer."""
+        """The last status that it answered."""
         self.folder = folder
         self.program = (sys.executable, "-m", "sfnode")
         self._log = folder / "node.log"
@@ -438,8 +447,10 @@ class NodeProcess:
         self._started = time.monotonic()
 
     async def start(self, arguments: list[str], invitation: str = "") -> None:
-        """Start its program's `join` with these arguments and by this invitation, which is a secret that no
-        other user may see; its output goes to node.log in its folder."""
+        """Start the node's `join` with these arguments.
+
+        The invitation is a secret that no other user may see. The output goes to node.log in its folder.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         node = [*self.program, "join", "--data-dir", str(self.folder), *arguments]
         with self._log.open("ab") as output:
@@ -454,9 +465,9 @@ class NodeProcess:
         self._started = time.monotonic()
 
     async def look(self) -> Status | None:
-        """Return its status as of now, or else its last one; None if it has not answered yet.
+        """Return its current status, or else its last one; None before its first answer.
 
-        Raises UserError SWARM_FAILED when the process has ended or does not answer from the start.
+        Raises UserError SWARM_FAILED if the process ended or never answered.
         """
         if self._process is None or self._process.returncode is not None:
             raise self._failure()
@@ -475,7 +486,7 @@ class NodeProcess:
             await asyncio.sleep(START_POLL)
 
     async def ask(self, call: Awaitable[T]) -> T:
-        """Await a call of its client; if its process has ended, raise UserError SWARM_FAILED instead."""
+        """Await a call of its client. Raises UserError SWARM_FAILED if its process ended."""
         try:
             return await call
         except UserError as error:
@@ -514,7 +525,7 @@ class NodeProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment without the options in it: they are meant for this process, not for the nodes."""
+    """Return this process's environment without sfnode's variables: they are not meant for the nodes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return {**kept, variable("--config"): os.devnull}
 
@@ -526,7 +537,7 @@ def _fate(status: int | None) -> str:
 
 
 def _end_of_output(log: Path) -> list[str]:
-    """The error that the node ended with, or else the last lines of its output."""
+    """Return the error with which the node ended, or else the last lines of its output."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     errors = [number for number, line in enumerate(lines) if line.startswith("sfnode: SF")]
     return lines[errors[-1] :] if errors else lines[-SHOWN_LINES:]

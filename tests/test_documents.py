@@ -18,7 +18,6 @@ from sfnode.models import files, vetting
 from sfnode.peers import contacts
 from sfnode.preparing.manifest import build
 from sfnode.printable import read_json, read_toml
-from sfnode.publish.certificate import Certificate
 from sfnode.publish.run_file import RunFile
 from sfnode.tasks import verifying
 
@@ -123,16 +122,12 @@ def run_file(_: Path, data: bytes) -> object:
     return RunFile.parse(data, "run.json")
 
 
-def certificate(_: Path, data: bytes) -> object:
-    return Certificate.parse(data, "ann.json")
-
-
 def succession(folder: Path, data: bytes) -> object:
     return read_succession(_file(folder, "next.json", data))
 
 
 READERS: list[Callable[[Path, bytes], object]] = [
-    *(export, model, model_to_hash, index, header, verifier, contacts_at, run_file, certificate, succession)
+    *(export, model, model_to_hash, index, header, verifier, contacts_at, run_file, succession)
 ]
 AS_THEY_ARE = {
     (reader, name)

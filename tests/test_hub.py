@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
-import threading
 import time
-from base64 import b64decode
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from huggingface_hub import constants
 from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.models import files
-from tests.hub_server import POLL, REVISION, Offer, Offering, offering
+from tests.hub_server import REVISION, Offer, Offering, offering
 
 __all__ = ["offering"]
 
@@ -161,154 +158,3 @@ def test_a_revision_is_no_place_here(revision: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError) as refused:
         files.resolve("nobody/model", revision, None)
     assert refused.value.code is Code.MODEL_NOT_FOUND
-
-
-# -- what is uploaded --------------------------------------------------------------------------------
-
-
-class Writable(ThreadingHTTPServer):
-    """As much of the hub as its library needs to make a model and put files into it."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Takes)
-        self.role, self.private = "write", {"ann/taken": False}
-        self.broken = False
-        self.files: dict[str, bytes] = {}
-
-
-class _Takes(BaseHTTPRequestHandler):
-    server: Writable
-
-    def do_GET(self) -> None:
-        name = self.path.removeprefix("/api/models/")
-        if self.path == "/api/whoami-v2" and self.headers["Authorization"] != "Bearer hf_ann":
-            self._answer({"error": "Invalid username or password."}, 401)
-        elif self.path == "/api/whoami-v2":
-            token = {"accessToken": {"role": self.server.role}}
-            self._answer({"name": "ann", "orgs": [{"name": "owls"}], "auth": token})
-        elif name in self.server.private:
-            self._answer({"id": name, "sha": REVISION, "private": self.server.private[name], "siblings": []})
-        else:
-            self._answer({"error": "Repository not found"}, 404)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        address = f"http://127.0.0.1:{self.server.server_port}"
-        if self.path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'ann'}/{asked['name']}"
-            self.server.private[name] = asked.get("private", asked.get("visibility") == "private")
-            self._answer({"url": f"{address}/{name}"})
-        elif self.server.broken:
-            self._answer({"error": "out of order"}, 500)
-        elif "/preupload/" in self.path:
-            named = [one["path"] for one in json.loads(body)["files"]]
-            plain = {"uploadMode": "regular", "shouldIgnore": False}
-            self._answer({"files": [{"path": path, **plain} for path in named]})
-        elif "/commit/" in self.path:
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    self.server.files[line["value"]["path"]] = b64decode(line["value"]["content"])
-            name = self.path.removeprefix("/api/models/").partition("/commit/")[0]
-            self._answer({"commitUrl": f"{address}/{name}/commit/{REVISION}", "commitOid": REVISION})
-        else:
-            self._answer({})
-
-    def _answer(self, what: object, status: int = 200) -> None:
-        body = json.dumps(what).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if status == 404:
-            self.send_header("X-Error-Code", "RepoNotFound")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def writable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Writable]:
-    """A hub on which Ann may write."""
-    with Writable() as made:
-        threading.Thread(target=made.serve_forever, args=(POLL,), daemon=True).start()
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{made.server_port}")
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # its client speaks to another host
-        monkeypatch.setenv("HF_TOKEN", "hf_ann")
-        yield made
-        made.shutdown()
-
-
-@pytest.fixture
-def export(tmp_path: Path) -> Path:
-    """A finished export, as far as the hub is concerned."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "README.md").write_text("---\nlibrary_name: transformers\n---\n# reviews\n")
-    (folder / "model.safetensors").write_bytes(bytes(range(256)) * 8)
-    return folder
-
-
-@pytest.mark.parametrize("name", ["ann/new", "owls/new"])
-def test_an_export_is_uploaded_whole_and_private(name: str, writable: Writable, export: Path) -> None:
-    hub.check(name, public=False)
-    assert name not in writable.private
-    address = hub.push(export, name, public=False)
-    assert address == f"http://127.0.0.1:{writable.server_port}/{name} (private)"
-    assert writable.private[name]
-    assert writable.files == {file.name: file.read_bytes() for file in export.iterdir()}
-
-
-def test_it_is_public_if_that_is_said(writable: Writable, export: Path) -> None:
-    with pytest.raises(UserError, match="SF010: ann/taken is on the hub already, where everybody sees it"):
-        hub.check("ann/taken", public=False)
-    hub.check("ann/taken", public=True)
-    assert hub.push(export, "ann/new", public=True).endswith("/ann/new (public)")
-
-
-@pytest.mark.parametrize(
-    ("name", "token", "role", "code", "says"),
-    [
-        ("ann", "hf_ann", "write", Code.BAD_OPTION, "'ann' is no name of a model"),
-        ("ann/a/b", "hf_ann", "write", Code.BAD_OPTION, "is no name of a model"),
-        ("bob/new", "hf_ann", "write", Code.UPLOAD_REFUSED, "that of ann, who is not bob and not a member"),
-        ("ann/new", "hf_ann", "read", Code.UPLOAD_REFUSED, "for reading only"),
-        ("ann/new", "hf_bob", "write", Code.UPLOAD_REFUSED, "Invalid"),
-        ("ann/new", "", "write", Code.UPLOAD_REFUSED, "there is no token"),
-    ],
-)
-def test_what_the_hub_would_refuse_is_refused_first(
-    name: str,
-    token: str,
-    role: str,
-    code: Code,
-    says: str,
-    writable: Writable,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", token)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
-    writable.role = role
-    with pytest.raises(UserError) as refused:
-        hub.check(name, public=False)
-    assert refused.value.code is code
-    assert says in refused.value.what
-
-
-def test_a_hub_that_is_silent_is_said_at_once() -> None:
-    with pytest.raises(UserError, match="SF029: nothing can be uploaded to the hub: it does not answer"):
-        hub.check("ann/new", public=False)
-
-
-def test_an_upload_that_fails_leaves_the_export_and_the_command_that_goes_on(
-    writable: Writable, export: Path
-) -> None:
-    writable.broken = True
-    with pytest.raises(UserError) as failed:
-        hub.push(export, "ann/new", public=False)
-    assert failed.value.code is Code.UPLOAD_FAILED
-    assert failed.value.fix.endswith(f"The export is complete: `hf upload ann/new {export}` puts it there.")
-    assert len(list(export.iterdir())) == 2

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -289,37 +288,11 @@ def test_wandb_without_credentials_asks_nobody_and_is_offline(
     assert [path for path in files(offline_wandb) if path.suffix == ".wandb"]
 
 
-def test_trackio_writes_its_local_database_and_does_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("trackio")
-    from trackio import sqlite_storage, utils
-
-    for module in (utils, sqlite_storage):
-        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path)
-    told("trackio:project")
-    assert {path.name for path in files(tmp_path)} <= {
-        "project.db",
-        "project.db-wal",
-        "project.db-shm",
-        "project.lock",
-    }
-    storage = sqlite_storage.SQLiteStorage
-    (run,) = storage.get_runs("project") if hasattr(storage, "get_runs") else []
-    name = run if isinstance(run, str) else run["name"]
-    assert name == NAME.strip() or name == NAME
-    logged: list[dict[str, Any]] = storage.get_logs("project", name)
-    assert [line["step"] for line in logged] == [5, 3, 9]
-    assert logged[0]["step/own_updates"] == 2
-    assert storage.get_run_config("project", name)["rank"] == 4
-    assert capfd.readouterr() == ("", "")
-
-
 # -- what cannot be opened -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "where", ["", "jsonl", "jsonl:", "csv:a", "JSONL:a", "wandb:../up", "trackio:a/b", "wandb:", "trackio:-a"]
+    "where", ["", "jsonl", "jsonl:", "csv:a", "JSONL:a", "wandb:../up", "wandb:a/b", "wandb:", "wandb:-a"]
 )
 def test_what_is_no_logger_is_refused(where: str) -> None:
     with pytest.raises(UserError) as refused:

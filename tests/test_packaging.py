@@ -51,7 +51,6 @@ def test_all_extras_of_loggers_experiments_and_verifiers_are_tested() -> None:
         "re2",
         "tensorboard",
         "wandb",
-        "trackio",
     }
 
 

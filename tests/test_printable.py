@@ -109,26 +109,18 @@ def unknown_key() -> None:
     Manifest.from_canonical(msgpack.packb({**fields, HOSTILE[:-1]: 1}), HOSTILE)
 
 
-def unknown_source() -> None:
-    files.resolve(HOSTILE, HOSTILE, None)
+TEXT = Task(kind="text", template="{text}")
+USES: dict[str, Callable[[], object]] = {
+    "an unknown key": unknown_key,
+    "an unknown source": lambda: files.resolve(HOSTILE, HOSTILE, None),
+    "an unreadable template": lambda: templates.parse("{" + HOSTILE),
+    "unreadable data": lambda: dataset.load_rows(f"{HOSTILE}.tsv", TEXT),
+    "data that are nowhere on the hub": lambda: dataset.load_rows(f"hf:{HOSTILE}:train", TEXT),
+}
 
 
-def unreadable_template() -> None:
-    templates.parse("{" + HOSTILE)
-
-
-def unreadable_data() -> None:
-    dataset.load_rows(f"{HOSTILE}.tsv", Task(kind="text", template="{text}"))
-
-
-def data_nowhere_on_the_hub() -> None:
-    dataset.load_rows(f"hf:{HOSTILE}:train", Task(kind="text", template="{text}"))
-
-
-@pytest.mark.parametrize(
-    "use", [unknown_key, unknown_source, unreadable_template, unreadable_data, data_nowhere_on_the_hub]
-)
-def test_an_error_about_a_hostile_manifest_is_harmless(use: Callable[[], None]) -> None:
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_an_error_about_a_hostile_manifest_is_harmless(use: Callable[[], object]) -> None:
     with pytest.raises(UserError) as caught:
         use()
     assert is_harmless(str(caught.value))

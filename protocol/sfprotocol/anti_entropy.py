@@ -1,7 +1,7 @@
-"""Anti-entropy: Summaries that tell what is there, and when to tell all of it again (SPEC A1-A3, A6).
+"""Anti-entropy: Summaries of all feeds, and when to repeat them (SPEC A1-A3, A6).
 
-Flooding is fast and may lose anything; comparing digests is what makes delivery certain. What a Summary shows
-to be missing is for pulls.py to ask for.
+Flooding is fast and may lose anything. The comparison of digests makes delivery certain. If a Summary shows
+missing updates, pulls.py asks for them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from sfprotocol.plumtree import announce
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 SYNC_INTERVAL = 1.0
-"""Seconds between Summaries, each to the next link in turn: with 6 links every neighbour hears of us every
-6 s and we of it, which costs a quiet node 50 bytes a second."""
+"""Seconds between Summaries, each to the next link in turn. With 6 links each neighbour gets one every 6 s,
+which costs a quiet node 50 bytes a second."""
 
 CLAIM_BYTES = 43
-"""Bytes of a feed's entry in a Summary, as a rule."""
+"""Typical size of a feed's entry in a Summary, in bytes."""
 
 FULL_SUMMARY_BASE = 2.0
 FULL_SUMMARY_PER_FEED = 0.02
-"""Seconds between full Summaries on a link whose digest differs: keeps their cost below 3 kB/s a link,
-however many feeds there are."""
+"""Seconds between full Summaries on a link with another digest: a constant and a part per feed. Keeps their
+cost below 3 kB/s for a link, with any number of feeds."""
 
 MOST_PATIENCE = 16.0
-"""Factor by which that interval grows at most, while telling everything has repaired nothing: as long as
+"""Maximum factor by which that interval grows while full Summaries do not repair the difference. As long as
 updates flow, two digests are seldom of the same moment."""
 
 
@@ -56,12 +56,12 @@ def tell_all(link: Link, frontier: Frontier, now: float) -> list[Action]:
 
 
 def tell_changes(link: Link, frontier: Frontier) -> list[Action]:
-    """Tell the peer what has changed, and the digest that goes with it (SPEC A2)."""
+    """Tell the peer the changed feeds and the digest (SPEC A2)."""
     return [*announce(link, frontier), *(Transmit(link.id, page) for page in pages(frontier, []))]
 
 
 def tell(link: Link, frontier: Frontier, now: float) -> list[Action]:
-    """Tell the peer what is due: what has changed, or everything where the digests stay apart."""
+    """Tell the peer the changed feeds, or everything if the digests stay different."""
     if not wants_full_summary(link, frontier, now):
         return tell_changes(link, frontier)
     link.agreement.patience = min(2 * link.agreement.patience, MOST_PATIENCE)
@@ -69,7 +69,7 @@ def tell(link: Link, frontier: Frontier, now: float) -> list[Action]:
 
 
 def wants_full_summary(link: Link, frontier: Frontier, now: float) -> bool:
-    """Return whether the digests have differed for so long that a Summary must have been lost (SPEC A6)."""
+    """Return whether the digests have differed for so long that a Summary is probably lost (SPEC A6)."""
     agreement = link.agreement
     if agreement.differs_since is None:
         return False
@@ -78,7 +78,7 @@ def wants_full_summary(link: Link, frontier: Frontier, now: float) -> bool:
 
 
 def compare(link: Link, digest: bytes, frontier: Frontier, now: float) -> None:
-    """Note whether the peer's digest is ours (SPEC A6)."""
+    """Note whether the peer's digest equals ours (SPEC A6)."""
     agreement = link.agreement
     agreement.agreed = digest == frontier.digest()
     if agreement.agreed:

@@ -1,8 +1,8 @@
 """Cards: the names that origins give themselves, signed and passed on (SPEC K1-K5).
 
-A courtesy for those who look at a run. Cards are no part of its state: no digest covers them, nothing waits
-for them, and one that gets lost is told again with the next link. A card travels as its feed does, behind
-the update it counts from, so that nobody needs to know who has it already.
+Cards show names to people who watch a run. They are no part of its state: no digest covers them, nothing
+waits for them, and a lost card is sent again with the next link. A card travels like its feed, after the
+update from which it counts, so that nobody needs to know who has it already.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.signing import Sign, card_message, signed_by
 
 CARD_STEPS = 256
-"""Updates that an origin makes between two cards of a feed: whoever floods names pays for it with work."""
+"""Minimum number of updates between two cards of a feed, so that many names cost much work."""
 
 
 class Cards:
-    """The newest card of every feed, and the names that our own feed is to have."""
+    """The newest card of every feed, and the names for our own feed."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Cards:
         own: Names,
         sign: Sign,
     ) -> None:
-        """`kept` are the cards that were noted before, already verified; `own` are our own names."""
+        """`kept` are the stored cards, already verified; `own` are our own names."""
         self._frontier = frontier
         self._links = links
         self._counters = counters
@@ -51,19 +51,19 @@ class Cards:
         self._cards.pop(feed, None)
 
     def names(self, among: Collection[bytes] | None = None) -> dict[bytes, Names]:
-        """Return the names of every origin, or of those `among` them, by the newest card of the feed that it
-        has used last."""
-        cards = list(self._cards.values())  # a copy at one stroke: another thread may ask while cards arrive
+        """Return the names of every origin, or only of these origins: those of the newest card of the feed
+        that it used last."""
+        cards = list(self._cards.values())  # an atomic copy: another thread may ask while cards arrive
         if among is not None:
             cards = [card for card in cards if card.feed.origin in among]
         ordered = sorted(cards, key=lambda card: (self._frontier.state(card.feed).epoch, card.step))
         return {card.feed.origin: Names(card.name, card.team) for card in ordered}
 
     def heard(self, link: Link, card: Card, now: float) -> list[Action]:
-        """Keep and pass on a card that is due and signed.
+        """Store and forward a card that is due and signed.
 
-        One that is no news, or counts from an update that we lack, costs its sender as any such frame does.
-        Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
+        A card that is no news, or counts from a missing update, costs its sender like any frame without news.
+        Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
         if not self._is_due(self._frontier.state(card.feed), card.step):
             return []
@@ -85,7 +85,7 @@ class Cards:
         return self._keep(replace(card, signature=self._sign(self._message(card))))
 
     def tell(self, link: Link, feed: Feed) -> list[Action]:
-        """Send the card of `feed` to a peer that has these updates from us (SPEC K4)."""
+        """Send the card of `feed` to a peer that has got its updates from us (SPEC K4)."""
         card = self._cards.get(feed)
         if card is None or not link.cards.get(feed, 0) < card.step <= link.outbox.sent.get(feed, 0):
             return []
@@ -93,7 +93,8 @@ class Cards:
         return [Transmit(link.id, card)]
 
     def _is_due(self, state: FeedState, step: int) -> bool:
-        """Return whether a card of this feed that counts from `step` on would be a newer one (SPEC K3)."""
+        """Return whether a card of this feed that counts from `step` on would replace the present one (SPEC
+        K3)."""
         known = self._cards.get(state.feed)
         return (known.step + CARD_STEPS if known else 1) <= step <= state.next
 

@@ -1,24 +1,25 @@
-"""The control feed: the organiser's decisions as one signed sequence, and who may go on with it (O3, O4).
+"""The control feed: the organiser's decisions as one signed sequence, and the keys that may extend it (O3,
+O4).
 
 Every decision extends a hash chain and is signed on its own, so that two signatures at one position prove
 that the organiser has signed two sequences. Deputies, named in the manifest, may pass the feed on to another
-key. Nothing here knows what a decision means, or links, or time.
+key. This module does not know what a decision means, and knows no links and no time.
 
-Theory of operation. Three things come in, in any order: decisions, successions, forks. What the sequence is
-follows from what has come, not from when:
+Theory of operation. Decisions, successions and forks arrive in any order. The sequence is a function of the
+set that has arrived:
 
     the succession of the highest term counts, unless there are two of that term
-    what it keeps is told by one chain hash, whatever else was signed; after that, only its key decides
-    a fork freezes the sequence before the position at which two were signed, for as long as its term lasts
-    an election begins a term within the sequence: more than half of the stand-ins have signed it, with all
-        that stands before it; of two sequences the one counts that has the later term where they part
-    decisions are a prefix of one chain; one that does not follow is not taken
+    one chain hash tells which decisions it keeps, whatever else was signed; after them only its key decides
+    a fork ends the sequence before the position at which two decisions were signed, while its term lasts
+    an election begins a term within the sequence: more than half of the stand-ins have signed it and all
+        decisions before it; of two sequences, the one with the later term where they part counts
+    decisions are a prefix of one chain; a decision that does not follow is not taken
 
-A node that lacks something of what the succession keeps is *behind*. It takes whatever was signed, one
-history in place of another where they differ, until one of them leads to that chain hash.
+A node *misses decisions* if it lacks some that the succession keeps. It then takes any signed decision, one
+history in place of another where they differ, until a history leads to that chain hash.
 
-Whoever folds the decisions remembers how many it has folded and the chain hash after them: if `chains` has
-another one there, or ends before, it folds anew.
+The code that folds decisions remembers their number and the chain hash after them. If `chains` has another
+hash there, or ends before, it folds anew.
 """
 
 from __future__ import annotations
@@ -44,20 +45,21 @@ _ELECTION = b"sfnode-election"
 _STATEMENT = b"sfnode-statement"
 
 _TURNS = tuple(decisions.encode(one)[1:2] for one in (StandIns(()), Elected(bytes(32), ())))
-"""The kinds of decisions about who signs, where a record has its own: of others nothing is decoded."""
+"""The byte of a record's kind, for the two decisions about who signs. No other record is decoded here."""
 
 MAX_DEPUTIES = 64
-"""Deputies of a run: as many signatures are checked for a succession."""
+"""Maximum number of deputies of a run. Bounds the signatures that are checked for a succession."""
 
 MAX_TERMS = 64
-"""Terms of which successions are kept, the highest: only a majority of the deputies can make more of them."""
+"""Maximum number of terms whose successions are stored, the highest ones. Only a majority of the deputies can
+make more."""
 
 MAX_CONTROL = 1 << 28
-"""Bytes of a control feed, each decision counted with ENTRY_COST more: 1,000 epochs in which 10,000 feeds
-move. Whatever the holder of the key signs, it costs others no more memory than a few times that."""
+"""Maximum size of a control feed, in bytes, with ENTRY_COST for each decision: 1,000 epochs in which 10,000
+feeds move. The holder of the key cannot cost others more memory than a few times that."""
 
 ENTRY_COST = 256
-"""Bytes that a node keeps for a decision besides the record: signature, chain hash, places in lists."""
+"""Bytes of memory for a decision besides its record: signature, chain hash, places in lists."""
 
 
 def genesis(run_id: bytes) -> bytes:
@@ -71,24 +73,25 @@ def extend(chain: bytes, term: int, record: bytes) -> bytes:
 
 
 def decision_message(run_id: bytes, term: int, stop: int, chain: bytes) -> bytes:
-    """Return what the key of a term signs: the chain hash after `stop` decisions."""
+    """Return the message that the key of a term signs: the chain hash after `stop` decisions."""
     return b"".join((_HEAD, run_id, term.to_bytes(4, "big"), stop.to_bytes(8, "big"), chain))
 
 
 def succession_message(run_id: bytes, succession: Succession) -> bytes:
-    """Return what deputies sign."""
+    """Return the message that deputies sign."""
     numbers = succession.term.to_bytes(4, "big") + succession.kept.to_bytes(8, "big")
     return b"".join((_SUCCESSION, run_id, numbers, succession.chain, succession.key))
 
 
 def election_message(run_id: bytes, term: int, kept: int, chain: bytes, key: bytes) -> bytes:
-    """Return what stand-ins sign: that `key` begins a term after `kept` decisions, with this chain hash."""
+    """Return the message that stand-ins sign: `key` begins a term after `kept` decisions with this chain
+    hash."""
     return b"".join((_ELECTION, run_id, term.to_bytes(4, "big"), kept.to_bytes(8, "big"), chain, key))
 
 
 def statement_message(run_id: bytes, said: Statement, entries: bytes = b"") -> bytes:
-    """Return what the key of a statement signs: all of it, or who passes it on could leave out entries. Their
-    hash stands for them where they are not here any more."""
+    """Return the message that the key of a statement signs. It covers the entries, so that nobody who
+    forwards the statement can leave them out. `entries` is their hash if they are not stored any more."""
     numbers = (
         (said.number, 8), (said.term, 4), (said.voted, 4), (said.decided, 8), (said.stop, 8), (said.last, 4),
         (said.heard, 8), (said.silent, 1),
@@ -100,14 +103,14 @@ def statement_message(run_id: bytes, said: Statement, entries: bytes = b"") -> b
 
 
 def hash_of(entries: Iterable[Entry]) -> bytes:
-    """Return the 32 bytes that stand for the entries of a statement in what its key signs."""
+    """Return the hash of a statement's entries in its signed message; 32 bytes."""
     heads = ((one, one.term.to_bytes(4, "big") + len(one.record).to_bytes(4, "big")) for one in entries)
     told = b"".join(part for one, head in heads for part in (head, one.record, one.signature))
     return hashlib.blake2b(told, digest_size=32).digest()
 
 
 def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
-    """Return the votes of deputies, one of each, whose signature holds."""
+    """Return the votes with a valid signature, one of each deputy."""
     message = succession_message(authority.run_id, succession)
     deputies, votes = authority.deputies, dict(succession.votes)
     return [
@@ -123,9 +126,9 @@ class _Turn(NamedTuple):
     position: int
     term: int
     keys: tuple[bytes, ...]
-    """Those who stand in from there on, or the one that is elected."""
+    """The stand-ins from there on, or the elected key."""
     members: tuple[int, ...] = ()
-    """Numbers of the members whose keys they are."""
+    """Numbers of the stand-ins' members."""
 
 
 _POSITION, _TERM = attrgetter("position"), attrgetter("term")
@@ -138,40 +141,40 @@ class ControlFeed:
         self.authority = authority
         self.entries: list[Entry] = []
         self.chains = [genesis(authority.run_id)]
-        """Chain hashes, after 0, 1, ... decisions."""
+        """Chain hashes after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
-        """The fork at the lowest position, by term, of those with one key."""
+        """The fork at the lowest position, by term."""
         self.liars: dict[bytes, DoubleVote] = {}
-        """The proof, by key, that a stand-in has elected two for one term: its word counts no more."""
+        """Proofs, by key, that a stand-in has elected two keys for one term. Its statements are ignored."""
         self.successions: dict[bytes, Succession] = {}
-        """Successions by what was signed: of each term one, or the lowest two, which void each other."""
+        """Successions by their signed message: one of each term, or the lowest two, which void each other."""
         self.succession: Succession | None = None
         """The succession that counts: that of the highest term that has only one."""
         self._sizes = [0]
-        """Bytes that are kept for the first 0, 1, ... decisions (see MAX_CONTROL)."""
+        """Size of the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
         self._named: list[_Turn] = []
-        """Decisions here that name stand-ins, in order."""
+        """Stored decisions that name stand-ins, in order."""
         self._elected: list[_Turn] = []
-        """Decisions here that begin a term, in order."""
+        """Stored decisions that begin a term, in order."""
 
     @property
     def stop(self) -> int:
-        """Number of decisions here."""
+        """Number of stored decisions."""
         return len(self.entries)
 
     @property
     def chain(self) -> bytes:
-        """The chain hash after them."""
+        """The chain hash after all of them."""
         return self.chains[-1]
 
     @property
     def term(self) -> int:
-        """The term whose key signs what comes next."""
+        """The term whose key signs the next decision."""
         return self._term_at(self.stop)
 
     @property
     def stand_ins(self) -> tuple[bytes, ...]:
-        """The keys of whom more than half elect, and hold what is decided; none if nobody stands in."""
+        """The keys of the stand-ins, of which a majority elects and decides; empty if there are none."""
         return self._stand_ins_at(self.stop, self.term)
 
     @property
@@ -181,8 +184,8 @@ class ControlFeed:
 
     @property
     def frozen(self) -> bool:
-        """Whether nobody can decide, as the key has signed two sequences, or half of the stand-ins have lied:
-        a succession has to go on."""
+        """Whether nobody can decide until a succession: the key has signed two sequences, or half of the
+        stand-ins have voted twice."""
         honest = sum(key not in self.liars for key in self.stand_ins)
         return self.forked or (bool(self.stand_ins) and 2 * honest <= len(self.stand_ins))
 
@@ -193,23 +196,24 @@ class ControlFeed:
 
     @property
     def settled(self) -> bool:
-        """Whether the sequence here goes on: what it does not allow is not to be held."""
+        """Whether the stored sequence is final so far, so that updates that it does not allow may be
+        dropped."""
         return not self.frozen and not self.misses_decisions
 
     @property
     def key(self) -> bytes | None:
-        """The key that signs what comes next; None where nobody can tell."""
+        """The key that signs the next decision; None if that is unknown."""
         return self._key_of(self.term)
 
     @property
     def standing(self) -> dict[bytes, int]:
-        """The members who stand in, by their keys."""
+        """The numbers of the members that stand in, by their keys."""
         named = _last_before(self._named, self.stop)
         return dict(zip(named.keys, named.members, strict=True)) if named and self.stand_ins else {}
 
     @property
     def begun(self) -> int:
-        """The position with which the present term has begun."""
+        """The position at which the present term has begun."""
         last = self._elected[-1] if self._elected else None
         if last and last.term == self.term:
             return last.position
@@ -217,24 +221,24 @@ class ControlFeed:
 
     @property
     def next_term(self) -> int:
-        """The first term for which no succession is known, be it void or not."""
+        """The first term after those of all known successions, void or not."""
         terms = self.authority.terms
         return terms + max((succession.term for succession in self.successions.values()), default=0)
 
     def turns(self) -> list[tuple[bytes, int, Entry]]:
-        """Return the decisions that show whose key signs what comes next, elections and who stood in then,
-        each with the chain hash before it and its position: `after` needs no others."""
+        """Return the decisions that prove which key signs next: elections, and the StandIns before them. Each
+        comes with the chain hash before it and its position. `after` needs no others."""
         term, places = self.term, list[int]()
         while term % self.authority.terms:
             elected = next(turn for turn in self._elected if turn.term == term)
             named = _last_before(self._named, elected.position)
-            assert named is not None  # of whom more than half have elected
+            assert named is not None  # the stand-ins of this election
             term, places = named.term, [named.position, elected.position, *places]
         return [(self.chains[place], place, self.entries[place]) for place in places]
 
     def after(self, turns: Iterable[tuple[bytes, int, Entry]]) -> tuple[int, bytes | None]:
-        """Return the term, and whose key signs in it, after such decisions of another node and the
-        successions that are known here; no key where one of them cannot stand there."""
+        """Return the present term and its key by the `turns` of another node and the successions known here.
+        The key is None if one of the decisions is not valid at its position."""
         told, last = ControlFeed(self.authority), -1
         told.successions, told.succession = self.successions, self.succession
         for chain, place, entry in turns:
@@ -252,7 +256,7 @@ class ControlFeed:
         return term, told._key_of(term)
 
     def copy(self) -> ControlFeed:
-        """Return another one of the same decisions, which can grow by itself."""
+        """Return an independent copy."""
         other = copy(self)
         other.entries, other.chains, other.forks = [*self.entries], [*self.chains], {**self.forks}
         other.liars = {**self.liars}
@@ -262,7 +266,7 @@ class ControlFeed:
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
 
-        Raises LocalProtocolError where a decision cannot follow: it would fork the feed.
+        Raises LocalProtocolError if it cannot follow the stored ones, as it would fork the feed.
         """
         return self._sign(Entry(self.term, record, b""), sign)
 
@@ -280,11 +284,10 @@ class ControlFeed:
     # -- what comes in -----------------------------------------------------------------------------
 
     def add(self, first: int, entries: Iterable[Entry]) -> int | ControlFork:
-        """Take in decisions from position `first` on; return how many at the end are new, or a fork.
+        """Add decisions from position `first` on; return how many at the end are new, or a fork.
 
-        The first that does not follow, is not signed or may not be taken as things stand ends it: a Want asks
-        again. Decisions that were here may be gone afterwards, if this node is behind or has missed an
-        election.
+        Stops at the first decision that does not follow, is not signed or may not be taken yet; a Want asks
+        again later. Stored decisions may be replaced if this node misses decisions or has missed an election.
         """
         if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
             new = trial.stop - next(
@@ -301,7 +304,7 @@ class ControlFeed:
             if position < self.stop and chain == self.chains[position + 1]:
                 continue
             if not self._is_signed(position, entry, self.chains[position]):
-                break  # by nobody, or in a history that differs from ours before this position
+                break  # not signed, or signed after a history that differs from ours
             if (
                 position < self.stop
                 and not self.misses_decisions
@@ -316,14 +319,14 @@ class ControlFeed:
         return new
 
     def freeze(self, fork: ControlFork) -> bool:
-        """Take in a proof that a term's key has signed two sequences; return whether it changes anything.
+        """Store a proof that a term's key has signed two sequences; return whether it changes anything.
 
         Raises RemoteProtocolError (SPEC O4) if it proves nothing.
         """
         if fork.chains[0] == fork.chains[1]:
             raise RemoteProtocolError("O4", "a fork of equal sequences")
         if not self._lasting(fork.term) or self._is_overruled(fork.term):
-            return False  # of a term that is void, or over, or of which we have yet to hear
+            return False  # its term is void, over or still unknown
         pairs = zip(fork.chains, fork.signatures, strict=True)
         if not all(self._signed(fork.term, fork.stop, *pair) for pair in pairs):
             raise RemoteProtocolError("O4", "a fork that the organiser has not signed")
@@ -335,7 +338,7 @@ class ControlFeed:
         return True
 
     def convict(self, proof: DoubleVote) -> bool:
-        """Take in a proof that a stand-in has elected two for one term; return whether that is news.
+        """Store a proof that a stand-in has elected two keys for one term; return whether that is news.
 
         Raises RemoteProtocolError (SPEC O24) if it proves nothing.
         """
@@ -352,11 +355,11 @@ class ControlFeed:
         return True
 
     def proofs(self) -> list[ControlFork | DoubleVote]:
-        """Return all that is proven about keys."""
+        """Return all stored proofs of forks and double votes."""
         return [*self.forks.values(), *self.liars.values()]
 
     def succeed(self, succession: Succession) -> bool:
-        """Take in a succession; return whether it changes anything.
+        """Store a succession; return whether it changes anything.
 
         Raises RemoteProtocolError (SPEC O4) if too few deputies have signed it.
         """
@@ -379,11 +382,11 @@ class ControlFeed:
         self._settle()
         return True
 
-    # -- the one rule for what stays ---------------------------------------------------------------
+    # -- which decisions stay ----------------------------------------------------------------------
 
     @staticmethod
     def _lowest_two(successions: dict[bytes, Succession]) -> dict[bytes, Succession]:
-        """Return the lowest two of each of the highest terms: which they are depends on no order."""
+        """Return the lowest two of each of the highest terms; the order of arrival does not matter."""
         by_term: dict[int, list[bytes]] = {}
         for name in sorted(successions):
             by_term.setdefault(successions[name].term, []).append(name)
@@ -392,7 +395,7 @@ class ControlFeed:
         }
 
     def _settle(self) -> None:
-        """Find the succession that counts; drop what does not belong to the sequence any more."""
+        """Find the succession that counts. Drop decisions that do not belong to the sequence any more."""
         alone = (succession for succession in self.successions.values() if self._lasting(succession.term))
         self.succession = max(alone, key=lambda succession: succession.term, default=None)
         self.forks = {term: fork for term, fork in self.forks.items() if self._lasting(term)}
@@ -403,32 +406,32 @@ class ControlFeed:
         self._truncate(next((position for position, may in enumerate(allowed) if not may), self.stop))
 
     def _betrays(self, stop: int, chain: bytes) -> bool:
-        """Whether `stop` decisions with this chain hash are as many as the succession keeps, but others."""
+        """Return whether the succession keeps `stop` decisions, but with another chain hash than this."""
         last = self.succession
         return last is not None and last.kept == stop and last.chain != chain
 
     def _term_at(self, position: int) -> int:
-        """Return the term whose key signs at a position, but for an election there."""
+        """Return the term whose key signs at a position, unless an election begins another term there."""
         begun = self.succession.term if self.succession else 0
         last = _last_before(self._elected, position)
         return last.term if last and self._follows(begun, last.term) else begun
 
     def _follows(self, begun: int, term: int) -> bool:
-        """Whether a term is a later one of the same succession."""
+        """Return whether a term is later and of the same succession."""
         return begun < term < begun - begun % self.authority.terms + self.authority.terms
 
     def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
-        """Return the keys of those who elect whoever begins a term at a position: a succession ends them."""
+        """Return the keys of the stand-ins that elect at a position; a succession ends their office."""
         last = _last_before(self._named, position)
         alike = last is not None and (last.term == term or self._follows(last.term, term))
         return last.keys if last and alike and self.authority.terms > 1 else ()
 
     def _allowed(self, position: int, entry: Entry) -> bool:
-        """Whether a decision of this term, and of this size, may stand at this position."""
+        """Return whether a decision of this term and size is allowed at this position."""
         if len(entry.record) > MAX_DECISION or self._sizes[position] + _cost(entry) > MAX_CONTROL:
             return False
         if self.succession and position < self.succession.kept:
-            return True  # its chain hash tells
+            return True  # the succession's chain hash is checked instead
         term, fork = self._term_at(position), self.forks.get(entry.term)
         if fork is not None and position >= fork.stop - 1 and not self._is_overruled(entry.term):
             return False
@@ -436,12 +439,13 @@ class ControlFeed:
         return entry.term == term or begins
 
     def _is_overruled(self, term: int) -> bool:
-        """Whether an election has kept what a term has decided: a fork of it changes nothing then."""
+        """Return whether an election has kept a term's decisions, so that a fork of the term changes
+        nothing."""
         return self._follows(term, self.term)
 
     def _is_later(self, position: int, entry: Entry, chain: bytes) -> bool:
-        """Whether a decision that is signed takes the place of ours at the same position: it begins a later
-        term, or the same one with a lower chain hash, for which some have elected two."""
+        """Return whether a signed decision replaces ours at the same position. It does if it begins a later
+        term. It also does if two were elected for one term and its chain hash is lower."""
         ours = self.entries[position]
         if self.succession and position < self.succession.kept:
             return False
@@ -450,12 +454,12 @@ class ControlFeed:
         return chain < self.chains[position + 1]
 
     def _is_fork(self, position: int, entry: Entry) -> bool:
-        """Whether one key has signed a decision and ours at the same position."""
+        """Return whether one key has signed both this decision and ours at the same position."""
         ours = self.entries[position]
         return entry.term == ours.term and self._keys_at(position, entry) == self._keys_at(position, ours)
 
     def _beyond_the_fork(self, first: int, entries: Sequence[Entry]) -> ControlFeed | None:
-        """Return what is here with `entries`, if an election in them has kept what a fork left in doubt."""
+        """Return the feed with `entries` if an election in them has settled the present fork; else None."""
         trial = self.copy()
         del trial.forks[self.term]
         grown = trial.add(first, entries)
@@ -484,7 +488,7 @@ class ControlFeed:
                 turns.pop()
 
     def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
-        """Return the proof that somebody has signed both our decision at this position and another one."""
+        """Return the proof that one key has signed both our decision at this position and another one."""
         chains = self.chains[position + 1], chain
         return ControlFork(
             entry.term, position + 1, chains, (self.entries[position].signature, entry.signature)
@@ -493,7 +497,7 @@ class ControlFeed:
     # -- signatures --------------------------------------------------------------------------------
 
     def _keys(self, term: int) -> set[bytes]:
-        """Return the keys that sign in a term: two, if the deputies have named two."""
+        """Return the keys of a term: two if the deputies have named two."""
         if term % self.authority.terms:
             place = bisect_left(self._elected, term, key=_TERM)
             return {turn.keys[0] for turn in self._elected[place : place + 1] if turn.term == term}
@@ -506,22 +510,23 @@ class ControlFeed:
         return next(iter(keys)) if len(keys) == 1 else None
 
     def _lasting(self, term: int) -> bool:
-        """Whether there is one succession of this term, or it is the first, or it was elected here."""
+        """Return whether a term is valid: it has one succession, is the first, or began with an election
+        here."""
         if term % self.authority.terms:
             return bool(self._keys(term))
         same = sum(succession.term == term for succession in self.successions.values())
         return term == 0 or same == 1
 
     def _keys_at(self, position: int, entry: Entry) -> set[bytes]:
-        """Return the keys that may sign a decision: that which it elects, if it begins a term."""
+        """Return the keys that may sign a decision. An election is signed by the elected key."""
         turn = turn_of(entry.record)
         if _elects(turn) and entry.term != self._term_at(position):
             return {turn.key}
         return self._keys(entry.term)
 
     def _is_signed(self, position: int, entry: Entry, before: bytes) -> bool:
-        """Whether a decision after a chain hash is signed by the key of its term, which more than half of the
-        stand-ins have elected if it begins one."""
+        """Return whether a decision after a chain hash is signed by the key of its term. An election also
+        needs the ballots of more than half of the stand-ins."""
         chain = extend(before, entry.term, entry.record)
         message = decision_message(self.authority.run_id, entry.term, position + 1, chain)
         keys = sorted(self._keys_at(position, entry))
@@ -550,7 +555,8 @@ class ControlFeed:
 
 
 def double_vote(one: Statement, other: Statement) -> DoubleVote | None:
-    """Return the proof that one stand-in has elected two for one term; None if these do not tell so."""
+    """Return the proof that one stand-in has elected two keys for one term; None if these do not show
+    that."""
     if not _elect_two(one, other):
         return None
     stripped = replace(one, entries=()), replace(other, entries=())
@@ -579,7 +585,7 @@ def _elects(decision: StandIns | Elected | None) -> TypeGuard[Elected]:
 
 
 def turn_of(record: bytes) -> StandIns | Elected | None:
-    """Return the decision of a record if it is about who signs."""
+    """Return the decision of a record if it names stand-ins or begins a term; else None."""
     if record[1:2] not in _TURNS:
         return None
     decision = decisions.read(record).decision

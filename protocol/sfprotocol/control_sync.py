@@ -1,8 +1,8 @@
-"""The control feed among neighbours: telling, asking and passing on decisions (SPEC O12).
+"""The control feed among neighbours: telling, asking and forwarding decisions (SPEC O12).
 
-Peers tell each other how much they have. Whoever has less asks; short news is sent without being asked for.
-Where two sequences differ, the peer is asked for an earlier and earlier part of its own, until the two
-signatures at one position are found that prove a fork. What a decision means for feeds, `machine` sees to.
+Peers tell each other how many decisions they have. A peer with fewer asks. Short news is sent without a
+request. If two sequences differ, the peer is asked for earlier and earlier parts of its own, until two
+signatures at one position prove a fork. `organised` applies the decisions to feeds.
 """
 
 from __future__ import annotations
@@ -25,45 +25,46 @@ from sfprotocol.signing import Sign
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 WANT_AGAIN = 5.0
-"""Seconds for an answer: the largest decision takes 15 s over a line of 100 kbit/s, which then brings it on
-the second asking, and a dead peer is passed over soon."""
+"""Seconds until decisions are requested again. The largest decision takes 15 s over a line of 100 kbit/s and
+arrives after a repeated request; a dead peer costs little time."""
 
 PUSHED_BYTES = 1024
-"""Bytes of new decisions that are sent without being asked for; of more a peer is told, and asks once."""
+"""Maximum size of new decisions that are sent without a request, in bytes. Longer ones are announced, and the
+peer asks for them once."""
 
 PAGE_BYTES = 200 * 1024
-"""Bytes of decisions in one message, unless one alone has more."""
+"""Maximum size of the decisions in one message, in bytes, unless a single one is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The part of the control feed that a node has kept."""
+    """The stored control feed of a node."""
 
     entries: tuple[messages.Entry, ...] = ()
     authority: tuple[messages.HigherWord, ...] = ()
     statement: messages.Statement | None = None
-    """Our own as a stand-in."""
+    """Our own statement as a stand-in."""
 
 
 NOTHING_KEPT = Kept()
 
 
 class ControlSync:
-    """The control feed of one machine and what counts by it, and what neighbours have of it."""
+    """The control feed of one machine, the state that follows from it, and the neighbours' parts of it."""
 
     def __init__(
         self, frontier: Frontier, links: dict[LinkId, Link], counters: Counters, *, kept: Kept
     ) -> None:
-        """Raises RemoteProtocolError if what was kept is not what the organiser has signed."""
+        """Raises RemoteProtocolError if the stored decisions are not signed by the organiser."""
         run = frontier.run
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)
         self.changed: set[int] = set()
-        """Numbers of feeds whose named steps or factors have changed; the machine empties it."""
+        """Numbers of feeds whose listed steps or factors have changed; the machine empties it."""
         self.dropped = False
-        """Whether decisions that were here are gone; the machine clears it."""
+        """Whether stored decisions were dropped; the machine clears it."""
         self._strange: list[messages.Feed] = []
-        """Feeds of which something is here and that nobody has admitted any more."""
+        """Stored feeds whose origin is no member any more."""
         self._run = run
         self._frontier = frontier
         self._links = links
@@ -75,7 +76,7 @@ class ControlSync:
             raise RemoteProtocolError(
                 "O3", "what was kept of the control feed does not follow, or is not signed"
             )
-        for message in kept.authority:  # proofs about terms and stand-ins that have begun in what was kept
+        for message in kept.authority:  # proofs about terms and stand-ins of the stored decisions
             self._take_authority(message)
         self.elections = Elections(
             self.feed, links, counters, grow=self._decided, prove=self._learn, own=kept.statement
@@ -85,13 +86,13 @@ class ControlSync:
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by the decisions that are here."""
+        """The state of the run by the stored decisions."""
         return self._run_state
 
     @property
     def claimed(self) -> tuple[int, str]:
-        """The most decisions that a neighbour says it has, of this term or a later one, and its peer id; 0 if
-        none has said so."""
+        """The largest number of decisions that a neighbour of this term or a later one claims to have, with
+        its peer id; 0 without such a claim."""
         heads = [(link.control.theirs, link.peer) for link in self._links.values()]
         return max(
             ((head.stop, peer) for head, peer in heads if head and head.term >= self.feed.term),
@@ -100,18 +101,18 @@ class ControlSync:
 
     @property
     def key(self) -> bytes:
-        """The public key with which decisions are signed here, if it may; empty if there is none."""
+        """The public key with which this node signs decisions while it may; empty if it has none."""
         return self.elections.key
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature by that key. Raises LocalProtocolError without one."""
+        """Return the signature by that key. Raises LocalProtocolError if there is no key."""
         if self._sign is None:
             raise LocalProtocolError("a signature without a key")
         return self._sign(message)
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
         """Sign decisions with this key, the organiser's or a stand-in's, from now on. `restored`: it may have
-        signed what is not known here."""
+        signed decisions that are unknown here."""
         self._sign = sign
         self.elections.hold(key, sign, now, restored=restored)
 
@@ -121,13 +122,13 @@ class ControlSync:
         return messages.ControlHead(self.feed.term, self.feed.stop, self.feed.chain)
 
     def introduce(self, link: Link) -> list[Action]:
-        """Tell a new neighbour how much is here, and who has a say."""
+        """Tell a new neighbour our head of the control feed, successions, proofs and statements."""
         link.control.told = self.head()
         told: list[messages.Message] = [*self.feed.successions.values(), *self.feed.proofs(), self.head()]
         return [*(Transmit(link.id, message) for message in told), *self.elections.introduce(link)]
 
     def tell(self, link: Link, now: float) -> list[Action]:
-        """Tell a neighbour what has changed since; ask it again for what it has and has not sent."""
+        """Tell a neighbour our new head, if it has changed; ask again for decisions that it has not sent."""
         actions: list[Action] = []
         if link.control.told != self.head():
             link.control.told = self.head()
@@ -156,18 +157,18 @@ class ControlSync:
         if again:
             link.waste.charge(min(size, PAGE_BYTES), len(self._frontier), now)
         last = want.first + len(entries) == self.feed.stop
-        proofs = self.feed.proofs() if last else ()  # about a term or a stand-in that begins in these
+        proofs = self.feed.proofs() if last else ()  # they may be about terms that begin in these entries
         return [
             Transmit(link.id, message) for message in (messages.Control(want.first, tuple(entries)), *proofs)
         ]
 
     def heard(self, link: Link, control: messages.Control, now: float) -> list[Action]:
-        """Take in decisions. Those that do not follow from ours bring nothing: the peer may hold others."""
+        """Add decisions. Those that do not follow ours change nothing: the peer may have another sequence."""
         link.control.asked_at = float("-inf")
         before = self.feed.stop
         result = self.feed.add(control.first, control.entries)
         if isinstance(result, messages.ControlFork):
-            return self._learn(result, None, now)  # the peer has one of the two, and may not know the other
+            return self._learn(result, None, now)  # to the peer, too: it may know only one of the two
         if self.feed.stop - result < before:
             return [*self._dropped(self.feed.stop - result), *self._ask(link, now)]
         if not result:
@@ -177,13 +178,13 @@ class ControlSync:
         return [*self._grown(before, link), *self._ask(link, now), *self.elections.review(now)]
 
     def heard_authority(self, link: Link | None, message: messages.HigherWord, now: float) -> list[Action]:
-        """Take in what stands above decisions, and pass it on if it is news."""
+        """Handle a succession or a proof, and forward it if it is news."""
         if link:
             link.waste.charge(FORGERY_COST, len(self._frontier), now)
         return self._learn(message, link, now)
 
     def _learn(self, message: messages.HigherWord, source: Link | None, now: float) -> list[Action]:
-        """Keep such a word that is news, and tell everybody but the `source` that has shown it."""
+        """Store a succession or proof that is news, and send it to all neighbours but the `source`."""
         before = self.feed.stop
         if not self._take_authority(message):
             return []
@@ -196,9 +197,8 @@ class ControlSync:
         return [KeepAuthority(message), *dropped, *told, *asks, *self.elections.review(now)]
 
     def decide(self, record: bytes, now: float) -> list[Action]:
-        """Sign a decision of our own; nothing if a fork or a succession that has come meanwhile leaves it no
-        place, and nothing yet where stand-ins have to hold it first. Raises LocalProtocolError without a
-        key."""
+        """Sign a decision of our own. With stand-ins, only propose it. Do nothing if a new fork or succession
+        does not allow it any more. Raises LocalProtocolError without a key."""
         before = self.feed.stop
         if self.feed.frozen or self.feed.misses_decisions:
             return []
@@ -209,7 +209,7 @@ class ControlSync:
         return [*self._grown(before, None), *self.elections.review(now)]
 
     def _decided(self, entries: tuple[messages.Entry, ...]) -> list[Action]:
-        """Take in what more than half of the stand-ins hold."""
+        """Add decisions that more than half of the stand-ins hold."""
         before = self.feed.stop
         self.feed.add(before, entries)
         return self._grown(before, None)
@@ -227,7 +227,7 @@ class ControlSync:
         if self._strange:
             strange, self._strange = self._strange, self._strangers(self._strange)
             self.changed |= {n for feed in strange if (n := self._run_state.number(feed)) is not None}
-        if revoked:  # once, however many there are: it looks at every feed
+        if revoked:  # once for all revocations, as it looks at every feed
             self.changed |= self._held()
         self._tell_digest()
         return [KeepControl(before, entries, ours=source is None), *self._pass_on(before, entries, source)]
@@ -248,7 +248,7 @@ class ControlSync:
             link.control.told = self.head()
 
     def _dropped(self, first: int) -> list[Action]:
-        """Count anew: decisions from `first` on that were here do not belong to the sequence."""
+        """Fold all decisions again, as stored ones from `first` on do not belong to the sequence any more."""
         self.dropped = True
         self._refold()
         left = (self._frontier.state(feed) for feed in self._strange)
@@ -265,20 +265,20 @@ class ControlSync:
         self._strange = self._strangers(state.feed for state in self._frontier)
         self._frontier.decided_by(self._run_state)
         for link in self._links.values():
-            link.names.strange_at = 0  # others are strangers now than were when it has told what it has
+            link.names.strange_at = 0  # other feeds are strangers' now than when the peer told its feeds
         self._tell_digest()
 
     def _held(self) -> set[int]:
-        """Return the numbers of all feeds of which something is here."""
+        """Return the numbers of all stored feeds of members."""
         number = self._run_state.number
         return {n for state in self._frontier if (n := number(state.feed)) is not None}
 
     def _strangers(self, feeds: Iterable[messages.Feed]) -> list[messages.Feed]:
-        """Return those of these feeds that are of no member."""
+        """Return the feeds among these whose origin is no member."""
         return [feed for feed in feeds if self._run_state.number(feed) is None]
 
     def _tell_digest(self) -> None:
-        """Let the state digest tell what is here of the control feed (SPEC O10)."""
+        """Update the control feed's part of the state digest (SPEC O10)."""
         feed = self.feed
         forks = [
             fork.term.to_bytes(4, "big") + fork.stop.to_bytes(8, "big")
@@ -299,21 +299,22 @@ class ControlSync:
     # -- asking ------------------------------------------------------------------------------------
 
     def _differs(self, theirs: messages.ControlHead | None) -> bool:
-        """Whether the peer's sequence and ours are not prefixes of one another, as far as can be seen."""
+        """Return whether the peer has decisions that we lack, or another sequence, as far as its head
+        shows."""
         if theirs is None:
             return False
         if theirs.stop > self.feed.stop:
-            return True  # what it has sent so far has brought nothing
+            return True
         return self.feed.chains[theirs.stop] != theirs.chain
 
     def _ask(self, link: Link, now: float) -> list[Action]:
-        """Ask for what the peer has and we lack; where the two differ, for its history further back."""
+        """Ask for decisions that are missing here. If the two sequences differ, ask for earlier ones."""
         theirs, control = link.control.theirs, link.control
         if theirs is None or now - control.asked_at < WANT_AGAIN or not self._differs(theirs):
             return []
         behind = theirs.stop > self.feed.stop and not control.back
         common = self.feed.stop if behind else min(theirs.stop, self.feed.stop) - max(1, control.back)
         if self.feed.forked and not behind:
-            return []  # what the two have signed is proven; a succession has to say which of them holds
+            return []  # the fork is proven; a succession must decide between the two sequences
         control.asked_at = now
         return [Transmit(link.id, messages.ControlWant(max(0, common)))]

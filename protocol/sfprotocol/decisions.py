@@ -1,7 +1,7 @@
-"""Decisions of an organiser: what the control feed of an organised run consists of (SPEC O2, O5).
+"""Decisions of an organiser, the entries of an organised run's control feed (SPEC O2, O5).
 
-Values and their one encoding. What they mean for a run is decided in `run_state`; who may sign them, in
-`control_feed`. Numbers are integers, fixed point where a fraction is meant.
+Values and their one encoding. `run_state` applies them; `control_feed` checks who may sign them. All numbers
+are integers. Fractions are in fixed point.
 """
 
 from __future__ import annotations
@@ -47,60 +47,60 @@ FACTOR_ONE = 1 << 12
 """A factor of 1: factors are counted in units of 2^-12 (SPEC O8)."""
 
 LEAST_NORM = 8
-"""An update whose norm is below this part of the limit (an eighth) moves nothing: it would take as much of
-the budget as one that does the work."""
+"""Part of the limit (an eighth) that an update's norm must reach to count. A smaller one would take as much
+of the budget as a useful one."""
 
 INCARNATIONS = 64
-"""Feeds that one admission allows (SPEC O6): the number of a feed is that of its member times 64, plus its
+"""Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times its member's, plus its
 incarnation."""
 
 TAG_BYTES = 8
-"""Bytes of a tag. After a close a member may search for another history of its feed with the same tag: one
-processor finds one of 4 bytes in minutes, of 8 in thousands of years (SPEC O7)."""
+"""Bytes of a tag. After a close a member may search for another history of its feed with the same tag. One
+processor takes minutes for 4 bytes and thousands of years for 8 (SPEC O7)."""
 
 MAX_DECISION = 192 * 1024
-"""Bytes of one decision: fits a message, and a close that moves 10,000 feeds fits it."""
+"""Maximum size of one decision, in bytes. It fits a message, and a close of 10,000 feeds fits it."""
 
 MAX_MOVES = 16_384
-"""Entries of a list in a decision, for the decoder, which allocates what a list announces."""
+"""Maximum number of entries of a list in a decision. The decoder allocates a list before it reads it."""
 
 MAX_STAND_INS = 15
-"""Stand-ins of a run: seven of them may be away, and every decision waits for the answers of eight."""
+"""Maximum number of stand-ins of a run. Seven of them may be away; every decision waits for eight of them."""
 
 MAX_TEXT = 1000
-"""Bytes of an announcement: a paragraph."""
+"""Maximum size of an announcement, in bytes: a paragraph."""
 
 
 class Move(NamedTuple):
-    """The steps of one feed that a close names."""
+    """The steps of one feed that a close lists."""
 
     feed: int
     """Number of the feed."""
     steps: int
-    """Number of steps beyond the last one named before."""
+    """Number of steps after the last one listed before."""
     tag: bytes
-    """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last of them): which history is meant.
-    The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
+    """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last listed step), which identify the
+    history. The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
     zeros: int = 0
-    """Number of these steps whose scalar is 0: they move nothing, and count for nothing."""
+    """Number of these steps whose scalar is 0: they do not change the weights and do not count."""
 
     @property
     def moving(self) -> int:
-        """Number of the steps that may count."""
+        """Number of listed steps that may count."""
         return self.steps - self.zeros
 
 
 class Recount(NamedTuple):
-    """Steps that an earlier seal has skipped, to be counted after all."""
+    """Steps that an earlier seal has skipped and a later one counts."""
 
     feed: int
     epoch: int
-    """The close that named them."""
+    """The epoch of the close that lists them."""
 
 
 class RateFrom(NamedTuple):
-    """The rate of updates that are labelled with `epoch` or a later one, and in a first-order run the unit
-    of their scalars and how large they may be."""
+    """The rate of updates with the label `epoch` or a later one. In a first-order run it also has the unit
+    and the limit of their scalars."""
 
     epoch: int
     rate: int
@@ -108,11 +108,12 @@ class RateFrom(NamedTuple):
     unit: int = UNIT_ONE
     """Value of a scalar of 1, in units of 2^-16 of scalar_delta."""
     limit: int = 0
-    """Largest root of the sum of an update's squares; 0 in a zeroth-order run, where nothing bounds it."""
+    """Maximum norm of an update, the root of its sum of squares; 0 in a zeroth-order run, which has no
+    limit."""
 
     def moves(self, values: Values) -> bool:
-        """Return whether an update with this label adds anything to the model (SPEC U11): none of 0 does; in
-        a first-order run none that is longer than the limit, or shorter than an eighth of it."""
+        """Return whether an update with this label changes the weights (SPEC U11). Zeros do not. In a
+        first-order run, updates with a norm above the limit or below an eighth of it do not."""
         if isinstance(values, int):
             return values != 0
         squares = squares_of(values)
@@ -120,19 +121,19 @@ class RateFrom(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Effect that the updates that a close has named of one feed have on the loss on validation rows."""
+    """The effect on the validation loss of the updates of one feed that a close lists."""
 
     feed: int
     updates: int
-    """Named updates that were measured."""
+    """Number of listed updates that were measured."""
     worth: int
-    """Nats by which they lower it with factor 1, in units of 10^-9."""
+    """Nats by which they lower the loss with factor 1, in units of 10^-9."""
     score: int
-    """Standard deviations by which they do so beyond chance, in units of 10^-3 (SPEC O16)."""
+    """Standard deviations by which this exceeds chance, in units of 10^-3 (SPEC O16)."""
 
 
 class StandIn(NamedTuple):
-    """A member that may organise in the organiser's place, and the key that it has made for that."""
+    """A member that may replace the organiser, with the key that it has made for this."""
 
     member: int
     key: bytes
@@ -146,7 +147,8 @@ class Ballot(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """A field that a later version adds. Whoever does not know an even kind cannot know the run's state."""
+    """A field that a later version adds. A node that does not know an even kind cannot know the run's
+    state."""
 
     kind: int
     data: bytes
@@ -154,7 +156,7 @@ class Extension(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the open epoch: name the updates that its seal is to judge, and open the next one."""
+    """Close the open epoch: list the updates that its seal will judge, and open the next epoch."""
 
     epoch: int
     salt: bytes
@@ -164,24 +166,24 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Judge what the close of `epoch` has named: all of it counts but for the feeds that are skipped."""
+    """Judge the steps that the close of `epoch` lists: all count except those of skipped feeds."""
 
     epoch: int
     skipped: tuple[int, ...]
     recounted: tuple[Recount, ...]
     digest: bytes
-    """The named digest after the close of `epoch` (SPEC O10); 32 bytes."""
+    """The digest of all listed steps after the close of `epoch` (SPEC O10); 32 bytes."""
     factor: int
-    """Factor of everything that this seal counts, in units of 2^-12."""
+    """Factor of all steps that this seal counts, in units of 2^-12."""
     rates: tuple[RateFrom, ...]
     """Rates of coming epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amend:
-    """End a feed before what the close of `epoch` has named: that, and what later ones have, proves lost.
+    """End a feed before the steps that the close of `epoch` lists, as these and later ones are lost.
 
-    A feed ends where a tag tells its history: between two tags nobody could tell which of two is meant.
+    A feed can end only at a tag. Between two tags nobody could tell two histories apart.
     """
 
     feed: int
@@ -194,14 +196,14 @@ class Admit:
 
     origin: bytes
     quota: int
-    """Updates of it with one epoch label, at most; 0 for a stranger, for whom nobody vouches (SPEC O20)."""
+    """Maximum number of its updates with one label; 0 for a stranger, for whom nobody vouches (SPEC O20)."""
     invitation: int
-    """1 + number of the invitation by which it came; 0 for none."""
+    """1 + number of its invitation; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """Publish the key of an invitation: who shows its signature may be admitted."""
+    """Publish the key of an invitation. Newcomers with its signature may be admitted."""
 
     key: bytes
     uses: int
@@ -209,7 +211,7 @@ class Invite:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Let nothing of a member count from an epoch label on."""
+    """Let no update of a member count from an epoch label on."""
 
     member: int
     epoch: int
@@ -217,7 +219,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class RevokeInvitation:
-    """Revoke everybody who came by an invitation, and the invitation itself."""
+    """Revoke all members admitted by an invitation, and the invitation itself."""
 
     invitation: int
     epoch: int
@@ -225,7 +227,8 @@ class RevokeInvitation:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Take back for good what the closes of epochs `first` to `last` have named, of these members or all."""
+    """Remove the steps for good that the closes of epochs `first` to `last` list, of these members or of
+    all."""
 
     first: int
     last: int
@@ -234,7 +237,7 @@ class Void:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Change the number of counted updates with which the run is complete."""
+    """Change the number of counted updates at which the run is complete."""
 
     updates: int
 
@@ -246,7 +249,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """Take published bases for a subspace, and for those after it until another has some of its own."""
+    """Use published bases for a subspace and for later ones without their own."""
 
     subspace: int
     digest: bytes
@@ -255,18 +258,18 @@ class Bases:
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Name those of whom more than half elect who organises when the organiser falls silent, itself among
-    them; nobody, to end that (SPEC O21)."""
+    """Name the stand-ins, the organiser among them: more than half of them elect another organiser when it
+    falls silent. No names end this (SPEC O21)."""
 
     keys: tuple[StandIn, ...]
     admission: int = 0
-    """Newcomers whom any of them admits, while it organises, without asking: 0 those with an invitation, 1
-    the same, and the others wait for a person, 2 those who show work, too."""
+    """Newcomers whom an elected stand-in admits by itself: 0 those with an invitation; 1 the same, while
+    others wait for a person; 2 also those with a proof of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Begin a term: more than half of the stand-ins have elected this key, which signs it (SPEC O22)."""
+    """Begin a term of this key, which more than half of the stand-ins have elected (SPEC O22)."""
 
     key: bytes
     ballots: tuple[Ballot, ...]
@@ -274,19 +277,19 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell everybody something; changes nothing."""
+    """Announce a text to everybody; changes nothing."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Tell how the model of a seal does on the validation rows; changes nothing."""
+    """Report an evaluation of a seal's model on the validation rows; changes nothing."""
 
     epoch: int
     metric: str
     value: int
-    """This and the others in units of 10^-6."""
+    """The value in units of 10^-6, which are also those of `low`, `high` and `loss`."""
     low: int
     high: int
     loss: int
@@ -295,20 +298,19 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State the digests of what counts of a sealed epoch and those before, which everybody can recompute;
-    changes nothing of it (SPEC O14)."""
+    """Report the digests of all updates that count up to a sealed epoch. Everybody can recompute them, and
+    they do not change which updates count (SPEC O14)."""
 
     epoch: int
     feeds: bytes
     """The feeds digest (`checkpoints.feeds_digest`)."""
     cores: bytes
-    """The core digest (SPEC D5) of what counts."""
+    """The core digest (SPEC D5) of the updates that count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Tell what each feed has brought in an epoch, as measured before its seal; changes nothing (SPEC
-    O16)."""
+    """Report the worth of each feed in an epoch, as measured before its seal; changes nothing (SPEC O16)."""
 
     epoch: int
     rows: int
@@ -318,15 +320,15 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """A decision that versions before 0.3 have made: who measures in the organiser's place. Changes nothing
-    (SPEC O18)."""
+    """Name members that measure for the organiser. Only versions before 0.3 made it; changes nothing (SPEC
+    O18)."""
 
     members: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """Tell of which feeds the close of `epoch` has named scalars that are too large to count at once; changes
+    """Report the feeds with scalars in the close of `epoch` that are too large to count at once; changes
     nothing."""
 
     epoch: int
@@ -346,14 +348,14 @@ Decision = OfWhatCounts | OfOthers | Unknown
 
 
 class Recorded(NamedTuple):
-    """A decision with the extensions that it came with."""
+    """A decision with its extensions."""
 
     decision: Decision
     extensions: tuple[Extension, ...] = ()
 
     @property
     def unsupported(self) -> bool:
-        """Whether the state of the run may depend on something that this version does not know."""
+        """Whether the state of the run may depend on a kind that this version does not know."""
         critical = isinstance(self.decision, Unknown) and self.decision.kind % 2 == 0
         return critical or any(extension.kind % 2 == 0 for extension in self.extensions)
 
@@ -369,7 +371,7 @@ def _text(most: int) -> Field:
 
 
 def _read_move(values: list[Any], at: int) -> Move:
-    """Return a move: a fourth field, which is not 0, tells of zeros."""
+    """Return a move. Its zeros are a fourth field, which is missing if there are none."""
     value = values[at]
     named = isinstance(value, list) and len(value) == 4
     move: Move = (_MOVE_WITH_ZEROS if named else _MOVE).read(values, at)
@@ -378,7 +380,7 @@ def _read_move(values: list[Any], at: int) -> Move:
 
 
 def _read_rate(values: list[Any], at: int) -> RateFrom:
-    """Return a rate: two more fields, of which the second is not 0, are unit and limit."""
+    """Return a rate. Unit and limit are two more fields in a first-order run, and not 0."""
     value = values[at]
     whole = isinstance(value, list) and len(value) == 4
     rate: RateFrom = (_RATE_AND_UNIT if whole else _RATE).read(values, at)
@@ -430,7 +432,7 @@ _KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
     9: (Validators, (_NUMBERS,)),
     11: (Oversized, (U32, _NUMBERS)),
 }
-"""Even kinds change the state of a run, odd ones do not."""
+"""The fields of each kind. Even kinds change the state of a run, odd ones do not."""
 
 _KIND_OF = {decision: kind for kind, (decision, _) in _KINDS.items()}
 _FIELDS = {kind: row(decision, *fields) for kind, (decision, fields) in _KINDS.items()}
@@ -472,7 +474,7 @@ def _decode(data: bytes) -> Recorded:
 
 
 def read(record: bytes) -> Recorded:
-    """Return the decision of a signed record; one that is no decision changes nothing (SPEC O2)."""
+    """Return the decision of a signed record. A record without a valid one changes nothing (SPEC O2)."""
     try:
         return decode(record)
     except RemoteProtocolError:
@@ -487,8 +489,8 @@ def _pack(value: Any) -> bytes:
 
 
 def _unpack(data: bytes) -> Any:
-    """Return the one value in `data`. The unpacker allocates what an array announces, 128 KiB for 3 bytes: so
-    it first passes over the data, to see that all that is announced is there."""
+    """Return the one value in `data`. As the unpacker allocates announced arrays, 128 KiB for 3 bytes, a
+    first pass checks that all announced elements are there."""
     unpacker = msgpack.Unpacker(max_buffer_size=MAX_DECISION, **_BOUNDS)
     unpacker.feed(data)
     try:

@@ -1,10 +1,10 @@
-"""Stand-ins: what is decided once more than half of them hold it, and who organises when the organiser falls
-silent (SPEC O21 to O24). Raft (Ongaro and Ousterhout 2014), told as a state that floods.
+"""Stand-ins: they decide by majority, and elect another organiser when the organiser falls silent (SPEC O21
+to O24). This is Raft (Ongaro and Ousterhout 2014) with states that are flooded in place of calls.
 
-Theory of operation. Each stand-in has one Statement, signed and numbered: the term in which it takes part,
-the key that it has elected, what it holds of the control feed beyond what is decided. The newest of each key
-floods to everybody, and all that follows is a function of them (`review`). Our own is durable before it is
-sent, so that a promise, once made, holds after a crash.
+Theory of operation. Each stand-in has one Statement, signed and numbered: its term, the key that it has
+elected, and the undecided decisions that it holds. The newest Statement of each key is flooded to everybody,
+and every action is a function of them (`review`). Our own is durable before it is sent, so that its promises
+hold after a crash.
 
     role         does                                                becomes
     follower     holds what the organiser proposes, answers its      silent, six beats missed
@@ -15,11 +15,11 @@ sent, so that a promise, once made, holds after a crash.
                                                                      follower, of one as late or later
     organiser    beats; proposes one decision at a time              follower, of a later term
 
-    undecided    follows the decisions here, held by some: nobody else has seen it, nothing counts by it
-    decided      held by more than half: it joins the control feed, and goes to everybody
+    undecided    a decision that some stand-ins hold; nobody else has seen it, and it has no effect
+    decided      a decision that more than half hold: it joins the control feed and is sent to everybody
 
-An organiser that more than half have not answered for LEASE decides nothing. Where `StandIns` is not decided
-yet, both those of before and those of then have to agree. Without stand-ins nothing here is in use.
+An organiser that more than half have not answered for LEASE decides nothing. While a `StandIns` is undecided,
+both the former and the new stand-ins must agree. Without stand-ins this module is not used.
 """
 
 from __future__ import annotations
@@ -38,33 +38,35 @@ from sfprotocol.signing import Sign, signed_by
 from sfprotocol.wire_codec import MAX_TAIL
 
 BEAT = 10.0
-"""Seconds between two statements of an organiser, and of a stand-in that hears none."""
+"""Seconds between two statements of an organiser, and of a stand-in that hears no organiser."""
 
 LEASE = 60.0
-"""Seconds after which an organiser that nobody answers decides nothing, and stand-ins that hear nothing of it
-look for another: six beats, so that a lost link or a busy machine makes no election."""
+"""Seconds without an answer after which an organiser decides nothing, and without a beat after which
+stand-ins look for another organiser. Six beats, so that a lost link or a busy machine causes no election."""
 
 SPREAD = 10.0
-"""Seconds over which those spread who want to stand: two at once get half of the votes each."""
+"""Seconds over which candidates spread their elections. Two at once would get half of the votes each."""
 
 STATEMENT_BYTES, STATEMENT_RATE, STATEMENT_BURST = 320, 8_192.0, 524_288.0
-"""Bytes of a statement without entries, and what is passed on of one stand-in: bytes a second and at once.
-The largest decision is 192 KiB, and comes to that in runs of thousands, whose rounds last minutes."""
+"""Bytes of a statement without entries; bytes that are forwarded of one stand-in, per second and at once. The
+largest decision has 192 KiB, in runs with thousands of members, whose epochs last minutes."""
 
 LEAP = 1024
-"""Terms by which others may be ahead: every one takes seconds in which more than half are silent."""
+"""Maximum number of terms by which others may be ahead. Each term takes seconds in which more than half are
+silent."""
 
 KEPT_VOTES = 8
-"""Votes of one stand-in that are kept to compare others with: of terms that are not over, honest ones have
-less."""
+"""Maximum number of stored votes of one stand-in, for comparison with later ones. An honest stand-in has
+fewer votes in terms that are not over."""
 
 LAST_NUMBER = (1 << 63) - 1
-"""The highest number of a statement that is heard: whoever has its key must be able to go on after it."""
+"""Maximum number of a statement. Higher ones are ignored, as the key's owner could not continue after
+them."""
 
 
 @dataclass(slots=True)
 class _Heard:
-    """A statement, and when it came."""
+    """A statement, with the time of its arrival."""
 
     said: Statement
     at: float
@@ -84,47 +86,48 @@ class Elections:
         prove: Callable[[HigherWord, Link | None, float], list[Action]],
         own: Statement | None,
     ) -> None:
-        """`grow` adds what is decided to the control feed, `prove` keeps and tells a proof; `own` is what was
-        kept of our own statement."""
+        """`grow` adds decisions to the control feed; `prove` stores and sends a proof; `own` is our own
+        stored statement."""
         self._feed, self._links, self._counters = feed, links, counters
         self._grow, self._prove = grow, prove
         self._heard: dict[bytes, _Heard] = {}
         self._votes: dict[bytes, list[Statement]] = {}
-        """Statements of each key that elect somebody, of terms that are not over: one of each term."""
+        """Statements, by key, that elect somebody: one of each term that is not over."""
         self._own = own
         self._sign: Sign | None = None
         self.key = b""
-        """The public key with which this node stands in, or would."""
+        """The public key with which this node stands in, or offers to."""
         self.restored = False
-        """Whether our key may have promised what is not known here: it elects nobody until it has learnt of
-        the terms that have begun."""
+        """Whether our key may have made promises that are unknown here. It then elects nobody until it has
+        learnt which terms have begun."""
         self._tail: tuple[int, tuple[Entry, ...]] = (own.decided, own.entries) if own else (0, ())
         self._organiser_at = float("-inf")
-        """The time at which the organiser was last heard, or at which we began to listen."""
+        """The time of the organiser's last statement, or the time at which we began to listen."""
         self._beats: dict[int, float] = {}
-        """The times of our own statements of late, by number."""
+        """The times of our own recent statements, by number."""
         self._answered: dict[bytes, float] = {}
-        """The time, by key, of the last of our statements that it has answered."""
+        """Times, by key, of our latest statement that the key has answered."""
         self._way: LinkId | None = None
-        """The link on which the organiser's last statement has come."""
+        """The link that brought the organiser's last statement."""
         self._told_at: dict[bytes, float] = {}
-        """The time, by key, at which all neighbours were last told where a stand-in stands."""
+        """Times, by key, at which its statement was last forwarded to all neighbours."""
         self._stand_at: float | None = None
         self._stood = 0, 0
-        """Number of decisions when we last stood, and of the elections in which we have stood with these."""
+        """Number of decisions when we last stood as a candidate, and number of our candidacies since."""
         self._proposed_at = float("-inf")
-        """The time at which what we propose was proposed."""
+        """The time of our present proposal."""
         self._hands_to: tuple[bytes, float] | None = None
-        """The one that is to organise in our place, and until when we wait for that and decide nothing."""
+        """The key that we hand the run over to, and the end of the time in which we wait and decide
+        nothing."""
         self._beat_at = self._wake_at = float("-inf")
         self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
-        """The control feed with what a few statements propose: looked at again and again."""
+        """The control feed with the proposals of a few statements: a cache."""
 
     # -- what others ask ---------------------------------------------------------------------------
 
     @property
     def in_use(self) -> bool:
-        """Whether stand-ins are named: a decision takes more than half of them."""
+        """Whether there are stand-ins, so that a decision takes more than half of them."""
         return bool(self._feed.stand_ins)
 
     @property
@@ -134,11 +137,12 @@ class Elections:
 
     @property
     def settled(self) -> bool:
-        """Whether it is known here, durably, in which terms our key may promise nothing."""
+        """Whether this node knows, durably, the terms in which our key must promise nothing."""
         return not self.restored and self._own is not None
 
     def leads(self, now: float) -> bool:
-        """Return whether this node may decide: it organises, and more than half have answered of late."""
+        """Return whether this node may decide: it organises, and more than half have answered within
+        LEASE."""
         if not self.takes_part or self.restored or self._feed.key != self.key or not self._organises():
             return False
         return not self._feed.frozen and self._most(
@@ -146,12 +150,12 @@ class Elections:
         )
 
     def present(self, now: float) -> list[bytes]:
-        """Return the keys of the stand-ins that were heard within a lease."""
+        """Return the keys of the stand-ins that were heard within LEASE, with our own."""
         fresh = {*self._fresh(now), self.key}
         return [key for key in self._feed.stand_ins if key in fresh]
 
     def _fresh(self, now: float) -> list[bytes]:
-        """Return the keys of all others that were heard within a lease."""
+        """Return the keys of all others that were heard within LEASE."""
         return [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
 
     def deadline(self) -> float:
@@ -161,20 +165,21 @@ class Elections:
     # -- what comes in -----------------------------------------------------------------------------
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Take part with this key from now on. `restored`: it may have promised what is not known here."""
+        """Take part with this key from now on. `restored`: it may have made promises that are unknown
+        here."""
         self.key, self._sign, self.restored = key, sign, restored
         self._organiser_at = self._beat_at = self._wake_at = now
         if self._own and self._own.key != key:
             self._own, self._tail = None, (0, ())
         if self._own and self._own.silent:
-            self._organiser_at -= LEASE  # or those who restart now and then would never elect anybody
+            self._organiser_at -= LEASE  # else nodes that restart often would never elect anybody
 
     def forgive(self, missed: float) -> None:
-        """Count no time in which this node itself did not run as the organiser's silence."""
+        """Exclude `missed` seconds from the organiser's silence: this node itself did not run."""
         self._organiser_at += missed
 
     def introduce(self, link: Link) -> list[Action]:
-        """Tell a new neighbour where every stand-in stands."""
+        """Send a new neighbour the newest statement and the votes of every stand-in."""
         own = [self._told()] if self._own and self._sign else []
         votes = (vote for votes in self._votes.values() for vote in votes)
         newest = (heard.said for heard in self._heard.values())
@@ -182,9 +187,10 @@ class Elections:
         return [Transmit(link.id, said) for said in told.values()]
 
     def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
-        """Take in a statement, and pass it on if it is news; a proof if it elects another than one before.
+        """Store a statement and forward it if it is news. Prove a double vote if it elects another key than
+        before.
 
-        Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
+        Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
         before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
@@ -228,14 +234,15 @@ class Elections:
         return next((proof for proof in proofs if proof), None)
 
     def _keep_vote(self, said: Statement) -> None:
-        """Keep a vote for a term that is not over. The first ones stay: more of them could hide one."""
+        """Store a vote for a term that is not over. The first ones stay, so that later ones cannot displace
+        them."""
         if said.candidate and said.voted >= self._feed.term:
             votes = [one for one in self._votes.get(said.key, ()) if one.voted >= self._feed.term]
             fresh = all(one.voted != said.voted for one in votes)
             self._votes[said.key] = [*votes, said][:KEPT_VOTES] if fresh else votes
 
     def decide(self, record: bytes, now: float) -> list[Action]:
-        """Propose a decision; nothing while another is under way, or while we may decide nothing."""
+        """Propose a decision. Do nothing while another one is undecided, or while we may not decide."""
         ahead = self._ahead()
         if not self.leads(now) or self._hands_to or ahead.stop > self._feed.stop or self._sign is None:
             return []
@@ -243,8 +250,8 @@ class Elections:
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
-        """Elect another stand-in for the next term once what is under way is decided: it stands at once, and
-        others follow. Nothing where we may decide nothing, or the other one is away."""
+        """Elect another stand-in for the next term once our proposal is decided. It stands at once, and
+        others elect it, too. Do nothing if we may not decide or the other one is away."""
         if not self.leads(now) or key not in self.present(now) or key == self.key:
             return []
         self._hands_to = key, now + LEASE
@@ -269,7 +276,7 @@ class Elections:
     # -- what follows ------------------------------------------------------------------------------
 
     def review(self, now: float) -> list[Action]:
-        """Do what follows from all that is known: answer, elect, stand or decide."""
+        """Answer, elect, stand or decide, by the statements that are known."""
         for key in [key for key in self._heard if key not in self._everybody()]:
             for known in (self._heard, self._votes, self._told_at):
                 known.pop(key, None)
@@ -299,8 +306,8 @@ class Elections:
         return actions
 
     def _follow(self, now: float) -> list[Action]:
-        """Hold what the organiser of the latest term proposes, and answer it; but nothing older than what we
-        have answered, which others may still tell us after a restart."""
+        """Hold the proposal of the latest term's organiser, and answer it. Statements older than the last
+        answered one are ignored: others may still send them after a restart."""
         own = self._own
         latest = (own.term, own.heard) if own else (0, 0)
         organisers = [heard.said for heard in self._heard.values() if self._is_organisers(heard.said)]
@@ -317,7 +324,8 @@ class Elections:
         return self._state(now, term=said.term, heard=said.number, silent=silent)
 
     def _elect(self, now: float) -> list[Action]:
-        """Elect whoever stands in the latest term and has no less than we, if the organiser is silent."""
+        """Elect the candidate of the latest term if the organiser is silent and the candidate holds all that
+        we hold."""
         own, ahead = self._own, self._ahead()
         if own is None:
             return []
@@ -345,9 +353,9 @@ class Elections:
         return self._state(now, term=one.term, voted=one.term, candidate=one.key, ballot=ballot, heard=0)
 
     def _stand(self, now: float) -> list[Action]:
-        """Stand for a new term once more than half hear nothing of the organiser, and a while has passed; or
-        once we organise and they do not answer, or do not hold what we propose, as somebody takes part in a
-        later term than ours."""
+        """Stand for a new term after a delay, if more than half hear nothing of the organiser. An organiser
+        stands, too, if the others do not answer or do not hold its proposal because somebody is in a later
+        term."""
         if not self._may_stand(now):
             self._stand_at = None
             return []
@@ -364,13 +372,13 @@ class Elections:
         return [*told, *self._count_ballots(now)]
 
     def _ballot(self, term: int, ahead: ControlFeed, key: bytes) -> bytes:
-        """Return our signature for a key that begins a term after what it holds."""
-        assert self._sign is not None  # whoever elects takes part
+        """Return our signature that elects a key for a term that begins after `ahead`."""
+        assert self._sign is not None  # only a stand-in elects
         run_id = self._feed.authority.run_id
         return self._sign(election_message(run_id, term, ahead.stop, ahead.chain, key))
 
     def _handed_over(self) -> tuple[int, bytes] | None:
-        """Return the term for which the organiser itself has elected another one, and that key."""
+        """Return the term for which the organiser itself has elected another key, and that key."""
         heard = self._heard.get(self._feed.key or b"")
         if heard is None or heard.said.voted <= max(heard.said.term, self._feed.term):
             return None
@@ -397,7 +405,7 @@ class Elections:
         return bool(own and own.silent) and self._most(silent)
 
     def _delay(self, now: float) -> float:
-        """Return the seconds until we stand: others who hold more go first."""
+        """Return the seconds until we stand. Stand-ins that hold more go first."""
         drawn = hashlib.blake2b(self.key + self._latest().to_bytes(4, "big"), digest_size=4).digest()
         draw = int.from_bytes(drawn, "big") / 2**32
         ahead = self._ahead()
@@ -429,7 +437,7 @@ class Elections:
         return self._state(now)
 
     def _count_answers(self, now: float) -> list[Action]:
-        """Decide what we propose once more than half hold it."""
+        """Decide our proposal once more than half hold it."""
         ahead = self._ahead()
         if not self._organises() or ahead.stop == self._feed.stop:
             return []
@@ -448,7 +456,7 @@ class Elections:
     # -- our own statement -------------------------------------------------------------------------
 
     def _state(self, now: float, **changes: object) -> list[Action]:
-        """Say anew where we stand: durably, then to all neighbours."""
+        """Make a new statement with these `changes`: durable first, then sent to all neighbours."""
         assert self._sign is not None
         ahead, own = self._ahead(), self._own
         entries = tuple(ahead.entries[self._feed.stop :])
@@ -474,8 +482,8 @@ class Elections:
     def _pass_on(
         self, said: Statement, before: Statement | None, source: Link | None, now: float
     ) -> list[Action]:
-        """Tell all neighbours but the `source`; what only answers the organiser goes the way that its last
-        statement has come, and to all every half beat."""
+        """Send a statement to all neighbours but the `source`. A mere answer to the organiser goes to the
+        link of its last statement only, and to all neighbours every half beat."""
         links = [link for link in self._links.values() if link.greeted]
         if before and _stance(before) == _stance(said) and not self._is_organisers(said):
             way = [link for link in links if link.id == self._way]
@@ -486,7 +494,7 @@ class Elections:
         return [Transmit(link.id, said) for link in links if link is not source]
 
     def _told(self) -> Statement:
-        """Return our statement as others get it: with entries if we organise, or want to; signed."""
+        """Return our signed statement for others; with entries only if we organise or are a candidate."""
         assert self._own is not None
         assert self._sign is not None
         proposes = self._organises() or self._stands()
@@ -494,7 +502,7 @@ class Elections:
         return replace(told, signature=self._sign(statement_message(self._feed.authority.run_id, told)))
 
     def _remember(self, said: Statement) -> None:
-        """Take in a statement of our own key that this node knows nothing of: it was restored, or is old."""
+        """Take over an unknown statement of our own key: this node's folder was restored or is old."""
         assert self._own is None or said.number > self._own.number
         own = self._own
         term, voted = max(said.term, own.term if own else 0), max(said.voted, own.voted if own else 0)
@@ -502,8 +510,8 @@ class Elections:
         self.restored = True
 
     def _knows_too_little(self) -> bool:
-        """Whether our key may have promised more than is known here; ends once more than half of the others
-        have told of the terms that there are: nothing is promised in these."""
+        """Return whether our key may have made promises that are unknown here. This ends once more than half
+        of the others have told their terms: we promise nothing in these terms."""
         if self.restored:
             others = [key for key in self._feed.stand_ins if key != self.key]
             if 2 * sum(key in self._heard for key in others) <= len(others):
@@ -516,21 +524,21 @@ class Elections:
     # -- what is known -----------------------------------------------------------------------------
 
     def _organises(self, said: Statement | None = None) -> bool:
-        """Whether our own key signs what comes next, in the term in which we take part."""
+        """Return whether our key signs the next decision, in our own term."""
         own, ahead = said or self._own, self._ahead()
         return own is not None and not _may_not(own) and (ahead.key, ahead.term) == (self.key, own.term)
 
     def _leads_since(self, said: Statement) -> bool:
-        """Whether we organise, in no earlier term than a statement's."""
+        """Return whether we organise, in no earlier term than a statement's."""
         return self._organises() and self._ahead().term >= said.term
 
     def _stands(self) -> bool:
-        """Whether we are a candidate, and not elected yet."""
+        """Return whether we are a candidate that is not elected yet."""
         own = self._own
         return bool(own and own.candidate == self.key and own.voted == own.term and not self._organises())
 
     def _is_organisers(self, said: Statement) -> bool:
-        """Whether a statement is of the one who organises in its term."""
+        """Return whether a statement is from the organiser of its term."""
         if _may_not(said):
             return False
         if (said.key, said.term) == (self._feed.key, self._feed.term):
@@ -539,19 +547,21 @@ class Elections:
         return ahead is not None and (ahead.key, ahead.term) == (said.key, said.term)
 
     def _latest(self) -> int:
-        """Return the latest term that anybody takes part in."""
+        """Return the latest term of any stand-in."""
         terms = [max(one.said.term, one.said.voted) for one in self._heard.values()]
         return max([self._ours(), *filter(self._is_near, terms)])
 
     def _next_term(self, now: float) -> int:
-        """Return the first term in which more than half may elect us, by what they say: one that tells of a
-        late term, in good faith or not, brings nobody there. Of them some may lie, so that each time that
-        we have stood in vain one more is heeded."""
+        """Return the first term in which more than half may elect us, by their statements.
+
+        A single stand-in with a late term, honest or not, does not raise it. As some of the others may lie,
+        each failed candidacy takes one more of them into account.
+        """
         return 1 + max(self._ours(), self._reached(now, self._in_vain()))
 
     def _reached(self, now: float, more: int = 0) -> int:
-        """Return the latest term of those who have reached the earliest ones, by what they say: of as many
-        as make more than half with us, and `more`; of these no term too late for others to hear of."""
+        """Return the latest term of the stand-ins with the earliest terms: as many as are more than half with
+        us, and `more`. Terms that are too late for others to accept are left out."""
         terms = {
             key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
         }
@@ -563,32 +573,33 @@ class Elections:
         return reached
 
     def _in_vain(self) -> int:
-        """Return the number of elections in which we have stood and after which nothing was decided."""
+        """Return the number of our candidacies since the last decision."""
         stop, times = self._stood
         return times if stop == self._feed.stop else 0
 
     def _ours(self) -> int:
-        """Return the latest term that we know of ourselves."""
+        """Return the latest term by our own statement and decisions."""
         return max([self._ahead().term, *([self._own.term, self._own.voted] if self._own else [])])
 
     def _is_near(self, term: int) -> bool:
-        """Return whether a term may have begun by now: one stand-in alone cannot use them up."""
+        """Return whether a term is plausible by now, so that one stand-in alone cannot use up all terms."""
         terms = self._feed.authority.terms
         return term // terms == self._feed.term // terms and term <= self._ours() + LEAP
 
     def _ahead(self) -> ControlFeed:
-        """Return the control feed with what is held here beyond it."""
+        """Return the control feed with the undecided decisions that we hold."""
         return self._grown(*self._tail) or self._feed
 
     def _with(self, said: Statement) -> ControlFeed | None:
-        """Return the control feed with what a statement proposes; None if that does not follow from ours."""
+        """Return the control feed with a statement's proposal; None if it does not follow from our
+        decisions."""
         if said.decided > self._feed.stop:
             return None
         ahead = self._grown(said.decided, said.entries) or self._feed
         return ahead if (ahead.stop, ahead.chain) == (said.stop, said.chain) else None
 
     def _grown(self, first: int, entries: tuple[Entry, ...]) -> ControlFeed | None:
-        """Return the control feed with these as well, if they follow from all that is decided here."""
+        """Return the control feed with these entries, too; None if they do not follow from our decisions."""
         if not entries or first + len(entries) <= self._feed.stop or first > self._feed.stop:
             return None
         asked = self._feed.chain, first, entries
@@ -601,12 +612,12 @@ class Elections:
         return self._memo[asked]
 
     def _groups(self) -> list[Collection[bytes]]:
-        """Return the keys of those who stand in, and of those who will once what is held here is decided."""
+        """Return the keys of the present stand-ins, and of those that an undecided decision names."""
         return [group for group in (self._feed.stand_ins, *_named(self._tail[1])) if group]
 
     def _everybody(self) -> set[bytes]:
-        """Return the keys of all whose statements are heard: of those, too, whom a statement that follows
-        from ours proposes; of nobody who has lied."""
+        """Return the keys whose statements we accept: all stand-ins, also those that a proposal names which
+        follows from our decisions. Keys with a proven double vote are left out."""
         told = (
             group
             for one in self._heard.values()
@@ -616,25 +627,27 @@ class Elections:
         return {key for group in (*self._groups(), *told) for key in group} - self._feed.liars.keys()
 
     def _most(self, keys: Iterable[bytes]) -> bool:
-        """Return whether these, with us, are more than half of those who stand in, and of those who will; who
-        has lied is among those, and never among these."""
+        """Return whether these keys, with ours, are more than half of the present stand-ins, and of those
+        that an undecided decision names. Keys with a proven double vote are in the total, and never in the
+        majority."""
         with_us = {*keys, self.key} - self._feed.liars.keys()
         return all(2 * sum(key in with_us for key in group) > len(group) for group in self._groups())
 
 
 def _stance(said: Statement) -> tuple[int, int, bytes, bool]:
-    """Return what everybody has to know of a statement at once."""
+    """Return the fields of a statement whose change everybody must know at once."""
     return said.term, said.voted, said.candidate, said.silent
 
 
 def _may_not(said: Statement) -> bool:
-    """Whether a stand-in organises nothing in its term: it has elected another for a later one, who need not
-    keep what it would decide now, or its key may have signed there what it has lost."""
+    """Return whether a stand-in must not organise in its term, because it has voted in a later one. The key
+    that it elected need not keep new decisions of this term, or its own key may have signed lost ones
+    there."""
     return said.voted > said.term
 
 
 def _blank(key: bytes, term: int) -> Statement:
-    """Return the statement of a stand-in that has said nothing yet."""
+    """Return the statement of a stand-in that has made none yet."""
     return Statement(key, 0, term, 0, b"", b"", 0, 0, 0, bytes(32), 0, False, (), bytes(64))
 
 
@@ -644,6 +657,6 @@ def _last(feed: ControlFeed) -> int:
 
 
 def _named(entries: Iterable[Entry]) -> list[tuple[bytes, ...]]:
-    """Return the keys of the stand-ins that these decisions name."""
+    """Return the keys of the stand-ins, for each StandIns among these decisions."""
     turns = [turn_of(entry.record) for entry in entries]
     return [tuple(one.key for one in turn.keys) for turn in turns if isinstance(turn, StandIns)]

@@ -1,8 +1,8 @@
 """Events, which go into the machine, and actions, which come out of it (SPEC, "State machine").
 
 Plain values without behaviour. The host turns sockets, clocks and the engine into events and carries out
-actions in the order given. An action may rely on all actions before it being done; in particular an Admit is
-durable before anything after it is sent.
+actions in the order given. An action may rely on all actions before it. In particular, an Admit is durable
+before anything after it is sent.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Writable:
-    """Everything handed to the link so far has been written: it can take more segments."""
+    """Everything handed to the link so far is written, so that it can take more segments."""
 
     link: LinkId
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A Serve was carried out up to (not including) step `stop`; `hops` is as in the Serve."""
+    """A Serve was carried out, up to (not including) step `stop`. `hops` is the Serve's."""
 
     link: LinkId
     feed: messages.Feed
@@ -76,7 +76,7 @@ class OwnUpdates:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """An Examine was carried out: the result is what our log has of the same feed from the same step on."""
+    """An Examine was carried out. The result is our own history of the feed from the same step on."""
 
     link: LinkId
     feed: messages.Feed
@@ -86,7 +86,7 @@ class Examined:
     ours: messages.Segment
     """Our updates from that step on, none where our log ends, and the origin's signature after them."""
     kept: messages.Proof | None
-    """The proof of the lowest Cut of the feed so far, if it was cut."""
+    """The proof of the feed's lowest Cut so far; None if the feed is not cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +96,35 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class OwnDecision:
-    """Whoever holds the organiser's key here has decided; the record is as `decisions.encode` returns it."""
+    """The holder of the organiser's key has decided. The record is encoded by `decisions.encode`."""
 
     record: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OwnHandOver:
-    """Whoever organises here wants a stand-in, by its key, to go on at once."""
+    """The organiser hands the run over to a stand-in, named by its key, at once."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSuccession:
-    """The deputies have decided, and their owner has brought the result here."""
+    """The deputies have signed a succession, and the owner has brought it to this node."""
 
     succession: messages.Succession
 
 
 @dataclass(frozen=True, slots=True)
 class OwnJoinRequest:
-    """This node wants to be admitted, or to stand in."""
+    """This node asks to be admitted, or offers to stand in."""
 
     join_request: messages.JoinRequest | messages.Offer
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A Trace was carried out: `chain` is our chain head of the feed before step `stop`."""
+    """A Trace was carried out. `chain` is our chain head of the feed before step `stop`."""
 
     feed: messages.Feed
     stop: int
@@ -134,15 +134,15 @@ class Traced:
     epoch: int
     """Epoch of the update before that step; 0 at the beginning."""
     labelled: int
-    """Number of updates before that step, without a gap, that belong to this epoch."""
+    """Number of consecutive updates directly before that step that belong to this epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKept:
-    """This node keeps the state of a usable checkpoint: of these feeds, all those with named steps up to its
-    epoch, nothing before their bases has to be kept or fetched any more.
+    """This node stores the state of a usable checkpoint, so that updates before these bases are not needed.
 
-    None if a node that has waited for one is to begin with step 0 of every feed after all.
+    `bases` has every feed with listed steps up to the checkpoint's epoch. `checkpoint` is None if a node that
+    has waited for one begins with step 0 of every feed after all.
     """
 
     checkpoint: Checkpoint | None
@@ -162,8 +162,8 @@ Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined
 class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
-    `chain` is the head after the segment. `counted` is less than all only for a feed that is cut (SPEC E4);
-    the updates behind the cut are kept because the signature vouches for the whole segment.
+    `chain` is the head after the segment. `counted` is less than all only for a feed that is cut (SPEC E4).
+    The updates after the cut are stored because the signature vouches for the whole segment.
     """
 
     feed: messages.Feed
@@ -182,7 +182,7 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Read `feed` from the log from step `first` on, send one Segment with this hop count, report Served."""
+    """Read `feed` from the log, from step `first` on; send one Segment with this hop count; report Served."""
 
     link: LinkId
     feed: messages.Feed
@@ -192,8 +192,8 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Keep the proof durably; then take the updates from step `proof.cut` on, which counted up to step
-    `stop`, out of the cores again (SPEC E4). Every Cut of a feed is lower than those before."""
+    """Store the proof durably. Then subtract the updates from step `proof.cut` to step `stop` from the cores
+    (SPEC E4). Every Cut of a feed is lower than the ones before."""
 
     proof: messages.Proof
     stop: int
@@ -201,8 +201,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Note durably that nothing of `feed` counts from now on; then take its updates, which counted up to step
-    `stop`, out of the cores again (SPEC S8). It is never admitted again."""
+    """Note durably that no update of `feed` counts from now on. Then subtract its updates up to step `stop`
+    from the cores (SPEC S8). The feed is never admitted again."""
 
     feed: messages.Feed
     stop: int
@@ -210,7 +210,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ShowProof:
-    """Send the proof that the feed is cut, as kept with the lowest Cut."""
+    """Send the proof of the feed's lowest Cut."""
 
     link: LinkId
     feed: messages.Feed
@@ -218,9 +218,9 @@ class ShowProof:
 
 @dataclass(frozen=True, slots=True)
 class Examine:
-    """Look up what our log has of the feed from step `against.first` (for a Proof: `at`) on; report Examined.
+    """Look up our own history of the feed from step `against.first` (for a Proof: `at`) on; report Examined.
 
-    Our log reaches at least that far, and has something of the feed.
+    Our log reaches at least that step and is not empty.
     """
 
     link: LinkId
@@ -230,7 +230,7 @@ class Examine:
 
 @dataclass(frozen=True, slots=True)
 class KeepCard:
-    """Keep this card instead of an earlier one of its feed."""
+    """Store this card in place of an earlier one of its feed."""
 
     card: messages.Card
 
@@ -252,34 +252,34 @@ class ContinueAs:
 
 @dataclass(frozen=True, slots=True)
 class KeepControl:
-    """Keep these decisions durably, from position `first` on, instead of any that were kept from there on."""
+    """Store these decisions durably from position `first` on, in place of any that are stored there."""
 
     first: int
     entries: tuple[messages.Entry, ...]
     ours: bool = False
-    """Whether they were signed here, just now."""
+    """Whether this node has just signed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAuthority:
-    """Keep this succession or fork of the control feed durably."""
+    """Store this succession or proof about a key of the control feed durably."""
 
     message: messages.HigherWord
 
 
 @dataclass(frozen=True, slots=True)
 class KeepStatement:
-    """Keep this statement of our own durably, in the place of the one before."""
+    """Store our own statement durably, in place of the one before."""
 
     statement: messages.Statement
 
 
 @dataclass(frozen=True, slots=True)
 class Recounted:
-    """Look again at what of this feed counts, and with which factors: decisions have changed it.
+    """Count the updates of this feed again, with their factors: decisions have changed them.
 
-    So far its first `before` updates did. The log keeps what does not count any more until other updates of
-    the same steps take its place.
+    Until now its first `before` updates counted. The log keeps an update that does not count any more until
+    another one of the same step takes its place.
     """
 
     feed: messages.Feed
@@ -296,7 +296,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """Let the log begin with these bases, durably: what it has before them may go."""
+    """Let the log begin with these bases, durably. Updates before them may be deleted."""
 
     checkpoint: Checkpoint
     bases: tuple[Base, ...]
@@ -304,7 +304,7 @@ class Rebase:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """Show this join request, or offer to stand in, to whoever organises the run here."""
+    """Show this join request, or offer to stand in, to the organiser if it is this node."""
 
     join_request: messages.JoinRequest | messages.Offer
     via: str
@@ -323,17 +323,17 @@ Action = OpenAction | OrganisedAction
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers of things that have happened so far; they only ever increase."""
+    """Counts of things that have happened so far; they never decrease."""
 
     admitted: int = 0
     gaps: int = 0
     unnamed: int = 0
-    """Segments whose key names no feed that we know, or several feeds."""
+    """Segments whose key belongs to no known feed, or to several."""
     put_off: int = 0
-    """Segments and proofs beyond their origin's rate, left for later."""
+    """Segments and proofs that exceed their origin's rate and were left for later."""
     rejected: int = 0
     cuts: int = 0
-    """Proofs that have cut a feed, or cut it shorter."""
+    """Proofs that cut a feed, or cut it lower than before."""
     cards: int = 0
     """Cards of others that were news."""
     decisions: int = 0
@@ -344,7 +344,7 @@ class Counters:
 
     @property
     def news(self) -> int:
-        """Number that increases with everything from others that is no waste: it changes our state, or it is
-        put off for now."""
+        """Number that increases with every message of others that is no waste, because it changes our state
+        or is left for later."""
         told = self.cards + self.decisions + self.statements
         return self.admitted + self.cuts + told + self.put_off

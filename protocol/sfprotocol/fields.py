@@ -1,6 +1,6 @@
-"""Fields of messages and decisions: how values of a MessagePack array become one, and back.
+"""Fields of messages and decisions: conversion to and from the values of a MessagePack array.
 
-A type is described once, as a row of fields; what reads it also refuses what it does not allow (SPEC C5, C8).
+A type is described once, as a row of fields. Reading also refuses invalid values (SPEC C5, C8).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_NAME = 32
-"""Bytes of UTF-8 in a name and in a team: a line of a table."""
+"""Maximum size of a name and of a team, in bytes of UTF-8: a line of a table."""
 
 _UNREADABLE = (
     (0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x180B, 0x180F),
@@ -22,8 +22,8 @@ _UNREADABLE = (
     (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFF), (0x13430, 0x1345F),
     (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0x10FFFF),
 )  # fmt: skip
-"""Code points that show nothing, turn the direction of writing, or mean something to a terminal (SPEC K2).
-Ranges and not Unicode's categories, which change from one version of Unicode to the next."""
+"""Code points that are invisible, change the direction of writing or control a terminal (SPEC K2). Ranges,
+because Unicode's categories change from version to version."""
 
 
 class Names(NamedTuple):
@@ -37,7 +37,7 @@ NAMELESS = Names()
 
 
 def text_fault(text: str, most: int = MAX_NAME) -> str | None:
-    """Return the fault of a name or a team, or of another text of `most` bytes; None if it has none (SPEC
+    """Return the fault of a name, a team or another text of at most `most` bytes; None without one (SPEC
     K2)."""
     if len(text.encode("utf-8", "surrogatepass")) > most:
         return f"it takes more than {most} bytes"
@@ -49,32 +49,32 @@ def text_fault(text: str, most: int = MAX_NAME) -> str | None:
 
 
 def readable(text: str) -> bool:
-    """Return whether a text is made of nothing but what it looks like (SPEC K2)."""
+    """Return whether a text has no invisible or misleading characters (SPEC K2)."""
     return not any(low <= ord(letter) <= high for letter in text for low, high in _UNREADABLE)
 
 
 Scalar = int
-"""A quantised derivative, in units of the manifest's scalar_delta, or of the unit of the update's label."""
+"""A quantised derivative, in units of the manifest's scalar_delta or of the unit for the update's label."""
 
 Values = Scalar | tuple[Scalar, ...]
-"""The content of an update: one scalar along its direction, or in a first-order run one for every cell of the
+"""The content of an update: one scalar along its direction; in a first-order run one for every cell of the
 cores, in their order (SPEC U11)."""
 
 
 def flat(every: Sequence[Values]) -> Sequence[Scalar]:
-    """Return the scalars of these updates of one run, one after the other."""
+    """Return all scalars of these updates of one run, in order."""
     vectors = not every or not isinstance(every[0], int)
     found = chain.from_iterable(cast(Sequence[tuple[Scalar, ...]], every)) if vectors else every
     return cast(tuple[Scalar, ...], tuple(found))
 
 
 def cells_of(values: Values) -> int:
-    """Return the cells of the run of an update (`messages.RunParameters`): 0 where it has one scalar."""
+    """Return `messages.RunParameters.cells` of the run with such updates; 0 if an update has one scalar."""
     return 0 if isinstance(values, int) else len(values)
 
 
 def scalars_in(values: Values) -> int:
-    """Return the number of scalars that an update has."""
+    """Return the number of scalars of an update."""
     return cells_of(values) or 1
 
 
@@ -89,17 +89,17 @@ def require(condition: bool, rule: str, reason: str) -> None:
 
 
 class Field(NamedTuple):
-    """A part of a message that takes so many consecutive values of an array."""
+    """A part of a message that takes `width` consecutive values of an array."""
 
     width: int
     read: Callable[[list[Any], int], Any]
-    """Returns the part that the values from a place on are. Raises RemoteProtocolError."""
+    """Returns the part, given all values and the place of its first. Raises RemoteProtocolError."""
     write: Callable[[Any], list[Any]] | None = None
-    """Returns the values of a part; None for one that is its one value."""
+    """Returns the values of a part; None if the part itself is the one value."""
 
 
 def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:
-    """Return a field that is a value as it is, for which something has to hold."""
+    """Return a field for one plain value that satisfies a condition."""
 
     def read(values: list[Any], at: int) -> Any:
         value = values[at]
@@ -123,7 +123,7 @@ def binary(*lengths: int) -> Field:
 
 
 def row(build: Callable[..., Any], *parts: Field, names: Sequence[str] | None = None) -> Field:
-    """Return the fields of a tuple, or of a dataclass in the order of `names`, one after the other."""
+    """Return the field for a tuple, or for a dataclass with its fields in the order of `names`."""
     stops = list(accumulate(part.width for part in parts))
     places = [(part.read, first) for part, first in zip(parts, [0, *stops], strict=False)]
     if names is None and is_dataclass(build):
@@ -153,7 +153,7 @@ def pair(part: Field) -> Field:
 
 
 def array(inside: Field) -> Field:
-    """Return the one field that is an array of the values of a row."""
+    """Return the field for an array with the values of a row."""
     reason = f"not {inside.width} fields"
 
     def read(values: list[Any], at: int) -> Any:
@@ -166,8 +166,8 @@ def array(inside: Field) -> Field:
 
 
 def listed(item: Field, most: int, name: Callable[[Any], Any] | None = None) -> Field:
-    """Return a list, in strictly ascending order of what its entries are about (SPEC C8) if that has a
-    `name`."""
+    """Return the field for a list of at most `most` entries, strictly ascending by `name` if given (SPEC
+    C8)."""
 
     def read(values: list[Any], at: int) -> tuple[Any, ...]:
         inner = values[at]

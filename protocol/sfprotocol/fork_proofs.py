@@ -1,7 +1,7 @@
 """Fork proofs: an origin has signed two histories of one feed (SPEC E1-E6).
 
-Pure functions on segments, chain heads and signatures. Whom to ask, and what follows from a proof, is decided
-in fork_resolution.
+Pure functions on segments, chain heads and signatures. The module fork_resolution decides whom to ask and
+acts on proofs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Verify, extend
 
 Comparison = Proof | int | None
-"""The result of comparing another history with ours: a proof that they differ, or the step at which the
-shorter of the two ends; None where theirs does not follow from our past."""
+"""The result of a comparison with our history: a proof that the two differ, or the step at which the shorter
+one ends. None if the other one does not follow from our past."""
 
 
 def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Comparison:
-    """Compare what a peer has shown with our own log (SPEC E2)."""
+    """Compare a peer's segment or proof with our own log (SPEC E2)."""
     if isinstance(event.against, Proof):
         return _adopted(event, event.against)
     found = _compare(run, event, event.against, signed)
@@ -53,7 +53,7 @@ def _adopted(event: Examined, theirs: Proof) -> Proof | None:
 
 
 def _meets_cut(state: FeedState, event: Examined, found: Comparison) -> bool:
-    """Return whether a signed continuation of ours meets the cut with another chain head than the cut's."""
+    """Return whether the peer's signed history reaches our cut with another chain head than the cut's."""
     theirs = event.against
     if not isinstance(theirs, Segment) or not isinstance(found, int) or event.kept is None:
         return False
@@ -70,12 +70,13 @@ def _beside_cut(state: FeedState, event: Examined, theirs: Segment) -> Proof:
 
 
 def _apart(feed: Feed, one: Proof, chain: bytes, branch: Branch) -> Proof:
-    """Return a proof of two histories with different heads at one step; where they part is unknown."""
+    """Return a proof of two histories with different heads at one step. They part at an unknown step
+    before."""
     return Proof(feed, one.at, (one.chains[0], chain), (_shorter(one), branch))
 
 
 def _shorter(proof: Proof) -> Branch:
-    """Return the shorter branch of those that continue the first chain head: a proof is kept by everybody."""
+    """Return the shorter branch after the first chain head, as everybody stores the proof."""
     one, other = proof.branches
     shared = proof.chains[0] == proof.chains[1]
     return other if shared and _count(other) < _count(one) else one
@@ -86,7 +87,7 @@ def _count(branch: Branch) -> int:
 
 
 def holds(run: RunParameters, proof: Proof, signed: Verify) -> bool:
-    """Return whether the proof holds: it shows two signed histories that are not one (SPEC E1)."""
+    """Return whether the proof shows two different signed histories (SPEC E1)."""
     firsts = [next(_updates(branch.parts), None) for branch in proof.branches]
     if proof.chains[0] == proof.chains[1] and (None in firsts or firsts[0] == firsts[1]):
         return False

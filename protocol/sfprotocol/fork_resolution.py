@@ -1,9 +1,8 @@
 """Fork resolution: finding, proving and cutting feeds with two histories (SPEC A7, A8, E1-E5).
 
-Suspicion comes from segments that do not verify and from tags that differ. The peer is then asked for its
-history (an inquiry, answered by ordinary segments), which is compared with ours (fork_proofs); a proof of two
-signed histories cuts the feed and is shown to everybody. How a node gets what it lacks is no
-concern of this module.
+A segment that does not verify, or a different tag, raises suspicion. The peer is then asked for its history
+(an inquiry, answered by ordinary segments), which is compared with ours (fork_proofs). A proof of two signed
+histories cuts the feed and is shown to everybody. Fetching missing updates is no concern of this module.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from sfprotocol.segments import without_front
 from sfprotocol.signing import Verify, genesis, sound
 
 SHOW_AGAIN = 10.0
-"""Seconds after which a peer that does not seem to know a proof is sent it again."""
+"""Seconds after which a proof is sent again to a peer that does not seem to know it."""
 
 
 class ForkResolution:
@@ -52,10 +51,10 @@ class ForkResolution:
     # -- suspicion ---------------------------------------------------------------------------------
 
     def unverified(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
-        """Ask for the peer's history: its segment is garbage, or of another history of the feed (SPEC A7).
+        """Ask for the peer's history, as its segment is garbage or of another history of the feed (SPEC A7).
 
-        The link stays, within its waste: an honest peer that holds the other branch of a fork must not be
-        cut off. Raises RemoteProtocolError beyond it (SPEC L8).
+        The link stays while its waste allows it, because an honest peer may hold the other branch of a fork.
+        Raises RemoteProtocolError if it has wasted too much (SPEC L8).
         """
         self._counters.rejected += 1
         self._charge(link, now)
@@ -69,7 +68,8 @@ class ForkResolution:
         return [Examine(link.id, state.feed, rest), *self._pulls.wake(now)]
 
     def ambiguous(self, link: Link, states: list[FeedState], segment: Segment, now: float) -> list[Action]:
-        """Ask whether one of several feeds with this key is forked: the segment continues none of them."""
+        """Find out whether one of several feeds with this key is forked, as the segment continues none of
+        them."""
         actions: list[Action] = []
         for state in states:
             if segment.first < state.next and under_way(link, state, now):
@@ -80,7 +80,7 @@ class ForkResolution:
         return actions
 
     def check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
-        """Act on a claim whose tag is not ours: another history, or a cut that one side lacks (SPEC A8)."""
+        """Handle a claim with another tag than ours: a fork, or a cut that one side lacks (SPEC A8)."""
         state = self._frontier.state(claim.feed)
         if state.forked <= claim.next and claim.tag != state.claim().tag:
             return self.show(link, claim.feed, now)
@@ -95,12 +95,12 @@ class ForkResolution:
     # -- evidence ----------------------------------------------------------------------------------
 
     def proven(self, link: Link, proof: Proof, now: float) -> list[Action]:
-        """Act on a proof of two histories of one feed (SPEC E1-E4). The cheap checks come first.
+        """Handle a proof of two histories of one feed (SPEC E1-E4), the cheap checks first.
 
         Raises RemoteProtocolError for a proof that does not hold.
         """
         if not self._frontier.may_hold(proof.feed):
-            return []  # nothing of it can count; once it may be held, whoever holds it finds the fork anew
+            return []  # no update of it can count; if that changes, its holders find the fork again
         state = self._frontier.state(proof.feed)
         if not link.names.learn(proof.feed, self._frontier) or proof.cut > state.forked or not state.forked:
             return self.show(link, proof.feed, now)
@@ -118,12 +118,12 @@ class ForkResolution:
         return self.cut(proof, now)
 
     def examined(self, event: Examined, now: float) -> list[Action]:
-        """Compare what a peer has shown with our own history, which is at hand now.
+        """Compare a peer's segment or proof with our own history from the log.
 
-        Raises RemoteProtocolError when the peer has wasted too much (SPEC L8).
+        Raises RemoteProtocolError if the peer has wasted too much (SPEC L8).
         """
         if event.feed not in self._frontier:
-            return []  # it has made room for another
+            return []  # the feed was evicted meanwhile
         state = self._frontier.state(event.feed)
         if isinstance(event.against, Proof) and not event.against.cut <= state.forked:
             return []
@@ -138,16 +138,16 @@ class ForkResolution:
         if finding is not None:
             return self._same(link, state, event, finding, now)
         if len(link.names.matching(state.key, self._frontier)) > 1:
-            return []  # it was another feed's
+            return []  # the segment was of another feed
         return self._strange(link, state, now)
 
     def _strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
-        """Look further back: what the peer has shown does not follow from our past."""
+        """Look further back, as the peer's segment does not follow from our past."""
         self._charge(link, now)
         return look_further_back(link, state, self._least(link, state), now)
 
     def _same(self, link: Link, state: FeedState, event: Examined, until: int, now: float) -> list[Action]:
-        """Look at the rest of what the peer has shown: up to step `until` its history is ours."""
+        """Examine the rest of the peer's segment. Up to step `until` its history equals ours."""
         assert isinstance(event.against, Segment)
         if until < min(event.against.stop, state.next):
             return [Examine(link.id, event.feed, without_front(event.against, until))]
@@ -159,7 +159,7 @@ class ForkResolution:
     # -- consequences ------------------------------------------------------------------------------
 
     def cut(self, proof: Proof, now: float) -> list[Action]:
-        """Cut the feed and tell everybody first (SPEC E3, E4); nothing else moves the frontier back."""
+        """Cut the feed and send the proof to everybody (SPEC E3, E4)."""
         feed, at = proof.feed, proof.cut
         state = self._frontier.state(feed)
         if at >= state.forked:
@@ -173,12 +173,12 @@ class ForkResolution:
         self._pulls.finish(feed)
         shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
         cut = Cut(proof, max(at, stop) if state.fork_cut == at else at)
-        # In an organised run more may follow: is this the history that was named, and which label has it?
+        # In an organised run, find out whether this is the listed history, and its last label.
         trace = [Trace(feed, min(state.fork_cut, state.next))] if self._run.organised and stop > at else []
         return [cut, *trace, *shown, *self._own.taken_back(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:
-        """Send the proof that `feed` is cut; nothing if it is not cut or the peer has it (SPEC E3)."""
+        """Send the proof that `feed` is cut, unless it is not cut or the peer has the proof (SPEC E3)."""
         state = self._frontier.state(feed)
         if not link.greeted or state.forked == UNCUT:
             return []
@@ -192,8 +192,8 @@ class ForkResolution:
         return [ShowProof(link.id, feed)]
 
     def show_again(self, link: Link, now: float) -> list[Action]:
-        """Send the proofs that were put off: an origin with a thousand forks must not use up its neighbours'
-        share of waste."""
+        """Send the delayed proofs. The delay keeps an origin with a thousand forks from using up its
+        neighbours' share of waste."""
         feeds, link.to_show = list(link.to_show), {}
         return [action for feed in feeds for action in self.show(link, feed, now)]
 
@@ -202,28 +202,30 @@ class ForkResolution:
 
 
 LOOK_BACK = (64, 4096, None)
-"""Numbers of updates before our end from which the peer's history is asked for, one after the other, until it
-joins ours; None: from the first step that both keep. Most forks are the few updates that a backup lacked."""
+"""Numbers of updates before our end at which requests for the peer's history begin, one after the other,
+until it joins ours. None: at the first step that both keep. Most forks are the few updates that a backup
+lacked."""
 
 INQUIRY_TIME = 60.0
-"""Seconds after which a peer may be asked again for another history of the same feed, and for what continues
-ours. A peer with nothing but garbage then costs three questions a minute and feed."""
+"""Seconds after which a peer may be asked again about the same feed. A peer that sends only garbage then
+costs three questions a minute for each feed."""
 
 MAX_INQUIRIES = 64
-"""Feeds under inquiry on one link: what a peer with garbage for many feeds can make us remember and ask."""
+"""Maximum number of feeds under inquiry on one link. Bounds the cost of a peer with garbage for many
+feeds."""
 
 
 def under_way(link: Link, state: FeedState, now: float) -> bool:
-    """Return whether what the link brings of this feed is an answer to an inquiry."""
+    """Return whether a segment of this feed on the link answers an inquiry."""
     inquiry = link.inquiries.get(state.feed)
     return inquiry is not None and inquiry.until > now and inquiry.stage < len(LOOK_BACK)
 
 
 def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool = False) -> list[Action]:
-    """Ask for the peer's history, unless we have done so lately or ask this peer for too much already.
+    """Ask for the peer's history unless we have done so recently or have too many inquiries on this link.
 
-    `least` is the first step that both sides keep. `whole`: from there at once, where feeds share a key: a
-    history that does not follow from our past may then be another feed's.
+    `least` is the first step that both sides keep. `whole`: begin there at once, for feeds that share a key.
+    A history that does not follow from our past may then belong to another feed.
     """
     known = link.inquiries.get(state.feed)
     if known and known.until > now:
@@ -238,14 +240,15 @@ def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool
 
 
 def avoid(link: Link, state: FeedState, now: float) -> None:
-    """Do not ask this peer for the feed for a while, nor for another history: we have none to compare."""
+    """Ask this peer neither for the feed nor for its history for a while, as we have no history to
+    compare."""
     inquire(link, state, NEVER, now)
     if known := link.inquiries.get(state.feed):
         known.stage = len(LOOK_BACK)
 
 
 def look_further_back(link: Link, state: FeedState, least: int, now: float) -> list[Action]:
-    """Ask from an earlier step: what came did not follow from our past either."""
+    """Ask from an earlier step, as the answer did not follow from our past either."""
     inquiry = link.inquiries.get(state.feed)
     if inquiry is None:
         return inquire(link, state, least, now)

@@ -1,8 +1,8 @@
-"""The frontier: the extent to which each feed counts (SPEC D1-D4, E4).
+"""The frontier: for every feed, the first missing step (SPEC D1-D4, E4).
 
-The exact state of a run is the set of admitted updates; because feeds are contiguous, one number and one
-chain hash per feed describe that set completely. A feed whose origin has signed two histories also has a cut:
-nothing from there on counts. Nothing here knows links or time.
+The exact state of a run is the set of admitted updates. As feeds have no gaps, one number and one chain hash
+per feed describe that set completely. A feed whose origin has signed two histories also has a cut, and no
+update after the cut counts. This module knows no links and no time.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.signing import genesis
 
 LANES = 1024
-"""Numbers of 16 bits in the hash of all records (LtHash, SPEC D3).
+"""Number of 16-bit lanes in the hash of all records (LtHash, SPEC D3).
 
-Each record is expanded to so many numbers by an extendable-output function, and those of all records are
-added lane by lane, modulo 2^16 (Bellare and Micciancio 1997; Lewi, Kim, Maykov and Weis 2019, "Securing
-Update Propagation with Homomorphic Hashing"): a record joins or leaves at a cost of its own. Two sets with
-equal sums are a short solution of a lattice problem in 1,024 dimensions, which takes about 2^200 steps to
-find. Sums without lanes and XOR, which Gaussian elimination or a generalised birthday attack solve at once,
-would let chosen feeds collide."""
+An extendable-output function expands each record to this many numbers. The numbers of all records are added
+lane by lane, modulo 2^16 (Bellare and Micciancio 1997; Lewi, Kim, Maykov and Weis 2019, "Securing Update
+Propagation with Homomorphic Hashing"). So the cost of adding or removing a record does not depend on the
+others. Two sets with equal sums are a short solution of a lattice problem in 1,024 dimensions, which takes
+about 2^200 steps. A single sum or XOR would let chosen feeds collide: a generalised birthday attack or
+Gaussian elimination solves these at once."""
 
 TAG_BYTES = 4
-"""Bytes of a feed's tag: two histories with equal tags, one pair in 2^32, differ after one more update."""
+"""Bytes of a feed's tag. One pair of histories in 2^32 has equal tags, and differs after one more update."""
 
 MAX_FEEDS = 65_536
-"""Feeds that are held of an open run, those with the lowest work; and names that one link may teach us of
-feeds of which we have nothing: 40 MB for the frontier, 20 MB (32 MB if all names are invented) for a link.
-Feeds of an organised run are bounded by its admissions."""
+"""Maximum number of feeds of an open run, those with the lowest work; also of names that one link may teach
+us of feeds without stored updates. This takes 40 MB for the frontier, and 20 MB (32 MB for invented names)
+for a link. In an organised run admissions bound the number of feeds."""
 
 _FEED = attrgetter("feed")
 
 UNCUT = 1 << 32
-"""The cut of a feed that has none: no step reaches it."""
+"""Stands for no cut; above all steps."""
 
 
 @dataclass(slots=True)
@@ -56,28 +56,28 @@ class FeedState:
     feed: Feed
     key: int
     next: int
-    """The first step we lack."""
+    """The first missing step."""
     chain: bytes
     epoch: int
     """Epoch of the last update; 0 for an empty feed."""
     labelled: int = 0
-    """Number of updates at its end that belong to this epoch."""
+    """Number of updates at the end of the feed that belong to this epoch."""
     forked: int = UNCUT
-    """The lowest step at which a proof shows two histories."""
+    """The lowest step with a proof of two histories."""
     forked_chain: bytes = b""
     """The chain head there."""
     named: int = 0
-    """The first step that no close has named, in an organised run. Forks do not cut below it (SPEC O7)."""
+    """The first step that no close lists, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
-    """The step at which the organiser has ended the feed; 0 for one that an open run excludes."""
+    """The step at which the organiser has ended the feed; 0 for a feed that an open run excludes."""
     base: int = 0
-    """The first step that is kept here: what comes before counts by a checkpoint (SPEC O14)."""
+    """The first stored step; a checkpoint counts the updates before it (SPEC O14)."""
     stopped: int = UNCUT
-    """The step from which on updates do not count that we have seen: behind a cut, or of a revoked origin."""
+    """The first step that was seen and does not count, because of a cut or a revoked origin."""
     summed: bytes = b""
-    """Its record as the state digest has it; empty if it has none."""
+    """Its record in the state digest; empty without one."""
     claimed: Claim | None = field(default=None, repr=False, compare=False)
-    """Its entry in a Summary, once that was wanted since the feed last changed."""
+    """A cache of its entry in a Summary; None if the feed has changed since."""
 
     @property
     def fork_cut(self) -> int:
@@ -86,31 +86,32 @@ class FeedState:
 
     @property
     def cut(self) -> int:
-        """The first step that does not count, for whatever reason; what a checkpoint counts does."""
+        """The first step that does not count, for any reason. All updates that a checkpoint counts do
+        count."""
         return max(self.base, min(self.ended, self.stopped, self.fork_cut))
 
     @property
     def is_forked(self) -> bool:
-        """Whether its origin is proven to have signed two histories."""
+        """Whether there is a proof that its origin has signed two histories."""
         return self.forked != UNCUT
 
     @property
     def cut_chain(self) -> bytes:
-        """The chain head there, as far as a proof tells: what a close has named is told by its tag."""
+        """The chain head at the fork's cut by the proof; empty if the last listed step decides instead."""
         return self.forked_chain if self.fork_cut == self.forked else b""
 
     @property
     def open(self) -> bool:
-        """Whether anything more of it can be admitted."""
+        """Whether more updates of it can be admitted."""
         return self.next < self.cut
 
     @property
     def empty(self) -> bool:
-        """Whether the state is the same without it: nothing of it is admitted, and no proof cuts it."""
+        """Whether the feed is without effect on the state: no update admitted, and no proof of a fork."""
         return not self.next and not self.is_forked
 
     def record(self) -> bytes:
-        """Return the feed's record, which stands for it in the state digest and in tags (SPEC D3, D4)."""
+        """Return the feed's record for the state digest and for tags (SPEC D3, D4)."""
         numbers = self.feed.incarnation.to_bytes(8, "big") + self.next.to_bytes(8, "big")
         cut = self.fork_cut
         mark = b"" if cut == UNCUT else b"cut" + cut.to_bytes(8, "big") + self.cut_chain
@@ -125,19 +126,19 @@ class FeedState:
 
 
 class Frontier:
-    """All feeds of one run of which something is admitted, or that are cut; in an open run the MAX_FEEDS with
-    the lowest work (SPEC S8)."""
+    """All feeds of one run with admitted updates or a cut; in an open run the MAX_FEEDS with the lowest work
+    (SPEC S8)."""
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
         self.run_state: RunState | None = None
         """State of the run by the organiser's decisions; None in an open run. `control_sync` sets it."""
         self.control = b""
-        """The part of the state digest that tells of the control feed (SPEC O10)."""
+        """The control feed's part of the state digest (SPEC O10)."""
         self.waiting = False
-        """Whether nothing is to be held until it is known from where on (SPEC O15)."""
+        """Whether no update may be held yet, as the steps at which feeds begin are unknown (SPEC O15)."""
         self.checkpoint: Checkpoint | None = None
-        """The checkpoint from which on everything is kept here; None if everything is."""
+        """The checkpoint after which all updates are stored; None if all updates since the start are."""
         self.known = 0
         self._bases: dict[Feed, Base] = {}
         self._states: dict[Feed, FeedState] = {}
@@ -145,11 +146,11 @@ class Frontier:
         """The states in the order of feeds."""
         self._by_key: dict[int, list[Feed]] = {}
         self._by_work: list[tuple[int, Feed]] = []
-        """The feeds of an open run as a heap, by their work with the sign changed: the highest is first."""
+        """The feeds of an open run as a heap by negated work, so that the highest work is first."""
         self._records = np.zeros(LANES, "<u2")
-        """The sum of what the records of feeds are expanded to."""
+        """The sum of the expanded records of all feeds."""
         self._unsummed: dict[Feed, FeedState] = {}
-        """Feeds that have changed since the digest was last wanted."""
+        """Feeds that have changed since the digest was last computed."""
         self._digest: bytes | None = None
 
     def __len__(self) -> int:
@@ -167,19 +168,19 @@ class Frontier:
         return self._by_key.get(key, [])
 
     def next(self, feed: Feed) -> int:
-        """Return the first step of `feed` that we lack."""
+        """Return the first missing step of `feed`."""
         state = self._states.get(feed)
         return state.next if state else 0
 
     def held(self, origin: bytes) -> int:
-        """Return the number of updates held of all incarnations of `origin`, whose feeds are neighbours in
-        the order of feeds."""
+        """Return the number of stored updates of `origin`, in all its incarnations. Its feeds are neighbours
+        in the order of feeds."""
         first = bisect_left(self._order, Feed(origin, 0), key=_FEED)
         feeds = takewhile(lambda state: state.feed.origin == origin, islice(self._order, first, None))
         return sum(state.next for state in feeds)
 
     def lacks(self, feed: Feed, following: int) -> bool:
-        """Return whether a peer with `feed` up to step `following` has updates that we lack and may count."""
+        """Return whether a peer with `feed` up to step `following` has missing updates that may count."""
         state = self._states.get(feed)
         if state and not self.waiting:
             return following > state.next and state.open
@@ -192,25 +193,25 @@ class Frontier:
         return not (self.is_strange(feed) or self.excludes(feed))
 
     def is_strange(self, feed: Feed) -> bool:
-        """Return whether nothing of `feed` may be held in an organised run by the decisions that are here."""
+        """Return whether the decisions of an organised run allow no update of `feed`."""
         return self.run_state is not None and self.run_state.number(feed) is None
 
     def excludes(self, feed: Feed) -> bool:
-        """Return whether `feed` is not held and never will be, as its work is too high (SPEC S7, S8)."""
+        """Return whether `feed` can never be held, as its work is too high (SPEC S7, S8)."""
         if self.run.organised or feed in self._states:
             return False
         return signing.work(self.run.run_id, *feed) >= self.highest_work
 
     @property
     def highest_work(self) -> int:
-        """The number below which the work of a feed must be that joins an open run. It never grows."""
+        """The exclusive upper bound of the work of a new feed in an open run. It never grows."""
         if len(self._order) < MAX_FEEDS:
             return signing.work_bound(self.run.work_bits)
         return -self._by_work[0][0]
 
     def evict(self) -> tuple[Feed, int] | None:
-        """Remove the feed with the highest work if there is one too many (SPEC S8); return it with the step
-        up to which it was held."""
+        """Remove the feed with the highest work if there are too many feeds (SPEC S8). Return it with its
+        first missing step."""
         if self.run.organised or len(self._order) <= MAX_FEEDS:
             return None
         _, feed = heappop(self._by_work)
@@ -224,11 +225,11 @@ class Frontier:
 
     @property
     def floor(self) -> int:
-        """The first epoch of which what closes have named is kept here (SPEC O15)."""
+        """The first epoch whose listed steps are stored here (SPEC O15)."""
         return self.checkpoint.epoch + 1 if self.checkpoint else 0
 
     def kept_from(self, feed: Feed, floor: int) -> int:
-        """Return the first step of `feed` that a node with this floor keeps; NEVER if we cannot tell."""
+        """Return the first step of `feed` that a node with this floor keeps; NEVER if that is unknown."""
         if not floor or self.run_state is None:
             return 0
         number = self.run_state.number(feed)
@@ -237,16 +238,16 @@ class Frontier:
         return self.run_state.named(number, floor - 1)
 
     def base(self, feed: Feed) -> Base:
-        """Return where what is kept of `feed` begins: at step 0, unless a checkpoint says otherwise."""
+        """Return the base at which the stored part of `feed` begins: step 0 without a checkpoint."""
         return self._bases.get(feed) or Base(feed, 0, genesis(self.run.run_id, feed), 0, 0)
 
     def is_cut(self, feed: Feed) -> bool:
-        """Return whether the origin of this feed was caught with two histories of it (SPEC E4)."""
+        """Return whether this feed is ended, or forked by its origin (SPEC E4)."""
         state = self._states.get(feed)
         return state is not None and min(state.ended, state.forked) != UNCUT
 
     def state(self, feed: Feed) -> FeedState:
-        """Return the state of `feed`; a new empty one, not kept, if we have nothing of it."""
+        """Return the state of `feed`. For an unknown feed it is a new empty one that is not stored."""
         known = self._states.get(feed)
         if known:
             return known
@@ -262,7 +263,7 @@ class Frontier:
     def advance(self, feed: Feed, following: int, chain: bytes, epoch: int, labelled: int = 0) -> None:
         """Record that everything before step `following` is admitted; `chain` is the head there.
 
-        `labelled` updates at the end belong to `epoch`; an open run does not need to know how many.
+        `labelled` updates at the end belong to `epoch`; open runs do not use this number.
         """
         state = self._kept(feed)
         self.known += following - state.next
@@ -270,16 +271,16 @@ class Frontier:
         self._changed(state)
 
     def go_back(self, feed: Feed, step: int, chain: bytes, epoch: int, labelled: int) -> None:
-        """Let nothing of `feed` count from `step` on, as far as it was here; the rest as for `advance`."""
+        """Let no update of `feed` count from `step` on. The other arguments are as for `advance`."""
         state = self._kept(feed)
         self.known -= state.next - step
         state.next, state.chain, state.epoch, state.labelled = step, chain, epoch, labelled
         self._changed(state)
 
     def rebase(self, checkpoint: Checkpoint, bases: Iterable[Base]) -> None:
-        """Keep of these feeds only what follows from their bases, by the state of `checkpoint`.
+        """Keep only the updates of these feeds after their bases, which belong to `checkpoint`.
 
-        A feed that is here ends at its base or later, as the caller knows.
+        The caller ensures that a stored feed reaches its base.
         """
         self.waiting, self.checkpoint = False, checkpoint
         for base in bases:
@@ -289,12 +290,12 @@ class Frontier:
                 self.advance(*base)
 
     def stop(self, feed: Feed) -> None:
-        """Record that what follows of `feed` was seen and does not count."""
+        """Record that the next updates of `feed` were seen and do not count."""
         state = self._kept(feed)
         state.stopped = state.next
 
     def named(self, feed: Feed, stop: int, ended: int) -> None:
-        """Record that closes have named `feed` up to step `stop`, and that it was ended at step `ended`."""
+        """Record that closes list `feed` up to step `stop`, and that it is ended at step `ended`."""
         if feed in self._states:
             state = self._states[feed]
             state.named, state.ended = stop, ended
@@ -303,11 +304,11 @@ class Frontier:
             self._changed(state)
 
     def cut(self, feed: Feed, at: int, chain: bytes) -> None:
-        """Let nothing of `feed` count from step `at` on; `chain` is the head there (SPEC E4).
+        """Let no update of `feed` count from step `at` on; `chain` is the head there (SPEC E4).
 
-        A cut later than the one there is changes nothing. If we have the feed beyond `at`, the caller knows
-        that its head there is `chain`. What has been named stays (SPEC O7); if we have the feed beyond that,
-        the caller finds out which history it is, and then goes back.
+        A later cut than the present one changes nothing. If the stored feed is longer, the caller ensures
+        that its head at `at` is `chain`. Listed steps stay (SPEC O7). If the stored feed is longer than
+        those, the caller finds out which history it is, and then goes back.
         """
         state = self._kept(feed)
         if at >= state.forked:
@@ -319,13 +320,13 @@ class Frontier:
         self._changed(state)
 
     def decided_by(self, run_state: RunState) -> None:
-        """Let other decisions than before say of whom anything may be held: the digest has no other feeds."""
+        """Take over other decisions, which may allow other feeds. Only allowed feeds are in the digest."""
         self.run_state = run_state
         for state in self:
             self._changed(state)
 
     def tell_control(self, control: bytes) -> None:
-        """Set what the state digest says of the control feed (SPEC O10)."""
+        """Set the control feed's part of the state digest (SPEC O10)."""
         self.control = control
         self._digest = None
 
@@ -334,13 +335,14 @@ class Frontier:
         return [state.claimed or state.claim() for state in self._order]
 
     def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
-        """Return whether a peer that has `has` (next steps) lacks nothing that we have, `but` left aside."""
+        """Return whether a peer with these next steps has all updates that we have, except of the feed
+        `but`."""
         return all(has.get(state.feed, 0) >= state.next for state in self if state.feed != but)
 
     def digest(self) -> bytes:
         """Return the state digest (SPEC D3): equal digests mean equal sets of updates, hence equal models.
 
-        Costs as much as feeds have changed since it was last wanted.
+        The cost is proportional to the number of feeds changed since the last call.
         """
         if self._digest is None:
             self._sum_up()

@@ -1,21 +1,21 @@
-"""The host of a machine: takes events in rounds, says what to commit, carries out what was decided.
+"""The host of a machine: takes events in rounds, returns a commit, carries out the actions.
 
 Theory of operation. Everybody who runs a machine (the daemon, the simulator, fuzzers, test swarms) needs the
-same loop, and needs its order to be exact: *durable, then sent, then applied*. A round has three phases:
+same loop in exactly this order: *durable, then sent, then applied*. A round has three phases:
 
-    decide     events are handled; what they admit, cut, name or renew comes back as one Commit
-    (commit)   the adapter makes the Commit durable, when and where it likes, or crashes before it has
-    carry_out  everything else that was decided, in order, as plain effects for the adapter
+    decide     handle events; return everything that must be durable as one Commit
+    (commit)   the adapter makes the Commit durable, or crashes before
+    carry_out  return all other actions, in order, as plain effects for the adapter
 
-Events that arrive during a round wait for the next one. What the machine asks of the log (Serve, ShowProof,
-Examine) is looked up here, and the answers are events of the next round.
+Events that arrive during a round wait for the next one. The host looks up what the machine asks of the log
+(Serve, ShowProof, Examine). The answers are events of the next round.
 
-Frames wait by link, and links take turns, one frame each: a busy link delays nobody else's frames. A link
-that has brought more than its rate rests, with its frames, until the machine says that it may go on;
-meanwhile it fills up and is not read. Everything else, our own updates above all, waits behind no frame
-(SPEC L9, L10).
+Frames wait by link, and links take turns, one frame each, so that a busy link delays nobody else's frames. A
+link that exceeds its rate rests, with its frames, until the machine lets it continue. Meanwhile its queue
+fills up and the link is not read. Everything else, our own updates above all, waits for no frame (SPEC L9,
+L10).
 
-The host refuses to know sockets, threads, disks and clocks: time is an argument, the log is a `Store`.
+The host knows no sockets, threads, disks or clocks: time is an argument, the log is a `Store`.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from sfprotocol.machine import Machine
 from sfprotocol.signing import genesis
 
 MAX_ROUND = 512
-"""Events taken into one commit: bounds how long a frame waits for the disk."""
+"""Maximum number of events in one commit. Bounds how long a frame waits for the disk."""
 
 ROUND_TIME = 0.05
-"""Seconds of real time after which a round takes no more events: hashing the chains of long segments takes a
-while, and whoever runs the host has other things to do."""
+"""Seconds of real time after which a round takes no more events. Hashing the chains of long segments takes a
+while, and the event loop has other work."""
 
 MAX_UNHANDLED = 32
-"""Frames of one link that may wait for the machine; beyond that the link is not read (backpressure)."""
+"""Maximum number of frames of one link that wait for the machine. A fuller link is not read
+(backpressure)."""
 
 
-# -- what is to be written, and where it is read from ------------------------------------------------
+# -- the log -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Changes that one round makes durable, all or none, before anything that follows from them is done."""
+    """Changes of one round that become durable, all or none, before their effects are carried out."""
 
     admits: tuple[events.Admit, ...] = ()
-    """Segments in the order of admission. In an organised run one may begin before the end of what was
-    stored of its feed, which is of another history from there on: it takes its place."""
+    """Segments in the order of admission. In an organised run a segment may begin before the end of the
+    stored feed. It then replaces the stored updates from there on, which are of another history."""
     cuts: tuple[events.Cut, ...] = ()
-    """Cuts in the order in which they were found; of one feed each is lower than the one before."""
+    """Cuts in the order in which they were found. Each cut of one feed is lower than the one before."""
     evicted: tuple[messages.Feed, ...] = ()
-    """Feeds of which nothing counts any more, whatever was admitted or cut, nor ever will (SPEC S8)."""
+    """Feeds of which no update counts from now on, whatever was admitted or cut before (SPEC S8)."""
     cards: tuple[messages.Card, ...] = ()
     own: messages.Feed | None = None
     """Our own feed from now on; None if it has not changed."""
@@ -62,55 +63,56 @@ class Commit:
     """Changes of the control feed, in order."""
     authority: tuple[messages.HigherWord, ...] = ()
     statement: messages.Statement | None = None
-    """Our own as a stand-in; None if it has not changed."""
+    """Our own statement as a stand-in; None if it has not changed."""
     rebase: events.Rebase | None = None
-    """The bases with which the log is to begin, after everything else in this commit."""
+    """The bases with which the log begins after everything else in this commit."""
 
 
 class Store(Protocol):
     """The log of one node, as far as the protocol needs it."""
 
     def append(self, commit: Commit) -> None:
-        """Make `commit` durable, all of it or nothing. Called by the adapter, between the two phases."""
+        """Make `commit` durable, all of it or nothing. The adapter calls it between the two phases."""
 
     def read(self, feed: messages.Feed, first: int, max_updates: int) -> messages.Segment | None:
         """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end.
 
-        At most so many, unless the first signature is further: where a history took the place of another.
+        Returns more than `max_updates` only if the first signature comes later, where one history has
+        replaced another.
         """
 
     def past(self, feed: messages.Feed, step: int) -> tuple[bytes, messages.Segment]:
-        """Return the chain head before `step`, and what there is from there to the next signature."""
+        """Return the chain head before `step`, and the updates from there to the next signature."""
 
     def label(self, feed: messages.Feed, step: int) -> tuple[int, int]:
-        """Return the epoch of the update before `step`, and how many before `step` belong to it: (0, 0) at
-        the beginning. Used in organised runs only."""
+        """Return the epoch of the update before `step`, and the number of updates before `step` that belong
+        to it; (0, 0) at the beginning. Used in organised runs only."""
 
     def proof(self, feed: messages.Feed) -> messages.Proof | None:
-        """Return the proof of the lowest cut of `feed`, if it is cut."""
+        """Return the proof of the lowest cut of `feed`; None if it is not cut."""
 
 
 def cut_chain(run: messages.RunParameters, proof: messages.Proof) -> bytes:
-    """Return the chain head of what still counts of the feed that `proof` cuts (SPEC E4)."""
+    """Return the chain head of the part that still counts after the cut of `proof` (SPEC E4)."""
     return proof.chains[0] if proof.cut else genesis(run.run_id, proof.feed)
 
 
-# -- what is to be done ------------------------------------------------------------------------------
+# -- effects -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this frame. After a Segment, post Writable once everything given to the link has left."""
+    """Send this frame. After a Segment, post Writable once everything given to the link is written."""
 
     link: events.LinkId
     message: messages.Message
     frame: bytes
-    """The encoding of `message`; the same object for all links that are sent the same."""
+    """The encoding of `message`; one object for all links with the same message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End the link once what was sent on it has left, then post LinkDown."""
+    """End the link once everything given to it is written, then post LinkDown."""
 
     link: events.LinkId
     fault: str | None
@@ -119,11 +121,12 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Notice that the updates of `feed` below step `before` counted until now, and those below `stop` do now.
+    """Apply a change: the updates of `feed` below step `before` counted until now, those below `stop` count
+    now.
 
-    `stop` is below `before` after a cut, and equal to it where factors have changed and nothing else (see
-    `Machine.runs`). In an organised run every proof of a fork comes as one, also where what counts stays the
-    same: an organiser names nothing beyond it. Whoever applies updates reads them from the store.
+    `stop` is below `before` after a cut, and equal to it where only factors have changed (see
+    `Machine.spans`). In an organised run every proof of a fork has this effect, even if the same updates
+    count as before, because an organiser lists no step after a fork. The updates themselves are in the store.
     """
 
     feed: messages.Feed
@@ -132,7 +135,7 @@ class Advanced:
 
 
 Effect = Send | Close | Advanced | events.JoinRequested
-"""A Petitioned of the machine is handed on as it is."""
+"""A JoinRequested of the machine is passed on unchanged."""
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -145,34 +148,34 @@ class Host:
         self.machine = machine
         self._store = store
         self._events: deque[events.Event] = deque()
-        """Events that no link has brought."""
+        """Events that did not come from a link."""
         self._frames: dict[events.LinkId, deque[events.Received | events.LinkDown]] = {}
-        """Frames by link, and the end of the link after its last one; none empty."""
+        """Waiting frames by link, and the link's end after its last frame; no queue is empty."""
         self._turns: deque[events.LinkId] = deque()
-        """Links with frames, in the order of their turns, but for those that rest."""
+        """Links with frames that do not rest, in the order of their turns."""
         self._resting: dict[events.LinkId, float] = {}
-        """Links with frames that rest, and until when (SPEC L9)."""
+        """Links with frames that rest, with the end of the rest (SPEC L9)."""
         self.taken = 0
-        """Number of events that the last round has handled."""
+        """Number of events handled by the last round."""
         self._links: set[events.LinkId] = set()
-        """Open links; only ever asked for membership."""
+        """Open links; used for membership only, as a set has no order."""
         self._decided: list[events.Action] | None = None
-        """Actions that the round under way has decided on; None between rounds."""
+        """Actions of the present round; None between rounds."""
 
     # -- events ------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """Number of events that wait for a round; frames of links that rest wait for theirs."""
+        """Number of events that wait for a round, without the frames of resting links."""
         return len(self._events) + sum(len(self._frames[link]) for link in self._turns)
 
     @property
     def busy(self) -> bool:
-        """Whether a round was decided and is not carried out yet."""
+        """Whether a round is decided and not carried out yet."""
         return self._decided is not None
 
     def next_deadline(self) -> float:
-        """Return the time at which a round is due although nothing waits for one."""
+        """Return the time at which a round is due even if no event waits for it."""
         return min(self.machine.next_deadline(), *self._resting.values(), float("inf"))
 
     def post(self, event: events.Event) -> None:
@@ -183,7 +186,7 @@ class Host:
             case events.LinkUp(link=link):
                 self._links.add(link)
                 self._events.append(event)
-            case events.OwnDecision():  # was made of what is here now, which any other event may change
+            case events.OwnDecision():  # follows from the present state, which other events may change
                 self._events.appendleft(event)
             case _:
                 self._events.append(event)
@@ -199,7 +202,7 @@ class Host:
             self._wake(link)
 
     def has_room(self, link: events.LinkId) -> bool:
-        """Whether another frame of this link may be posted; if not, the link is not to be read."""
+        """Return whether another frame of this link may be posted. If not, stop reading the link."""
         return len(self._frames.get(link, ())) < MAX_UNHANDLED
 
     # -- a round -----------------------------------------------------------------------------------
@@ -209,8 +212,8 @@ class Host:
     ) -> Commit | None:
         """Begin a round: handle up to `most` events, and Wake if the machine's deadline has come.
 
-        With a `clock`, which has shown `now`, no more events are taken after ROUND_TIME. Returns what must be
-        durable before `carry_out`, None if that is nothing.
+        With a `clock`, whose time is `now`, no more events are taken after ROUND_TIME. Returns the Commit
+        that must be durable before `carry_out`; None if there is nothing to commit.
         """
         if self._decided is not None:
             raise LocalProtocolError("a round is decided before the last one was carried out")
@@ -229,9 +232,9 @@ class Host:
         return commit_of(actions)
 
     def carry_out(self) -> list[Effect]:
-        """End the round, whose Commit is durable by now: return what to do, in order.
+        """End the round, whose Commit is durable by now; return the effects, in order.
 
-        Raises LocalProtocolError when the store lacks what the machine relies on.
+        Raises LocalProtocolError if something is missing in the store.
         """
         if self._decided is None:
             raise LocalProtocolError("nothing was decided that could be carried out")
@@ -247,7 +250,8 @@ class Host:
         return effects
 
     def _next(self, now: float) -> events.Event | None:
-        """Take the next event: of those that no link has brought, else of the link whose turn it is."""
+        """Take the next event that did not come from a link, else the next frame of the link whose turn it
+        is."""
         if self._events:
             return self._events.popleft()
         while self._turns:
@@ -257,7 +261,7 @@ class Host:
                 self._resting[link] = until
                 continue
             while until > now and len(frames) > 1:
-                frames.popleft()  # it is gone, and brought more than its rate
+                frames.popleft()  # the link is gone and has exceeded its rate
             event = frames.popleft()
             if frames:
                 self._turns.append(link)
@@ -307,7 +311,9 @@ class Host:
             return None
         segment = frames.segment(serve, stop)
         self.post(events.Served(serve.link, serve.feed, segment.stop, serve.hops))
-        if segment.count > self.machine.run.form.segment_updates:  # only others have a nearer signature
+        if (
+            segment.count > self.machine.run.form.segment_updates
+        ):  # only other nodes have an earlier signature
             self.post(events.Writable(serve.link))
             return None
         return Send(serve.link, segment, frames.of(segment))
@@ -321,12 +327,12 @@ class Host:
         self.post(events.Examined(examine.link, feed, against, chain, ours, self._store.proof(feed)))
 
     def _keeps(self, feed: messages.Feed, step: int) -> bool:
-        """Return whether the log still has `feed` from this step on, after what this round has let go."""
+        """Return whether the log still has `feed` from this step on after the deletions of this round."""
         return step >= self.machine.frontier.base(feed).step
 
 
 def commit_of(actions: list[events.Action]) -> Commit | None:
-    """Return what of `actions` has to be durable before the others are carried out; None if nothing has."""
+    """Return the part of `actions` that must be durable before the others are carried out; None if empty."""
     admits = tuple(action for action in actions if isinstance(action, events.Admit))
     cuts = tuple(action for action in actions if isinstance(action, events.Cut))
     cards = tuple(action.card for action in actions if isinstance(action, events.KeepCard))
@@ -348,13 +354,14 @@ def commit_of(actions: list[events.Action]) -> Commit | None:
 
 
 class _Frames:
-    """The messages of one round as bytes: each is read and encoded once, to however many links it goes."""
+    """The messages of one round as bytes. Each is read and encoded once for all its links."""
 
     def __init__(self, store: Store, form: messages.Form) -> None:
         self._store = store
         self._form = form
         self._encoded: dict[int, tuple[messages.Message, bytes]] = {}
-        """Encodings by identity of the message, which is kept so that no other takes its place in memory."""
+        """Encodings by identity of the message. The message is stored too, so that its identity stays
+        unique."""
         self._read: dict[tuple[messages.Feed, int], messages.Segment] = {}
         self._served: dict[tuple[messages.Feed, int, int], messages.Segment] = {}
         self._proofs: dict[messages.Feed, messages.Proof] = {}
@@ -366,15 +373,15 @@ class _Frames:
         return self._encoded[id(message)][1]
 
     def segment(self, serve: events.Serve, stop: int) -> messages.Segment:
-        """Return what is served of a feed that counts up to `stop`, with its hop count."""
+        """Return the segment for a Serve of a feed that counts up to `stop`, with its hop count."""
         asked = serve.feed, serve.first, serve.hops
         if asked not in self._served:
             self._served[asked] = replace(self._from_log(serve.feed, serve.first, stop), hops=serve.hops)
         return self._served[asked]
 
     def _from_log(self, feed: messages.Feed, first: int, stop: int) -> messages.Segment:
-        """Return what the log has from `first` on, up to the last signature at which no more than `stop` is
-        reached: it may have more, of what did not count in the end."""
+        """Return the updates from `first` on, up to the last signature at or before `stop`. The log may have
+        later updates that do not count."""
         if (feed, first) not in self._read:
             segment = self._store.read(feed, first, min(self._form.segment_updates, stop - first))
             if segment is None:

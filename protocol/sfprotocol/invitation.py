@@ -1,8 +1,8 @@
 """Invitations: one line of text that leads a newcomer to a run (SPEC N1-N6).
 
-An invitation link is read by people, copied through chats and typed off screens, so it is short and has a
-checksum. It names the run and some peers to ask, and nothing that the run's manifest says too. This module
-knows no sockets; whether a peer still answers is for the reader to find out.
+People read invitation links, copy them through chats and type them off screens. So a link is short and has a
+checksum. It has the run and some peers to ask, but nothing that the manifest has, too. This module knows no
+sockets; the caller finds out whether a peer still answers.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from sfprotocol.fields import require
 SCHEME = "sfnode:"
 
 VERSION = 3
-"""Latest version of the form of a link; the run's protocol has its own (SPEC N2). A link without a URL is of
-version 2, and of version 1 if it has no ticket either."""
+"""Latest version of the format of a link, independent of the protocol's version (SPEC N2). A link without a
+URL has version 2, or version 1 if it has no ticket either."""
 
 SECRET_BYTES = 16, 32
-"""Bytes of a ticket's secret: nobody guesses 16, and 32 are as many as its key has."""
+"""Minimum and maximum size of a ticket's secret, in bytes. Nobody guesses 16; the key has 32."""
 
 MAX_LINK = 2048
-"""Characters of a link: a QR code of this size can still be read from a screen."""
+"""Maximum length of a link, in characters. A QR code of this size can still be read from a screen."""
 
 MAX_PEERS = 8
 MAX_ADDRESSES = 4
-"""Peers, and addresses of each. One that answers is enough; the others are there in case some are offline."""
+"""Maximum number of peers, and of addresses of each. One that answers is enough; some may be offline."""
 
 MAX_ADDRESS = 200
-"""Characters of an address: a relayed one with two ids and a long host name fits."""
+"""Maximum length of an address, in characters. A relayed one with two ids and a long host name fits."""
 
 MAX_URL = 300
-"""Characters of a URL: it leaves room for eight peers in a link, and names any page that a person would."""
+"""Maximum length of a URL, in characters. It leaves room for eight peers in a link."""
 
 CHECKSUM_BYTES = 4
-"""Bytes of the checksum: of four billion links with a typo one passes, and its run id then names no run."""
+"""Bytes of the checksum. Of four billion links with a typo one passes, and its run id belongs to no run."""
 
 PLAIN = r"A-Za-z0-9%+,\-./:=@_~"
-"""Characters of an address and of a URL, as a regular expression has them between brackets: those of RFC 3986
-that mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
+"""Characters of an address and of a URL, for the brackets of a regular expression: those of RFC 3986 that
+mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
 
 URL_FORM = "https://HOST/PATH of letters, digits and %+,-./:=@_~, without a name and a password"
 """The form of a URL (SPEC N6), in words."""
@@ -65,14 +65,14 @@ class NewerLinkError(RemoteProtocolError):
 
 
 class Contact(NamedTuple):
-    """A peer and its addresses, without the peer's id at their ends ("way" in SPEC N3)."""
+    """A peer and its addresses, which do not end with the peer's id here ("way" in SPEC N3)."""
 
     peer: str
     addresses: tuple[str, ...]
 
 
 class Ticket(NamedTuple):
-    """The ticket that admits whoever follows a link to an organised run (SPEC N5)."""
+    """The ticket of a link, which admits its reader to an organised run (SPEC N5)."""
 
     invitation: int
     """Number of the invitation in the control feed, counted from 1."""
@@ -94,14 +94,14 @@ class Invitation:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Full addresses, in the order in which they should be tried."""
+        """Full addresses, in the order in which to try them."""
         return tuple(
             f"{address}/p2p/{contact.peer}" for contact in self.contacts for address in contact.addresses
         )
 
 
 def invite(protocol: int, run_id: bytes, addresses: Iterable[str]) -> Invitation:
-    """Return an invitation with the first of these full addresses that fit and that a link can hold."""
+    """Return an invitation with the first of these full addresses that are valid and fit a link."""
     by_peer: dict[str, list[str]] = {}
     for full in addresses:
         address, _, peer = full.rpartition("/p2p/")
@@ -114,7 +114,7 @@ def invite(protocol: int, run_id: bytes, addresses: Iterable[str]) -> Invitation
 
 
 def write(invitation: Invitation) -> str:
-    """Return the link of an invitation. Raises LocalProtocolError for what no reader would accept."""
+    """Return the link of an invitation. Raises LocalProtocolError if no reader would accept it."""
     contacts = [[contact.peer, list(contact.addresses)] for contact in invitation.contacts]
     ticket = list(invitation.ticket) if invitation.ticket else None
     more = [ticket, invitation.url] if invitation.url else [ticket] if ticket else []
@@ -133,7 +133,7 @@ def write(invitation: Invitation) -> str:
 def read(link: str) -> Invitation:
     """Return the invitation in a link; white space around it does not count.
 
-    Raises NewerLinkError, and RemoteProtocolError (N rules) for what is no link, or one with a typo.
+    Raises NewerLinkError, and RemoteProtocolError (N rules) if it is no link or has a typo.
     """
     body = _body(link.strip())
     if body[0] > VERSION:
@@ -149,7 +149,7 @@ def read(link: str) -> Invitation:
 
 
 def _body(link: str) -> bytes:
-    """Return the bytes of a link without the checksum, which was right."""
+    """Return the bytes of a link without the checksum, after checking it."""
     require(link.startswith(SCHEME), "N1", f"it does not begin with {SCHEME}")
     require(len(link) <= MAX_LINK, "N1", "it is too long")
     text = link.removeprefix(SCHEME)
@@ -186,7 +186,7 @@ def _ticket(value: Any) -> Ticket:
 
 
 def is_url(text: str) -> bool:
-    """Tell whether contacts may be published at this URL (SPEC N6)."""
+    """Return whether contacts may be published at this URL (SPEC N6)."""
     return len(text) <= MAX_URL and _URL.fullmatch(text) is not None
 
 

@@ -1,7 +1,7 @@
-"""Join requests: how a newcomer's request to be admitted reaches the organiser (SPEC O13).
+"""Join requests: the way of a newcomer's request to the organiser (SPEC O13).
 
-A node passes a join request on once, and only while its origin is not admitted. A token bucket bounds what
-one link may bring, a table what is remembered. The author sends a lost join request again.
+A node forwards a join request once, and only while its origin is not admitted. A token bucket bounds the
+requests of one link, and a table the memory. The author repeats its request, as it may get lost.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from sfprotocol.run_state import RunState
 from sfprotocol.signing import signed_by
 
 JOIN_REQUEST_RATE, JOIN_REQUEST_BURST = 0.5, 32.0
-"""Join requests passed on for one link, per second and at once: a class of students joins within a minute,
-and a peer that invents keys costs every node 100 bytes a second."""
+"""Maximum number of join requests forwarded for one link, per second and at once. A class of students joins
+within a minute. A peer that invents keys costs every node 100 bytes a second."""
 
 REPEAT_TIME = 20.0
-"""Seconds after which the same origin's join request is passed on again. Fewer than SEND_AGAIN: a request
-that was lost on its way travels all of it when its author sends it again."""
+"""Seconds after which the same origin's join request is forwarded again. Fewer than SEND_AGAIN, so that a
+repeated request travels all the way."""
 
 MAX_JOIN_REQUESTS = 1024
-"""Origins that are remembered, the oldest forgotten first."""
+"""Maximum number of remembered origins; the oldest is forgotten first."""
 
 SEND_AGAIN = 30.0
-"""Seconds after which a newcomer that has not been admitted sends its join request again."""
+"""Seconds after which a newcomer that is not admitted repeats its join request."""
 
 _JOIN_REQUEST, _OFFER = b"sfnode-petition", b"sfnode-offer"
 
 
 def join_request_message(run_id: bytes, join_request: JoinRequest) -> bytes:
-    """Return what the origin of a join request signs."""
+    """Return the message that the origin of a join request signs."""
     numbers = join_request.nonce.to_bytes(8, "big") + join_request.invitation.to_bytes(4, "big")
     return b"".join((_JOIN_REQUEST, run_id, join_request.origin, numbers, join_request.voucher))
 
 
 def offer_message(run_id: bytes, origin: bytes, key: bytes) -> bytes:
-    """Return what a member that would stand in signs with its origin's key, and with the one for that."""
+    """Return the message that a member signs to offer to stand in, with its origin's and its new key."""
     return b"".join((_OFFER, run_id, origin, key))
 
 
@@ -53,29 +53,29 @@ def _is_signed(run_id: bytes, told: JoinRequest | Offer) -> bool:
 
 
 class JoinRequests:
-    """The join requests, and offers to stand in, that one machine has seen lately, and its own."""
+    """The join requests and offers to stand in that one machine has seen recently, and its own."""
 
     def __init__(self, run_id: bytes, links: dict[LinkId, Link], control: ControlFeed) -> None:
         self._run_id = run_id
         self._links = links
         self._control = control
         self._seen: dict[tuple[type, bytes], float] = {}
-        """The time, by kind and origin, at which one was passed on; the oldest first."""
+        """Times, by kind and origin, at which one was forwarded; the oldest first."""
         self._own: dict[type, JoinRequest | Offer] = {}
-        """Ours, until we are admitted, and named."""
+        """Our own, until they are granted."""
         self._send_at = float("inf")
 
     def deadline(self) -> float:
-        """Return the time at which our own are to be sent again."""
+        """Return the time at which to repeat our own."""
         return self._send_at
 
     def join_request(self, own: JoinRequest | Offer, run_state: RunState, now: float) -> list[Action]:
-        """Ask to be admitted, or to stand in, again and again."""
+        """Ask to be admitted, or offer to stand in, until it is granted."""
         self._own[type(own)], self._send_at = own, now
         return self.wake(run_state, now)
 
     def wake(self, run_state: RunState, now: float) -> list[Action]:
-        """Send our own if they are due; stop once we are admitted, and named."""
+        """Send our own if they are due, unless they are granted."""
         if now < self._send_at:
             return []
         self._own = {kind: own for kind, own in self._own.items() if not self._is_granted(own, run_state)}
@@ -94,9 +94,9 @@ class JoinRequests:
         return [Transmit(link.id, own) for own in self._own.values()]
 
     def heard(self, link: Link, told: JoinRequest | Offer, run_state: RunState, now: float) -> list[Action]:
-        """Pass a join request on, or a member's offer, and show it to whoever organises here.
+        """Forward a join request or a member's offer, and show it to the organiser if it is this node.
 
-        Raises RemoteProtocolError (SPEC L8) when the sender has wasted too much.
+        Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
         name = type(told), told.origin
         stranger = run_state.member(told.origin) is None

@@ -1,22 +1,22 @@
-"""One link: how far its two sides have introduced themselves, and what is known of the peer (SPEC L2-L4).
+"""One link: its state and everything that is known about the peer (SPEC L2-L4).
 
-Theory of operation. Both sides of a link do the same, each in its own direction. The state of a link is what
-the peer has told so far:
+Theory of operation. Both sides of a link do the same, each in its own direction. The state of a link says how
+much the peer has told so far:
 
     UP       the stream is open and our Hello is sent; the peer's Hello is awaited
     GREETED  a valid Hello has arrived, and we have told the peer everything we have (SPEC A1). It may now
-             send whatever belongs on a link, and feeds that advance are noted in its outbox. Nothing is
-             served yet, as we do not know what the peer has.
+             send any message of a link, and feeds that advance are noted in its outbox. Nothing is served
+             yet, as we do not know which updates the peer has.
     SYNCED   the peer has told everything it has (a Summary without `more`); from now on it is served
 
-A link that ends is deleted with everything it knew (SPEC L4), so there is no state for that. TRANSITIONS is
-the whole table, and `Link.enter` the only function that changes the state; to go where the table does not
-lead is our own error (LocalProtocolError). ALLOWED lists the messages that a peer may send in each state;
-`check_allowed` turns any other into the peer's error (RemoteProtocolError).
+A link that ends is deleted with all its data (SPEC L4), so there is no state for that. TRANSITIONS is the
+whole table, and only `Link.enter` changes the state. A change that the table does not allow is our own error
+(LocalProtocolError). ALLOWED lists the messages that a peer may send in each state. `check_allowed` refuses
+any other as the peer's error (RemoteProtocolError).
 
-What a link remembers lies in parts, one for each concern: names of feeds, outbox, inbox, agreement of
-digests, intake, waste. The parts are plain data; plumtree, anti_entropy, pulls,
-fork_resolution and cards act on them.
+The data of a link has one part for each concern: names of feeds, outbox, inbox, agreement of digests, intake,
+waste. The parts are plain data. The modules plumtree, anti_entropy, pulls, fork_resolution and cards use
+them.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class FeedNames:
     known: set[Feed] = field(default_factory=set)
     """Feeds whose full name the peer knows."""
     taught: dict[int, list[Feed]] = field(default_factory=dict)
-    """Feeds, by key, that this peer taught us when we had nothing of them yet. Kept with the link, so that
-    invented names cost the link that brought them and go with it."""
+    """Feeds, by key, whose names this peer taught us and of which no update is stored. They end with the
+    link, so that invented names cost only the link that brought them."""
     strange_at: int = NEVER
-    """The number of members when the peer last named a feed of a stranger, of which nothing is kept; NEVER if
-    it has not since it was asked to tell everything again (SPEC O19)."""
+    """Number of members when the peer last named a feed of an origin that is no member. NEVER if the peer has
+    named none since it was asked to tell everything again (SPEC O19)."""
 
     def learn(self, feed: Feed, frontier: Frontier) -> bool:
-        """Note that the peer has named `feed` in full; return False beyond MAX_FEEDS, and for a feed that is
-        not to be held (SPEC S7, S8, O19)."""
+        """Note that the peer has named `feed` in full. Return False beyond MAX_FEEDS, and for a feed that may
+        not be held (SPEC S7, S8, O19)."""
         if feed not in frontier:
             if frontier.run_state and frontier.is_strange(feed):
                 self.strange_at = len(frontier.run_state.members)
@@ -99,29 +99,29 @@ class FeedNames:
         return True
 
     def held(self, feed: Feed, key: int) -> None:
-        """Note that we have something of `feed` now: its name costs this link nothing more."""
+        """Note that updates of `feed` are stored now: this link need not remember its name any more."""
         if feed in self.taught.get(key, ()):
             self.taught[key].remove(feed)
             if not self.taught[key]:
                 del self.taught[key]
 
     def matching(self, key: int, frontier: Frontier) -> list[Feed]:
-        """Return the feeds that this key may mean on this link; several where keys collide (SPEC S5)."""
+        """Return the feeds with this key on this link; several where keys collide (SPEC S5)."""
         return list(dict.fromkeys([*frontier.keyed(key), *self.taught.get(key, ())]))
 
 
 @dataclass(slots=True)
 class Outbox:
-    """Feeds that the peer still has to be sent or told of (SPEC FL1); never messages."""
+    """Feeds that are still to be sent or announced to the peer (SPEC FL1); never messages."""
 
     writable: bool = True
     """Whether everything handed to the link has been written (SPEC FL7)."""
     sent: dict[Feed, int] = field(default_factory=dict)
-    """The step up to which we have served this link, or may leave it to the peer to pull."""
+    """The step, by feed, up to which the peer was served or can pull by itself."""
     dirty: dict[Feed, int] = field(default_factory=dict)
     """Feeds to serve, in order, with the hop count of the segment."""
     serving: dict[Feed, int] = field(default_factory=dict)
-    """The first step of every Serve that has not been reported Served."""
+    """The first step, by feed, of every Serve that was not reported as Served yet."""
     changed: dict[Feed, None] = field(default_factory=dict)
     """Feeds that advanced since they were last announced on this link."""
     lazy: set[Feed] = field(default_factory=set)
@@ -132,27 +132,28 @@ class Outbox:
 
 @dataclass(slots=True)
 class Inbox:
-    """Feeds that the peer promises, was asked for, or brings."""
+    """Feeds that the peer claims to have, was asked for, or brings."""
 
     ahead: dict[Feed, int] = field(default_factory=dict)
-    """Feeds of which the peer has (or had) more than we have, with the step up to which it had them when the
-    link came up; 0 if it got ahead later."""
+    """Feeds in which the peer is (or was) ahead of us, with the step that it had reached when the link came
+    up; 0 if it got ahead later."""
     asked: dict[Feed, int] = field(default_factory=dict)
-    """Pulls outstanding on this link, with the step up to which the peer claimed to have the feed."""
+    """Outstanding pulls on this link: by feed, the first step that the peer did not claim to have."""
     early: dict[Feed, int] = field(default_factory=dict)
-    """Feeds of which the peer has more than decisions here allow us to hold, with the step up to which."""
+    """Feeds of which the peer has updates that may not be held by the decisions stored here, with the step up
+    to which the peer has them."""
     pruned: dict[Feed, float] = field(default_factory=dict)
-    """Feeds that we have asked the peer not to push, with the time at which we did."""
+    """Feeds that the peer was asked not to push, with the time of the request."""
     useful: int = 0
     """Updates that this link was the first to bring."""
     brought_at: float = float("-inf")
     """Time at which the peer last brought something that we lacked."""
     broken: int = 0
-    """Number of pulls in a row in which the peer did not give what it says it has."""
+    """Number of pulls in a row that the peer left unanswered although it claims to have the updates."""
     let_down: int = 0
-    """Number of pulls that came to nothing within WANT_TIMEOUT, since the peer last brought something."""
+    """Number of pulls that failed within WANT_TIMEOUT since the peer last brought news."""
     withheld: set[Feed] = field(default_factory=set)
-    """Feeds of which such a pull was the last that the peer was heard of."""
+    """Feeds whose pull failed so, and of which the peer has brought nothing since."""
 
 
 @dataclass(slots=True)
@@ -160,46 +161,47 @@ class Agreement:
     """The comparison of both sides' digests (SPEC A6)."""
 
     agreed: bool = False
-    """Whether the peer's last Summary carried our digest of that moment."""
+    """Whether the peer's last Summary carried our own digest."""
     differs_since: float | None = None
-    """Time at which a Summary first carried another digest than ours; None while the digests agree."""
+    """Time of the first Summary with another digest than ours; None while the digests agree."""
     told_at: float = 0.0
     """Time at which we last told this peer everything."""
     patience: float = 1.0
-    """Factor by which the interval until everything is told again has grown."""
+    """Factor by which the interval between full Summaries has grown."""
 
 
 @dataclass(slots=True)
 class Inquiry:
-    """One feed for whose history a peer is asked (SPEC A7)."""
+    """A question to a peer about its history of one feed (SPEC A7)."""
 
     until: float
-    """Time from which the peer may be asked for the feed again, and for another history of it."""
+    """Time after which the peer may be asked about the feed again."""
     stage: int = 0
-    """Index into fork_resolution.LOOK_BACK; beyond it when there is nothing more to ask for."""
+    """Index into fork_resolution.LOOK_BACK; its length if there is nothing more to ask for."""
 
 
 @dataclass(slots=True)
 class ControlKnown:
-    """The two sides' knowledge of each other's control feed, in an organised run (SPEC O12)."""
+    """The parts of the control feed that either side has, as far as the other knows (SPEC O12)."""
 
     told: ControlHead | None = None
-    """Our head as the peer was last told it."""
+    """Our head that the peer was last told."""
     theirs: ControlHead | None = None
-    """The peer's head as it last told it."""
+    """The peer's head that it last told us."""
     sent: int = 0
-    """The position up to which it was sent decisions that it asked for."""
+    """The position up to which the peer was sent the decisions that it wanted."""
     asked_at: float = float("-inf")
-    """Time at which it was last asked for decisions and has not answered."""
+    """Time of the last request for decisions that the peer has not answered; -inf if there is none."""
     back: int = 0
-    """Decisions by which we go back to look for where the two sequences part."""
+    """Number of decisions before our last one from which the peer was asked: the search for the point at
+    which the two sequences part."""
     join_requests: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
     """Join requests that this link may bring."""
 
 
 @dataclass(slots=True)
 class Link:
-    """Everything that the machine knows about one link and the peer behind it."""
+    """Everything that the machine knows about one link and its peer."""
 
     id: LinkId
     peer: str
@@ -211,25 +213,25 @@ class Link:
     known: int = 0
     """Number of updates that the peer knew, by its last Hello or Summary."""
     floor: int = 0
-    """The first epoch of which the peer keeps what closes have named (SPEC O15)."""
+    """The first epoch whose listed steps the peer stores (SPEC O15)."""
     informed: bool = False
-    """Whether the peer said that it knows more than half as many updates as we, or more than before."""
+    """Whether the peer has ever known more than half as many updates as we do, or more than it did before."""
     retelling: bool = False
-    """Whether the peer was asked to tell everything again and has not done so yet (SPEC O19)."""
+    """Whether the peer was asked to tell everything again and is not done yet (SPEC O19)."""
     has: dict[Feed, int] = field(default_factory=dict)
-    """The step up to which the peer has each feed by its own word: it told us, or it sent it to us."""
+    """The step, by feed, up to which the peer has told or shown us that it has the feed."""
     cards: dict[Feed, int] = field(default_factory=dict)
     """The step of the newest card of each feed that either side has sent on this link (SPEC K4)."""
     inquiries: dict[Feed, Inquiry] = field(default_factory=dict)
-    """Feeds of which this peer sent something that does not continue ours."""
+    """Feeds of which this peer sent updates that do not continue ours."""
     names: FeedNames = field(default_factory=FeedNames)
     outbox: Outbox = field(default_factory=Outbox)
     inbox: Inbox = field(default_factory=Inbox)
     agreement: Agreement = field(default_factory=Agreement)
     shown: dict[Feed, tuple[int, float]] = field(default_factory=dict)
-    """The cut that the last fork proof of a feed proved that the peer was sent, and the time (SPEC E3)."""
+    """The cut of the last fork proof that the peer was sent, and the time, by feed (SPEC E3)."""
     to_show: dict[Feed, None] = field(default_factory=dict)
-    """Feeds of which a proof with a lower cut is to be sent at the next tick."""
+    """Feeds with a new, lower cut, whose proof will be sent at the next tick."""
     intake: Intake = field(default_factory=lambda: Intake(Bucket(0.0, 0.0)))
     waste: Waste = field(default_factory=Waste)
     control: ControlKnown = field(default_factory=ControlKnown)
@@ -249,17 +251,17 @@ class Link:
 
     @property
     def synced(self) -> bool:
-        """Whether the peer has told everything that it has."""
+        """Whether the peer has told everything it has."""
         return self.state is LinkState.SYNCED
 
     @property
     def heard_out(self) -> bool:
-        """Whether the peer has told everything that it had before, so that what it tells now is new."""
+        """Whether the peer has told everything it had before, so that later claims are of new updates."""
         return self.synced and not self.retelling
 
     @property
     def agreed(self) -> bool:
-        """Whether the peer had the same updates as we when it last told its digest."""
+        """Whether the peer had the same updates as we do when it last told its digest."""
         return self.agreement.agreed
 
     @property
@@ -269,15 +271,15 @@ class Link:
 
     @property
     def blank(self) -> bool:
-        """Whether the peer has shown nothing: no update by its own word, nor that it takes in ours."""
+        """Whether the peer has shown nothing: it claims no update and has taken none of ours."""
         return not self.has and not self.agreed and not self.informed
 
     def expected(self, feed: Feed) -> int:
-        """Return the step up to which the peer had `feed` when the link came up, or was asked for it."""
+        """Return the step up to which the peer had `feed` when the link came up or when it was asked."""
         return max(self.inbox.ahead.get(feed, 0), self.inbox.asked.get(feed, 0))
 
     def forget(self, feed: Feed) -> None:
-        """Forget what either side has of `feed`, which is not to be held any more (SPEC S8)."""
+        """Forget how much of `feed` either side has: it may not be held any more (SPEC S8)."""
         box, inbox = self.outbox, self.inbox
         tables: tuple[dict[Feed, Any], ...] = (
             self.has, self.cards, self.inquiries, box.sent, box.dirty, box.serving, box.changed, inbox.ahead,
@@ -288,12 +290,12 @@ class Link:
         box.lazy.discard(feed)
 
     def position(self, feed: Feed) -> int:
-        """Return the first step of `feed` that the peer lacks, or need not be sent unless it asks."""
+        """Return the first step of `feed` that we still have to send to the peer."""
         return max(self.has.get(feed, 0), self.outbox.sent.get(feed, 0))
 
 
 def check_allowed(link: Link, message: Message) -> None:
-    """Raise RemoteProtocolError for a message that has no place on a link in this state (SPEC L2, L6)."""
+    """Raise RemoteProtocolError for a message that a peer may not send in this state (SPEC L2, L6)."""
     if type(message) in ALLOWED[link.state]:
         return
     if not link.greeted:

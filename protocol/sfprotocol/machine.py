@@ -1,22 +1,21 @@
 """The protocol machine: the one entry to the protocol (SPEC, "State machine").
 
-Theory of operation. `handle(event, now)` decides synchronously and returns what to do; the host does it.
-Time is an argument, randomness is injected, timers are data (`next_deadline`). The states of a link are in
-link.py, those of our own feed in own_feed.py. Everything else is tables of
-what was heard: the frontier, the pulls, the trees of feeds, the cards.
+Theory of operation. `handle(event, now)` decides synchronously and returns what to do; the host does it. Time
+is an argument, randomness is injected, timers are data (`next_deadline`). The states of a link are in
+link.py, those of our own feed in own_feed.py. Everything else is tables: the frontier, the pulls, the trees
+of feeds, the cards.
 
-The machine decodes frames, refuses what may not come now, and passes each message on to the module of its
-concern:
+The machine decodes frames, refuses messages that may not come now, and passes the others to these modules:
 
     Hello, Summary   anti_entropy, pulls, own_feed      Segment   validation, plumtree, pulls
     Have, Want       pulls, plumtree                    Proof     fork_resolution
     Prune            plumtree                           Card      cards
 
-The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action; that is
+The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action. That is
 the whole exactness argument: whatever happens on the links, an update enters once, in order, verified, or not
-at all. In an open run it moves back in two places: `ForkResolution.cut`, together with a Cut action, when an
-origin is proven to have signed two histories of one feed; and `_make_room`, together with an Evict action,
-when a feed with less work has come for which there is no room.
+at all. In an open run the frontier moves back in two places. `ForkResolution.cut` returns a Cut when an
+origin is proven to have signed two histories of one feed. `_make_room` returns an Evict when the run is full
+and a feed with less work has come.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from sfprotocol.own_feed import OwnFeed
 from sfprotocol.plumtree import Tree
 from sfprotocol.pulls import Pulls
 from sfprotocol.rate_limit import FRAME_COST, RESERVE_BURST, Bucket, Intake, OriginBuckets
-from sfprotocol.run_state import NEVER, Run
+from sfprotocol.run_state import NEVER, Span
 from sfprotocol.segments import first_updates
 from sfprotocol.signing import Sign, Verify, verifies
 from sfprotocol.validation import Verified
@@ -47,11 +46,11 @@ LINK_TIMEOUT = 60.0
 """Seconds without a frame after which a link is dropped. Twelve links hear a Summary every 12 s."""
 
 ASK_TIMEOUT = 20.0
-"""Seconds that a node with a past waits for a witness of its own feed (SPEC I2): a dial, a Hello and a full
-list of feeds over a slow line, twice."""
+"""Seconds that a node with a past waits for a witness of its own feed (SPEC I2). Enough for a dial, a Hello
+and a full list of feeds over a slow line, twice."""
 
 MAX_LET_DOWN = 8
-"""Pulls that may come to nothing on a link that brings nothing else either, before it is dropped."""
+"""Maximum failed pulls in a row on a link that brings no news. The link is dropped then (SPEC A9)."""
 
 
 class Machine:
@@ -72,9 +71,9 @@ class Machine:
         verify: Verify = verifies,
         control: Kept = NOTHING_KEPT,
     ) -> None:
-        """`own` is None for a relay. `control` is what was kept of an organised run's decisions.
+        """`own` is None for a relay. `control` is the stored part of an organised run's control feed.
         `proven`: nobody can know more of `own` than `frontier` (SPEC I2).
-        `cards` are those kept so far; `names` are those that our own feed is to have."""
+        `cards` are the stored cards. `names` are the name and team for our own feed."""
         self.run = run
         self.frontier = frontier
         self.links: dict[events.LinkId, Link] = {}
@@ -91,7 +90,7 @@ class Machine:
         self._turn = 0
         self._origins = OriginBuckets()
         self.reserve = Bucket(RESERVE_BURST, now)
-        """The bucket of what all links together may bring beyond their rates (SPEC L9)."""
+        """Token bucket for bytes that all links together bring beyond their own rates (SPEC L9)."""
         self._pulls = Pulls(frontier, self.links, self._origins)
         self._tree = Tree()
         self._forks = ForkResolution(
@@ -102,7 +101,7 @@ class Machine:
             if run.organised
             else None
         )
-        """The organiser's decisions and what follows from them; None in an open run."""
+        """The organiser's decisions and their consequences; None in an open run."""
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -113,14 +112,14 @@ class Machine:
 
     @property
     def may_compute(self) -> bool:
-        """Whether new updates of our own may be made now."""
+        """Whether this node may make updates now."""
         if self.own is None or not self._own.proven or self.frontier.excludes(self.own):
             return False
         return not self.complete and self.room > 0
 
     @property
     def complete(self) -> bool:
-        """Whether nobody makes updates any more (SPEC U6, O11)."""
+        """Whether the run is complete: nobody makes updates any more (SPEC U6, O11)."""
         if self.organised:
             return self.organised.run_state.complete
         return self.frontier.known >= self.run.update_budget
@@ -134,7 +133,8 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """Number of updates that may be made in this epoch, those under way included (SPEC U6, O6)."""
+        """Number of updates that this node may still make in the open epoch, unfinished ones included (SPEC
+        U6, O6)."""
         if self.organised:
             return self.organised.room(self.own)
         left = self.run.longest_feed - (self.frontier.next(self.own) if self.own else 0)
@@ -142,23 +142,24 @@ class Machine:
 
     @property
     def pace(self) -> float:
-        """Number of updates of our own that may be made in a second (SPEC O20)."""
+        """Maximum number of updates that this node makes in a second (SPEC O20)."""
         return self.organised.run_state.pace if self.organised else float("inf")
 
-    def runs(self, feed: messages.Feed) -> tuple[Run, ...]:
-        """Return the factors with which the updates of `feed` that are here count (SPEC O8)."""
-        return self.counted(feed).runs
+    def spans(self, feed: messages.Feed) -> tuple[Span, ...]:
+        """Return the factors of the stored updates of `feed` (SPEC O8)."""
+        return self.counted(feed).spans
 
     def counted(self, feed: messages.Feed, most: int = NEVER) -> Counted:
-        """Return what of the first `most` steps of `feed` counts and how much, as far as they are here."""
+        """Return which of the first `most` steps of `feed` count, with their factors, as far as they are
+        stored."""
         held = min(self.frontier.next(feed), most)
         if self.organised:
-            return Counted(self.organised.runs(feed, held), self.organised.rates)
+            return Counted(self.organised.spans(feed, held), self.organised.rates)
         return once(held)
 
     @property
     def lacking(self) -> int:
-        """Updates that peers claim to have and that have not come yet, of every feed by the lowest claim."""
+        """Number of missing updates that peers claim to have: for every feed, by the lowest claim."""
         return self._pulls.lacking
 
     def next_deadline(self) -> float:
@@ -168,12 +169,13 @@ class Machine:
         return min(self._next_tick, own, self._pulls.deadline(), announcing)
 
     def rests_until(self, link_id: events.LinkId) -> float:
-        """Return the time until which no frame of a link that is in debt is to be handed over (SPEC L9)."""
+        """Return the time until which a link in debt rests: no frame of it may be handled before (SPEC
+        L9)."""
         link = self.links.get(link_id)
         return link.intake.rests_until if link else float("-inf")
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Take in one event; return what to do, in order. Raises LocalProtocolError on misuse only."""
+        """Handle one event; return the actions, in order. Raises LocalProtocolError on misuse only."""
         if isinstance(event, events.OrganisedEvent):
             if self.organised is None:
                 raise LocalProtocolError(f"{type(event).__name__} in an open run")
@@ -189,7 +191,7 @@ class Machine:
                 return self._on_examined(event, now)
         link = self.links.get(event.link)
         if link is None:
-            return []  # it was dropped meanwhile
+            return []  # the link was dropped meanwhile
         match event:
             case events.Received(frame=frame):
                 return self._on_frame(link, frame, now)
@@ -221,7 +223,7 @@ class Machine:
         return self._pulls.wake(now)
 
     def _drop(self, link: Link, fault: str, now: float) -> list[events.Action]:
-        """Drop a link; `fault` is the broken rule with its reason, or empty for an ordinary parting."""
+        """Drop a link. `fault` is the broken rule with its reason; it is empty for an ordinary parting."""
         return [events.Drop(link.id, fault), *self._on_down(link, now)]
 
     def _part(self, link: Link, reason: str, now: float) -> list[events.Action]:
@@ -244,9 +246,7 @@ class Machine:
         try:
             message = wire_codec.decode(frame, *self.run.form)
             check_allowed(link, message)
-            if isinstance(
-                message, (messages.Segment, messages.Proof, messages.Card)
-            ):  # whose signatures have to be checked
+            if isinstance(message, (messages.Segment, messages.Proof, messages.Card)):  # signed
                 link.intake.charge(len(frame), self.reserve, now)
             actions = self._on_message(link, message, now)
             if self.counters.news == before and link.id in self.links:  # a Goodbye has ended its link
@@ -302,12 +302,12 @@ class Machine:
                 self._pulls.heard_of(link, claim.feed, claim.next, now)
                 actions += self._forks.check_tag(link, claim, now)
         self._own.check(link.has)
-        if not link.heard_out:  # what was there before us; what is new now is most likely on its way
+        if not link.heard_out:  # later claims are of new updates, which flooding most likely brings
             if self.own and not self._own.proven:  # before everything else, which may take long (SPEC I2)
                 actions += self._pulls.ask(link, [self.own], now)
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         anti_entropy.compare(link, summary.digest, self.frontier, now)
-        if self.own and link.agreement.agreed:  # nothing else shows what it holds of our feed
+        if self.own and link.agreement.agreed:  # nothing else shows how much of our feed it holds
             self._pulls.has(link, self.own, self.frontier.next(self.own))
         if not summary.more:
             link.retelling = False
@@ -330,7 +330,7 @@ class Machine:
         actions: list[events.Action] = []
         for feed, following in want.entries:
             if feed not in self.frontier or following < self.frontier.base(feed).step:
-                continue  # nothing of it is here, or not any more (SPEC O15)
+                continue  # these updates are not stored, or not any more (SPEC O15)
             repeated = max(0, link.outbox.sent.get(feed, 0) - following)
             link.waste.charge(self.run.form.width * repeated, len(self.frontier), now)
             actions += self._forks.show(link, feed, now)
@@ -358,8 +358,7 @@ class Machine:
         return actions
 
     def _forgive_silence(self, missed: float, now: float) -> None:
-        """Count no time in which this node itself did not run (stopped, suspended, a clock that leapt) as its
-        neighbours' silence (SPEC L7)."""
+        """Exclude `missed` seconds from the neighbours' silence: this node itself did not run (SPEC L7)."""
         for link in self.links.values():
             link.heard = min(now, link.heard + missed)
         if self.organised:
@@ -369,7 +368,7 @@ class Machine:
         actions = self._own.look_for_room()
         for link in list(self.links.values()):
             if now - link.heard > LINK_TIMEOUT:
-                actions += self._drop(link, "L7: silent for too long", now)
+                actions += self._drop(link, "", now)
             elif link.inbox.let_down >= MAX_LET_DOWN:
                 actions += self._drop(link, "A9: promises and does not deliver", now)
             else:
@@ -389,15 +388,15 @@ class Machine:
 
     def _on_own(self, event: events.OwnUpdates, now: float) -> list[events.Action]:
         if event.feed != self.own:
-            return []  # computed for an incarnation that has meanwhile ended
+            return []  # computed for an earlier incarnation
         if self._own.overruled(event):
             return self._own.renew()
         return [*self._admit(event.feed, self._own.signed(event), None, 0, now), *self._flush_all()]
 
     def _on_segment(self, link: Link, segment: messages.Segment, now: float) -> list[events.Action]:
-        """Admit what is fresh; else it is unverified, a duplicate or a gap (SPEC FL4).
+        """Admit the new part of a segment; else it is unverified, a duplicate or a gap (SPEC FL4).
 
-        Feeds may share a key: only a signature decides.
+        Several feeds may share a key. Only the signature shows which one the segment belongs to.
         """
         feeds = link.names.matching(segment.feed_key, self.frontier)
         states = [self.frontier.state(feed) for feed in feeds]
@@ -412,13 +411,13 @@ class Machine:
             if verified := validation.verify(self.run, state, segment, self._verify, run_state):
                 return self._on_fresh(link, state, verified, now)
         if len(states) != 1:
-            self.counters.unnamed += 1  # no name or several; Summaries carry full names and repair this
+            self.counters.unnamed += 1  # no feed has this key, or several; Summaries carry full names
             return self._forks.ambiguous(link, states, segment, now)
         return self._on_stale(link, states[0], segment, now)
 
     def _is_too_soon(self, link: Link, state: FeedState, segment: messages.Segment, now: float) -> bool:
-        """Return whether these are news of an origin beyond its rate that this peer was not asked for, or
-        anything while it is not known from where on feeds are held (SPEC O15)."""
+        """Return whether the segment is unrequested news of an origin that exceeds its rate. Also true for
+        every segment while the node does not know yet at which steps its feeds begin (SPEC O15)."""
         if self.frontier.waiting:
             return True
         if not validation.due(state, segment) or state.next < link.expected(state.feed):
@@ -428,18 +427,18 @@ class Machine:
     def _put_off(
         self, link: Link, state: FeedState, segment: messages.Segment, now: float
     ) -> list[events.Action]:
-        """Leave it until it is asked for, when the origin may bring news again (SPEC FL11): no fault."""
+        """Drop the segment and ask for it when the origin is within its rate again (SPEC FL11). No fault."""
         self.counters.put_off += 1
         self._pulls.heard_of(link, state.feed, segment.stop, now)
         return self._tree.make_lazy(link, state, now)
 
     def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[events.Action]:
         feed = state.feed
-        if not fresh.counted:  # its origin was revoked before it was made
+        if not fresh.counted:  # made after its origin was revoked
             self.frontier.stop(feed)
             self._pulls.finish(feed)
             return []
-        if fresh.segment.stop > link.inbox.ahead.get(feed, 0):  # else it was there before the link
+        if fresh.segment.stop > link.inbox.ahead.get(feed, 0):  # else the peer had it before the link
             self._origins.brought(feed.origin, fresh.segment.count, self.run.form.width, now)
         self._pulls.brought(link, feed, fresh.segment.stop, fresh.counted, now)
         self._tree.brought(link, feed, now)
@@ -452,7 +451,7 @@ class Machine:
     def _on_stale(
         self, link: Link, state: FeedState, segment: messages.Segment, now: float
     ) -> list[events.Action]:
-        """Act on a segment of this feed that does not extend it."""
+        """Handle a segment that does not extend its feed."""
         feed = state.feed
         if segment.first < state.next and fork_resolution.under_way(link, state, now):
             return [events.Examine(link.id, feed, segment)]
@@ -469,14 +468,14 @@ class Machine:
     def _on_duplicate(
         self, link: Link, state: FeedState, segment: messages.Segment, now: float
     ) -> list[events.Action]:
-        if not segment.hops:  # from its origin, or asked for
+        if not segment.hops:  # sent by its origin, or requested
             return []
         return self._tree.prune(self.links, link, state, now)
 
     def _admit(
         self, feed: messages.Feed, verified: Verified, link: Link | None, hops: int, now: float
     ) -> list[events.Action]:
-        """Move the frontier forward; `hops` is the hop count with which the segment is passed on."""
+        """Advance the frontier. `hops` is the hop count of the forwarded segment."""
         segment, chain, counted, counted_chain = verified
         if segment.first != self.frontier.next(feed):
             raise LocalProtocolError(
@@ -495,7 +494,7 @@ class Machine:
         return [events.Admit(feed, segment, chain, counted), *self._make_room()]
 
     def _make_room(self) -> list[events.Action]:
-        """Drop the feed with the highest work if a new one has made it one too many (SPEC S8)."""
+        """Drop the feed with the highest work if there are too many feeds (SPEC S8)."""
         if (evicted := self.frontier.evict()) is None:
             return []
         feed, stop = evicted

@@ -1,6 +1,6 @@
 """Values that travel between nodes and that the machine keeps: plain, frozen, checked by the codec.
 
-This module does not know how they are encoded (wire_codec), signed (signing) or acted upon (machine).
+Encoding is in wire_codec, signatures in signing, behaviour in machine.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from sfprotocol.decisions import Part
 from sfprotocol.fields import Values
 
 ELECTED_TERMS = 1 << 20
-"""Terms from one succession to the next where stand-ins elect (SPEC O4): one a minute for two years."""
+"""Number of terms from one succession to the next if stand-ins elect (SPEC O4): one a minute for two
+years."""
 
 PROTOCOL_VERSION = 4
-"""The newest version of the protocol (SPEC V1). Each run has its own: peers with different versions part with
+"""The newest version of the protocol (SPEC V1). Each run has its own. Peers with different versions part with
 a Goodbye."""
 
 OLDEST_VERSION = 3
 """The oldest version of runs in which a node takes part."""
 
 MAX_UPDATE_BYTES = 16 * 1024
-"""Bytes of one update of a first-order run at most (SPEC U11)."""
+"""Maximum size of one update of a first-order run, in bytes (SPEC U11)."""
 
 MAX_SIGNED_BYTES = 24 * 1024
-"""Bytes of updates between two signatures of a first-order run at most: a proof of two branches is then far
-below the largest frame, and below what a relay passes on at once (SPEC S4)."""
+"""Maximum size of the updates between two signatures of a first-order run, in bytes (SPEC S4). A proof of two
+branches is then far below the largest frame and below the burst that a relay forwards."""
 
 MAX_SEGMENT_UPDATES = 4096
-"""Updates in one Segment (SPEC S4): 8 KiB of scalars. Even with an epoch of its own for each, 10 bytes with
-the scalar, two segments stay below MAX_FRAME: what a node admits it can pass on, and prove a fork with."""
+"""Maximum number of updates in one Segment (SPEC S4): 8 KiB of scalars. Even if each has its own epoch and so
+takes 10 bytes, two segments stay below MAX_FRAME. So admitted updates can be forwarded, and forks be
+proven."""
 
 
 class Form(NamedTuple):
@@ -39,7 +41,7 @@ class Form(NamedTuple):
     scalar_bytes: int = 2
     """1 or 2."""
     cells: int = 0
-    """Scalars of an update in a first-order run; 0: one, along a direction."""
+    """Number of scalars of an update in a first-order run; 0 in a zeroth-order run, where it has one."""
 
     @property
     def width(self) -> int:
@@ -48,20 +50,20 @@ class Form(NamedTuple):
 
     @property
     def segment_updates(self) -> int:
-        """Updates in one Segment at most (SPEC S4)."""
+        """Maximum number of updates in one Segment (SPEC S4)."""
         return max(1, MAX_SIGNED_BYTES // self.width) if self.cells else MAX_SEGMENT_UPDATES
 
 
 class Authority(NamedTuple):
-    """Those whom the manifest trusts with a run (SPEC O1)."""
+    """The keys that the manifest trusts with a run (SPEC O1)."""
 
     run_id: bytes
     organiser: bytes
     deputies: tuple[bytes, ...]
     votes: int
-    """Deputies that a succession needs, more than half of them."""
+    """Number of deputies that a succession needs, more than half of them."""
     terms: int = 1
-    """Terms from one succession to the next: 1 in version 3, in which nobody is elected."""
+    """Number of terms from one succession to the next; 1 in version 3, which has no elections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +79,24 @@ class RunParameters:
     scalar_limit: int
     """Largest magnitude of a scalar."""
     organised: Authority | None = None
-    """Those whose decisions say what counts; None in an open run."""
+    """The keys whose decisions say which updates count; None in an open run."""
     rate: int = 0
-    """Rate of updates in an organised run until a seal says otherwise, in units of 2^-32."""
+    """Rate of updates in an organised run until a seal changes it, in units of 2^-32."""
     subspace_epochs: int = 1
-    """Epochs that share one subspace; 1 in an open run."""
+    """Number of epochs that share one subspace; 1 in an open run."""
     bases: bytes = b""
     """Digest of the published bases with which the run begins, 32 bytes; empty if its bases are random."""
     quota: int = 0
-    """Updates that one feed of an open run may have in all; 0 if only the budget bounds them."""
+    """Maximum number of updates of one feed of an open run; 0 if only the budget bounds it."""
     work_bits: int = 0
-    """Leading zero bits of the proof of work that a feed of an open run needs."""
+    """Number of leading zero bits of the proof of work for a feed of an open run."""
     last_subspace: int = (1 << 32) - 1
-    """The subspace of all further epochs, so that the cores of a run are bounded (SPEC M9)."""
+    """The last subspace; all later epochs use it, so that the cores of a run are bounded (SPEC M9)."""
     version: int = OLDEST_VERSION
     cells: int = 0
-    """Scalars of an update of a first-order run; 0 in a zeroth-order one (SPEC U11)."""
+    """Number of scalars of an update of a first-order run; 0 in a zeroth-order run (SPEC U11)."""
     norm_limit: int = 0
-    """Largest root of an update's sum of squares until a seal says otherwise, in a first-order run."""
+    """Maximum norm of an update of a first-order run until a seal changes it."""
 
     @property
     def form(self) -> Form:
@@ -108,7 +110,7 @@ class RunParameters:
 
     @property
     def longest_feed(self) -> int:
-        """The updates that one feed of an open run may have (SPEC U6)."""
+        """Maximum number of updates of one feed of an open run (SPEC U6)."""
         return min(self.quota or self.update_budget, self.update_budget)
 
     def epoch_of(self, known: int) -> int:
@@ -151,9 +153,9 @@ class Hello:
 class Segment:
     """Consecutive updates of one feed, with the origin's signature over the chain head after the last.
 
-    The feed is named by its 64-bit key only; the receiver has learnt the full name from a Summary. A segment
-    may be joined with the next one of its feed by dropping the first signature, because the chain head that
-    the second signs commits to everything before it (SPEC S6).
+    The feed is named by its 64-bit key only; the receiver has learnt the full name from a Summary. Two
+    consecutive segments can be joined by dropping the first signature, because the chain head in the second
+    one commits to everything before it (SPEC S6).
     """
 
     feed_key: int
@@ -174,15 +176,15 @@ class Segment:
 
 
 class Position(NamedTuple):
-    """A position in a feed: `next` is the first step that somebody lacks."""
+    """A position in a feed: `next` is the first step that the node lacks."""
 
     feed: Feed
     next: int
 
 
 class Claim(NamedTuple):
-    """A position, and a tag of the history before it: equal positions with different tags are a fork, or a
-    cut that one side has not heard of (SPEC A8)."""
+    """A position with a tag of the history before it. Equal positions with different tags show a fork, or a
+    cut that one side does not know (SPEC A8)."""
 
     feed: Feed
     next: int
@@ -198,8 +200,8 @@ class Ahead(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """One of two histories of a feed: updates from some step on, possibly none, and the origin's signature
-    after them."""
+    """One of two histories of a feed: its updates from some step on, possibly none, with the origin's
+    signature after them."""
 
     parts: tuple[EpochScalars, ...]
     signature: bytes
@@ -207,10 +209,10 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The feeds that the sender has, as far as they have changed since its last Summary (SPEC A2).
+    """The sender's feeds that have changed since its last Summary (SPEC A2).
 
-    With `more` unset, the Summaries and Segments sent on this link up to here show everything the sender has.
-    An entry with `next` 0 claims nothing and only teaches the feed's name (SPEC A3).
+    With `more` unset, the messages sent on this link so far show everything the sender has. An entry with
+    `next` 0 claims nothing and only teaches the feed's name (SPEC A3).
     """
 
     more: bool
@@ -221,21 +223,21 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A request for everything from these positions on (SPEC A4)."""
+    """A request for all updates from these positions on (SPEC A4)."""
 
     entries: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Have:
-    """An announcement: what the sender has and does not push (SPEC FL9)."""
+    """An announcement of updates that the sender has and does not push (SPEC FL9)."""
 
     entries: tuple[Ahead, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """A request to announce these feeds and not to push them: others bring them (SPEC FL8)."""
+    """A request to announce these feeds instead of pushing them, as others bring them (SPEC FL8)."""
 
     feed_keys: tuple[int, ...]
 
@@ -244,8 +246,8 @@ class Prune:
 class Proof:
     """A fork proof: an origin has signed two histories of one feed (SPEC E1). It can be checked on its own.
 
-    Both branches begin at step `at`. With equal chain heads there they part in their first update; with
-    different ones they have parted somewhere before, and nobody has shown where.
+    Both branches begin at step `at`. With equal chain heads there, they part in their first update. With
+    different chain heads, they have parted at an unknown step before.
     """
 
     feed: Feed
@@ -255,7 +257,7 @@ class Proof:
 
     @property
     def cut(self) -> int:
-        """The first step that does not count: `at`, or 0 where nobody can say what the two have in common."""
+        """The first step that does not count: `at`, or 0 if the step where the two part is unknown."""
         return self.at if self.chains[0] == self.chains[1] else 0
 
 
@@ -265,7 +267,7 @@ class Card:
 
     feed: Feed
     step: int
-    """Number of updates of the feed that its origin had made by then; of two cards the later one counts."""
+    """Number of updates in the feed when the card was signed. The card with more of them counts."""
     name: str
     team: str
     signature: bytes
@@ -273,7 +275,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRequest:
-    """A request for the manifest, by a node that does not know the run yet (SPEC L6)."""
+    """A request for the manifest by a node that does not know the run yet (SPEC L6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,8 @@ class PartRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartReply:
-    """Bytes of a part; no bytes mean "not now", and size 0 means that the part is not here (SPEC B3)."""
+    """Bytes of a part. No bytes mean "not now"; size 0 means that the sender does not have the part (SPEC
+    B3)."""
 
     size: int
     """Bytes of the whole part."""
@@ -305,7 +308,7 @@ class PartReply:
 
 
 class Entry(NamedTuple):
-    """One decision as it is kept and sent."""
+    """One signed decision, as it is stored and sent."""
 
     term: int
     record: bytes
@@ -323,11 +326,11 @@ class Vote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """The deputies' decision that from a position on another key signs."""
+    """The deputies' decision that another key signs from a position on."""
 
     term: int
     kept: int
-    """Number of decisions that stay."""
+    """Number of decisions that stay valid."""
     chain: bytes
     """The chain hash after them."""
     key: bytes
@@ -340,14 +343,14 @@ class ControlFork:
 
     term: int
     stop: int
-    """Number of decisions that either chain hash stands for."""
+    """Number of decisions before each of the two chain hashes."""
     chains: tuple[bytes, bytes]
     signatures: tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlHead:
-    """The extent to which the sender has the control feed (SPEC O12)."""
+    """The end of the sender's control feed (SPEC O12)."""
 
     term: int
     stop: int
@@ -372,13 +375,13 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A newcomer's request to be admitted (SPEC O13): its key, and what speaks for it."""
+    """A newcomer's request to be admitted (SPEC O13): its key, with a proof of work or an invitation."""
 
     origin: bytes
     nonce: int
-    """A proof of work; 0 if none is shown."""
+    """A proof of work; 0 without one."""
     invitation: int
-    """1 + number of the invitation; 0 if there is none."""
+    """1 + number of the invitation; 0 without one."""
     voucher: bytes
     """The invitation key's signature of the origin; empty without an invitation."""
     signature: bytes
@@ -387,7 +390,7 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A member's word that it would stand in (SPEC O21), with the key that it has made for that."""
+    """A member's offer to stand in (SPEC O21), with the key that it has made for this."""
 
     origin: bytes
     key: bytes
@@ -397,60 +400,60 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The state of a stand-in: of two with one key the one with the higher number counts (SPEC O22)."""
+    """The state of a stand-in. Of two with one key, the one with the higher number counts (SPEC O22)."""
 
     key: bytes
     number: int
     term: int
     """The term in which it takes part."""
     voted: int
-    """The latest term for which it has elected somebody; 0 if none."""
+    """The latest term for which it has voted; 0 if none."""
     candidate: bytes
-    """The key that it has elected then; empty if none."""
+    """The key for which it has voted then; empty if none."""
     ballot: bytes
     """Its signature over `control_feed.election_message` for the candidate; empty without one."""
     decided: int
     """Number of decisions that it has."""
     stop: int
-    """The same with those that it holds and nobody has seen yet."""
+    """Number of decisions that it holds, undecided ones included."""
     last: int
     """Term of the last of these."""
     chain: bytes
     """The chain hash after them."""
     heard: int
-    """Number of the organiser's statement that it has heard last; its own if it organises."""
+    """Number of the organiser's latest statement that it has heard; its own number if it organises."""
     silent: bool
-    """Whether it has missed too many of these."""
+    """Whether it has missed too many of the organiser's statements."""
     entries: tuple[Entry, ...]
-    """Decisions after the first `decided`, from whoever organises or wants to."""
+    """Undecided decisions after the first `decided`; only an organiser or a candidate sends them."""
     signature: bytes
     """Signature by the key, over `control_feed.statement_message`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoubleVote:
-    """Two statements with which one stand-in elects two keys for one term (SPEC O24)."""
+    """Two statements in which one stand-in elects two keys for one term (SPEC O24)."""
 
     statements: tuple[Statement, Statement]
-    """The two, without their entries."""
+    """Both statements, without their entries."""
     hashes: tuple[bytes, bytes]
-    """Hashes of their entries, as they were signed."""
+    """Hashes of their entries, which the signatures cover."""
 
 
 HigherWord = Succession | ControlFork | DoubleVote
-"""A word that stands above decisions: who signs them, and whose statements count no more."""
+"""A message that overrules decisions: it changes who signs them, or whose statements count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The sender's word that it keeps nothing of what closes below an epoch have named (SPEC O15)."""
+    """A notice that the sender does not keep the steps that closes before an epoch list (SPEC O15)."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A promise of a validator of before 0.3; nobody heeds it, nor the finding that follows (SPEC O18)."""
+    """A promise of a validator of a version before 0.3. It is ignored, and so is its Finding (SPEC O18)."""
 
     epoch: int
     origin: bytes
@@ -460,7 +463,7 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Figures that a validator of before 0.3 has measured (SPEC O18)."""
+    """Measurements of a validator of a version before 0.3; ignored (SPEC O18)."""
 
     epoch: int
     origin: bytes
@@ -483,6 +486,6 @@ Asked = ManifestRequest | ManifestReply | PartRequest | PartReply
 """A question and its answer, each on a stream of its own."""
 
 OfDecisions = ControlHead | ControlWant | Control | HigherWord | Floor | JoinRequest | Offer | Statement
-"""Messages that organised runs have besides, on a link."""
+"""Additional messages of organised runs, on a link."""
 
 Message = Flooded | Asked | OfDecisions | Commitment | Finding | Goodbye

@@ -1,7 +1,7 @@
 """The listing of a base model: its files, their sizes, and the hash of every piece (SPEC B1, B2).
 
-One hash in the manifest stands for all of it. Bases and data are listed in the same way, one file each. This
-module knows bytes and names; it opens no file.
+One hash in the manifest stands for all files. Bases and data have listings of the same format, of one file
+each. This module knows bytes and names; it opens no file.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgpack
 from sfprotocol.errors import RemoteProtocolError
 
 PIECE = 1 << 20
-"""Bytes of a piece: the most that is lost when a transfer breaks off, for 32 bytes of hash."""
+"""Bytes of a piece, with a hash of 32 bytes. A broken transfer loses at most one piece."""
 
 MAX_LISTING = 16 << 20
-"""Bytes of a listing: enough for half a terabyte of weights."""
+"""Maximum size of a listing, in bytes: enough for half a terabyte of weights."""
 
 MAX_DATA = 4 << 30
-"""Most bytes of a file of a run's public data, and of a data set on the hub: the rows are held in memory,
-where they take several times as much."""
+"""Maximum size of a run's public data file, and of a data set on the hub, in bytes. The rows are held in
+memory, where they take several times as much."""
 
 MAX_FILES = 4096
 MAX_SIZE = (1 << 50) - 1
@@ -60,7 +60,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a base model, by name."""
+    """The files of a base model, in the order of names."""
 
     files: tuple[ListedFile, ...]
 
@@ -90,23 +90,23 @@ def hash_listing(encoded: bytes) -> bytes:
 
 
 def hash_bases(encoded: bytes) -> bytes:
-    """Return the digest by which published bases are named: of the listing of their one file (SPEC R10)."""
+    """Return the digest that names published bases, of the listing of their one file (SPEC R10)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-bases").digest()
 
 
 def hash_data(encoded: bytes) -> bytes:
-    """Return the digest by which a manifest names a file of data: of its listing (SPEC B9)."""
+    """Return the digest by which a manifest names a data file, of its listing (SPEC B9)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-data").digest()
 
 
 def encode(files: Iterable[ListedFile]) -> bytes:
-    """Return the one encoding of a listing. Raises RemoteProtocolError for files that no model may have."""
+    """Return the one encoding of a listing. Raises RemoteProtocolError if it breaks SPEC B1."""
     listing = _build([list(file) for file in sorted(files, key=lambda file: file.name.encode())])
     return _pack(listing)
 
 
 def decode(encoded: bytes) -> Listing:
-    """Return the listing that these bytes encode. Raises RemoteProtocolError (SPEC B1) for any others."""
+    """Return the listing that these bytes encode. Raises RemoteProtocolError (SPEC B1) if there is none."""
     _require(len(encoded) <= MAX_LISTING, "it is too long")
     try:
         fields = msgpack.unpackb(encoded, raw=False, strict_map_key=True, **_BOUNDS)

@@ -1,10 +1,11 @@
-"""An organised run in the machine: what decisions change for feeds, and whom we tell of them (SPEC, part O).
+"""An organised run in the machine: how decisions change feeds, and which neighbours are told (SPEC, part O).
 
-Decisions come through `control_sync`. What they name of a feed is compared with what we hold of it; a history
-that was not meant is let go, and fetched anew. What we may make ourselves follows from them, too.
+Decisions come through `control_sync`. The steps that they list of a feed are compared with our own history of
+it. A history with another tag is dropped, and the listed one is fetched. The updates that we may make follow
+from decisions, too.
 
-What a checkpoint counts need not be here: then feeds begin at their bases, and nothing goes back behind them.
-A node that is to begin so holds nothing until it is told of the checkpoint (SPEC O14, O15).
+Updates that a checkpoint counts need not be stored. Then feeds begin at their bases and never go back before
+them. A node that begins so holds no update until it is told of the checkpoint (SPEC O14, O15).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from sfprotocol.join_requests import JoinRequests
 from sfprotocol.link import Link
 from sfprotocol.own_feed import OwnFeed
 from sfprotocol.pulls import Pulls
-from sfprotocol.run_state import NEVER, Run, RunState
+from sfprotocol.run_state import NEVER, RunState, Span
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
-"""Feeds whose history is compared in one round after a start: each is a read of the log."""
+"""Maximum number of feeds whose history is compared in one round after a start. Each takes a read of the
+log."""
 
 
 class Membership(Enum):
@@ -43,7 +45,7 @@ class Membership(Enum):
 
 
 class Organised:
-    """The part of one machine that an open run does not have; shares the machine's tables."""
+    """The additional part of one machine in an organised run; shares the machine's tables."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Organised:
         *,
         kept: Kept,
     ) -> None:
-        """`kept` is what was kept of the control feed."""
+        """`kept` is the stored control feed."""
         self._frontier = frontier
         self._links = links
         self._pulls = pulls
@@ -63,17 +65,17 @@ class Organised:
         self.control = ControlSync(frontier, links, counters, kept=kept)
         self._join_requests = JoinRequests(frontier.run.run_id, links, self.control.feed)
         self._rates: tuple[RunState, int, Rates] | None = None
-        """Rates, and the decisions that they follow from."""
+        """The rates, with the decisions from which they follow."""
         self._untraced = [state.feed for state in frontier]
-        """Feeds that are still to be compared with what was decided, before we started or anew."""
+        """Feeds that must still be compared with the decisions: after a start, or once more."""
         self._doubtful = set(self._untraced)
-        """Those that may hold what other decisions than those of now have allowed."""
+        """Feeds that may hold updates which only former decisions allowed."""
         self._unsettled = not self.control.feed.settled
-        """Whether they are to be compared once more when the decisions are settled."""
+        """Whether these feeds must be compared once more when the decisions are settled."""
         self._decisions: tuple[RunState, int] | None = None
-        """Those by which neighbours were last asked for what was early."""
+        """The decisions after which neighbours were last asked for early updates again."""
         self._went_on: messages.Feed | None = None
-        """The feed of ours with which our member went on last."""
+        """Our own feed that our member used last."""
         for feed in self._untraced:
             if (number := self.run_state.number(feed)) is not None:
                 self._mark(number)
@@ -92,18 +94,18 @@ class Organised:
 
     @property
     def unnamed(self) -> int:
-        """Number of updates here that no close has named."""
+        """Number of stored updates that no close lists."""
         return self._frontier.known - sum(min(held, stop) for _, held, stop in self._named())
 
     def _named(self) -> Iterator[tuple[messages.Feed, int, int]]:
-        """Yield (feed, first step that we lack, first that is not named) of each feed that closes name."""
+        """Yield (feed, first missing step, first step that no close lists) of each feed with listed steps."""
         for number, stop in self.run_state.positions().items():
             feed = self.run_state.feed(number)
             yield feed, self._frontier.next(feed), stop
 
     @property
     def out_of_reach(self) -> int:
-        """Number of named updates that we lack and no neighbour keeps, though some had them (SPEC O15)."""
+        """Number of missing listed updates that no neighbour keeps, though some had them (SPEC O15)."""
         return sum(
             stop - held
             for feed, held, stop in self._named()
@@ -118,17 +120,18 @@ class Organised:
         checkpoint = self._frontier.checkpoint
         return checkpoint is not None and checkpoint not in self.run_state.checkpoints
 
-    def runs(self, feed: messages.Feed, held: int) -> tuple[Run, ...]:
-        """Return the factors with which the first `held` updates of `feed` count here as of now (O8)."""
+    def spans(self, feed: messages.Feed, held: int) -> tuple[Span, ...]:
+        """Return the spans of the first `held` updates of `feed`, as they count at this node now (SPEC
+        O8)."""
         number = self.run_state.number(feed)
         return () if number is None else self.run_state.live(number, held)
 
     def named(
         self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
     ) -> dict[messages.Feed, Counted]:
-        """Return what counts, of each feed, of what closes up to that of `epoch` have named and is here: with
-        factor 1 where no seal has judged it, and without the open window. As if the seal of `epoch` had
-        skipped the feeds with the numbers `skipped`, and `recounted` these."""
+        """Return by feed how the stored steps count that closes up to that of `epoch` list, with factor 1
+        where no seal has judged them. The result is as if the seal of `epoch` had skipped the feeds with the
+        numbers `skipped`, and had `recounted` these steps."""
         held, run_state = self._frontier.next, self.run_state
         again: dict[int, set[int]] = {}
         for recount in recounted:
@@ -136,20 +139,20 @@ class Organised:
         positions = run_state.positions(epoch) | {n: run_state.named(n, epoch - 1) for n in skipped}
         stops = ((number, run_state.feed(number), stop) for number, stop in positions.items())
         return {
-            feed: Counted(run_state.runs(number, min(stop, held(feed)), again.get(number, ())), self.rates)
+            feed: Counted(run_state.spans(number, min(stop, held(feed)), again.get(number, ())), self.rates)
             for number, feed, stop in stops
         }
 
     @property
     def rates(self) -> Rates:
-        """The rates as they are now: the same object until a decision comes."""
+        """The present rates: one object until the next decision."""
         run_state = self.run_state
         if self._rates is None or self._rates[0] is not run_state or self._rates[1] != run_state.decisions:
             self._rates = run_state, run_state.decisions, Rates.of(run_state)
         return self._rates[2]
 
     def membership(self, own: messages.Feed) -> Membership:
-        """Return whether our feed may go on, its quota aside."""
+        """Return whether our feed may have more updates, without regard to its quota."""
         member, epoch = self.run_state.member(own.origin), self.run_state.open_epoch
         if self.run_state.unsupported:
             return Membership.UNKNOWN
@@ -158,7 +161,7 @@ class Organised:
         if epoch >= member.revoked:
             return Membership.REVOKED
         if self._frontier.state(own).epoch > epoch:
-            return Membership.AHEAD  # the decision that opened it is gone: labels would go back
+            return Membership.AHEAD  # the decision that opened its epoch is gone: labels would go back
         if self._frontier.waiting:
             return Membership.BEGINNING
         if self.outdated:
@@ -166,12 +169,12 @@ class Organised:
         return Membership.ENOUGH if self.run_state.promised >= self.run_state.budget else Membership.MEMBER
 
     def room(self, own: messages.Feed | None) -> int:
-        """Return how many more updates of our own may carry the label of the open epoch: its quota bounds
-        them (SPEC O6), and that all together make no more than is of use until the next close (SPEC O20)."""
+        """Return how many more updates we may make with the label of the open epoch. Our quota bounds them
+        (SPEC O6), and so does the room that all members share until the next close (SPEC O20)."""
         number = self.run_state.number(own) if own else None
         if own is None or number is None or self.membership(own) is not Membership.MEMBER:
             return 0
-        if not self.run_state.goes_on_with(number):  # a first update says that this is the feed to go on with
+        if not self.run_state.goes_on_with(number):  # a first update announces that we use this feed now
             return 0 if self._frontier.next(own) else min(1, self.quota(number // INCARNATIONS))
         made: dict[int, int] = {}
         for state in self._frontier:
@@ -194,8 +197,8 @@ class Organised:
     # -- events and messages -----------------------------------------------------------------------
 
     def handle(self, event: events.OrganisedEvent, now: float) -> list[events.Action]:
-        """Take in an event. Raises LocalProtocolError for a decision without the key, RemoteProtocolError for
-        a succession without the votes."""
+        """Handle an event. Raises LocalProtocolError for a decision without the key, RemoteProtocolError for
+        a succession with too few votes."""
         match event:
             case events.OwnDecision(record=record):
                 return self._decided(self.control.decide(record, now), now)
@@ -211,7 +214,7 @@ class Organised:
                 return self._on_checkpoint(event, now)
 
     def on_message(self, link: Link, message: messages.Message, now: float) -> list[events.Action]:
-        """Take in a message of this part. Raises RemoteProtocolError for one that breaks a rule."""
+        """Handle a message of an organised run. Raises RemoteProtocolError if it breaks a rule."""
         match message:
             case messages.ControlHead():
                 return self._decided(self.control.heard_head(link, message, now), now)
@@ -235,20 +238,20 @@ class Organised:
         raise AssertionError(f"no handler for an allowed {type(message).__name__}")
 
     def introduce(self, link: Link) -> list[events.Action]:
-        """Tell a new neighbour of the decisions here, before it is told of feeds."""
+        """Tell a new neighbour about our decisions, before it is told about feeds."""
         return [*self.control.introduce(link), *self._join_requests.introduce(link), *self._tell_floor(link)]
 
     def retell(self, link: Link, now: float) -> list[events.Action]:
-        """Tell a neighbour that asks for it everything we have (SPEC O19).
+        """Tell a neighbour everything we have, at its request (SPEC O19).
 
-        Raises RemoteProtocolError (SPEC L8) when it asks too often.
+        Raises RemoteProtocolError (SPEC L8) if it asks too often.
         """
         feeds = len(self._frontier)
         link.waste.charge(anti_entropy.CLAIM_BYTES * feeds, feeds, now)
         return anti_entropy.tell_all(link, self._frontier, now)
 
     def tell(self, link: Link, now: float) -> list[events.Action]:
-        """Tell a neighbour whose turn it is what has changed."""
+        """Tell a neighbour about changes of the control feed, as it is its turn."""
         return self.control.tell(link, now)
 
     def deadline(self) -> float:
@@ -257,7 +260,7 @@ class Organised:
         return float("-inf") if self._untraced else later
 
     def wake(self, now: float) -> list[events.Action]:
-        """Do what is due."""
+        """Carry out everything that is due."""
         feeds, self._untraced = self._untraced[:TRACED_AT_ONCE], self._untraced[TRACED_AT_ONCE:]
         compared = [action for feed in feeds for action in self._check(feed, now)]
         elections = self.control.elections
@@ -265,8 +268,8 @@ class Organised:
         return [*self._join_requests.wake(self.run_state, now), *compared, *decided]
 
     def early(self, link: Link, feeds: list[messages.Feed], segment: messages.Segment, now: float) -> None:
-        """Ask again, once there are other decisions, for what is labelled with an epoch that is not open by
-        those that are here (SPEC O6). The peer has kept its word by sending it."""
+        """Ask for an early segment again after the next decision: its epoch is not open yet by our decisions
+        (SPEC O6). The peer has kept its promise by sending it."""
         if len(feeds) == 1 and self.run_state.member(feeds[0].origin):
             early, feed = link.inbox.early, feeds[0]
             early[feed] = max(segment.stop, early.get(feed, 0))
@@ -280,7 +283,7 @@ class Organised:
         return [events.Transmit(link.id, messages.Floor(floor))] if floor else []
 
     def _on_checkpoint(self, event: events.CheckpointKept, now: float) -> list[events.Action]:
-        """Begin with the bases of a checkpoint, or with nothing; or let go what was here before them."""
+        """Begin with the bases of a checkpoint, or at step 0; or delete the updates before the bases."""
         frontier, checkpoint, bases = self._frontier, event.checkpoint, event.bases
         waited, frontier.waiting = frontier.waiting, False
         ahead = [base for base in bases if frontier.next(base.feed) < base.step]
@@ -295,13 +298,14 @@ class Organised:
         for link in self._links.values():
             serving = link.outbox.serving
             for feed in [feed for feed, first in serving.items() if first < frontier.base(feed).step]:
-                del serving[feed]  # it is not carried out any more
+                del serving[feed]  # this Serve is not carried out any more
             if link.greeted:
                 actions += self._tell_floor(link)
         return [*actions, *(self._begin(ahead, now) if waited else [])]
 
     def _begin(self, ahead: list[Base], now: float) -> list[events.Action]:
-        """Tell neighbours what is here, and ask for the rest; feeds have moved ahead to these bases."""
+        """Tell neighbours what is stored here and ask for the rest. `ahead`: feeds that begin at bases
+        now."""
         actions: list[events.Action] = []
         for base in ahead:
             actions += [events.Recounted(base.feed, 0), *self._own.overtaken(base.feed)]
@@ -316,7 +320,7 @@ class Organised:
     # -- consequences ------------------------------------------------------------------------------
 
     def _decided(self, actions: list[events.Action], now: float) -> list[events.Action]:
-        """Do what follows for feeds from decisions that have come, or were dropped."""
+        """Apply new or dropped decisions to feeds."""
         changed = sorted(self.control.changed)
         self.control.changed.clear()
         self._doubt()
@@ -330,7 +334,7 @@ class Organised:
         return [*actions, *self._retell(), *self._resume_feed()]
 
     def _ask_for_early(self, now: float) -> None:
-        """Ask again for what decisions did not allow, once there are others."""
+        """Ask again for early updates if there are other decisions now."""
         decisions = self.run_state, self.run_state.decisions
         if self._decisions == decisions:
             return
@@ -341,10 +345,10 @@ class Organised:
                 self._pulls.heard_of(link, feed, following, now)
 
     def _resume_feed(self) -> list[events.Action]:
-        """Begin a new feed if our own was named and its member goes on with another one (SPEC I3).
+        """Begin a new feed if our own is listed and our member now uses another one (SPEC I3).
 
-        Not if it went on with this one before: then another machine has our key, and the two would take the
-        place of each other with every epoch, for as long as there are incarnations.
+        Do nothing if our member used this feed before. Then another machine has our key, and the two would
+        replace each other with every epoch until no incarnation is left.
         """
         own = self._own.feed
         number = self.run_state.number(own) if own else None
@@ -355,8 +359,8 @@ class Organised:
         return [] if self._went_on == own else self._own.overtaken(own)
 
     def _doubt(self) -> None:
-        """Have all feeds looked through once more if decisions that were here are gone, as soon as it is
-        settled which ones have taken their place."""
+        """Plan to check all feeds once more if stored decisions are gone, as soon as their replacement is
+        settled."""
         if self.control.dropped:
             self.control.dropped, self._unsettled = False, True
             self._doubtful = {state.feed for state in self._frontier}
@@ -369,8 +373,8 @@ class Organised:
         self._frontier.named(feed, self.run_state.named(number), self.run_state.ended(number))
 
     def _retell(self) -> list[events.Action]:
-        """Ask neighbours that have named feeds of strangers for everything, once some of these may be members
-        and the neighbour has no decisions that we lack (SPEC O19)."""
+        """Ask neighbours that have named feeds of strangers to tell everything again (SPEC O19). They are
+        asked once there are new members and the neighbour has no decisions that are missing here."""
         members, stop = len(self.run_state.members), self.control.feed.stop
         asked = [
             link
@@ -382,12 +386,12 @@ class Organised:
         return [events.Transmit(link.id, messages.Want(())) for link in asked]
 
     def _check(self, feed: messages.Feed, now: float) -> list[events.Action]:
-        """Compare what is held of a feed with what is decided, once its origin is a member."""
+        """Compare our history of a feed with the decisions, if its origin is a member."""
         number = self.run_state.number(feed)
         return [] if number is None else self._compare(number, now)
 
     def _compare(self, number: int, now: float) -> list[events.Action]:
-        """Find out whether what we hold of a feed is the history that was named, and what of it counts."""
+        """Check whether our history of a feed is the listed one, and which updates of it count."""
         state = self._frontier.state(self.run_state.feed(number))
         if state.next > state.cut:
             return [events.Trace(state.feed, state.cut), *self._own.overtaken(state.feed)]
@@ -420,15 +424,15 @@ class Organised:
         if event.stop >= state.named and state.epoch >= (revoked := self._revoked(state)):
             kept = sum(len(part.scalars) for part in event.ours.parts if part.epoch < revoked)
             return self._go_back(state, event, event.stop + kept)
-        if event.stop == state.next:  # a cut has left this of it
+        if event.stop == state.next:  # a cut has shortened the feed to this step
             self._frontier.advance(state.feed, event.stop, state.chain, event.epoch, event.labelled)
         return self._look_through(state, event, number) if event.feed in self._doubtful else []
 
     def _look_through(self, state: FeedState, event: events.Traced, number: int) -> list[events.Action]:
-        """Let go of what other decisions have allowed, and those of now do not (SPEC O6).
+        """Drop updates that former decisions allowed and the present ones do not (SPEC O6).
 
-        Back to the last signature, or the last named step: from there on neighbours can be given what
-        follows. They let go of it, too, and whoever does not says so (SPEC A6).
+        Go back to the last signature or the last listed step, as updates after that can be served to
+        neighbours. They drop the same updates. A neighbour that does not tells another digest (SPEC A6).
         """
         feed, ours = state.feed, event.ours
         base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
@@ -452,8 +456,8 @@ class Organised:
         return [events.Recounted(feed, before), *self._own.overtaken(feed)]
 
     def _is_undecided(self, state: FeedState, number: int) -> bool:
-        """Return whether we hold of a forked feed what ends between two named steps: nobody can tell of which
-        history that is, and it may be one that the rest of what was named does not follow from."""
+        """Return whether our part of a forked feed ends between two listed ends. Nobody can tell to which
+        history such a part belongs, and the other listed steps may not follow from it."""
         between = state.forked < state.next < state.named
         return between and not any(self.run_state.named_stops(number, state.next - 1, state.next))
 
@@ -462,7 +466,8 @@ class Organised:
         return member.revoked if member else NEVER
 
     def _go_back(self, state: FeedState, event: events.Traced, step: int) -> list[events.Action]:
-        """Let nothing of a feed count from `step` on, which is looked up first unless the event tells it."""
+        """Let no update of a feed count from `step` on. If the event is about another step, trace `step`
+        first."""
         before = state.next
         if event.stop != step:
             return [events.Trace(state.feed, step)] if step < before else []
@@ -472,10 +477,10 @@ class Organised:
         return [events.Recounted(state.feed, before)]
 
     def _let_go(self, state: FeedState, now: float) -> list[events.Action]:
-        """Begin a feed anew, to fetch the history that was named: only a fork brings another one here."""
+        """Begin a feed anew to fetch the listed history. Only a fork can have brought another one here."""
         feed, before = state.feed, state.next
         if before <= state.base:
-            return []  # of a checkpoint that does not count any more
+            return []  # the base is of a checkpoint that does not hold any more
         for link in self._links.values():
             link.inquiries.pop(feed, None)
             link.outbox.dirty.pop(feed, None)

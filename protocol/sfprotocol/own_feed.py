@@ -1,14 +1,14 @@
-"""Our own feed: whether we may extend it, and when what we add is signed (SPEC I1-I4).
+"""Our own feed: whether we may extend it, and when our updates are signed (SPEC I1-I4).
 
-A feed must never be continued from two histories. A log that was restored from a backup, or a copied data
-folder, looks like an honest past but may lack what we have said since; so a node with a past asks first:
+A feed must never be continued from two histories. A log from a backup, or a copied data folder, looks like an
+honest past but may lack later updates that others have. So a node with a past asks first:
 
     asking -> proven   when a witness has our feed and no more of it than our log, or under a new incarnation
 
-Who claims to have more of it is asked for that. Only a segment that verifies proves the claim, and costs the
-incarnation; until it comes, or the time to ask is over, the word of witnesses does not count either.
+A peer that claims to have more of our feed is asked for it. A segment that verifies proves the claim, and we
+need a new incarnation. Until such a segment comes or the time is over, witnesses do not count either.
 
-Updates are made only while proven. This module knows no links: the machine says what peers have.
+Updates are made only while proven. This module knows no links; the machine reports which feeds peers have.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from sfprotocol.signing import Sign, extend, head_message
 from sfprotocol.validation import Verified
 
 MOST_TRIED = 1 << 24
-"""Incarnations of which the work is computed when a feed is renewed, some ten seconds at most. Whoever draws
-gives one with a proof of work, so that the first will do unless the run is full."""
+"""Maximum number of incarnations whose work is computed when a feed is renewed: some ten seconds. The drawn
+incarnation has a proof of work, so that it will do unless the run is full."""
 
 FIRST_INCARNATION = 0
-"""The incarnation with which a new key begins: an organised run lets it make updates at once, and any other
-only when a close has named its first one (SPEC O20). It is for keys that have never been used."""
+"""The incarnation of a key that has never been used. An organised run lets it make updates at once, and any
+other incarnation only after a close lists its first update (SPEC O20)."""
 
 LEAD_SHARE = 16
-"""Part of a run by which our labels may be ahead of it when updates were taken back; else we begin anew."""
+"""Divisor of a run. After a removal of updates, our labels may be ahead of the run by this part of it (a
+sixteenth). If they are further ahead, we begin a new feed."""
 
 
 def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
-    """Return a feed of `origin` that nobody has heard of, given 32 random bits (SPEC I1).
+    """Return a feed of `origin` that nobody knows, given 32 random bits (SPEC I1).
 
-    It is the first from the drawn one on of which nothing is here and that the run takes. An organised run
-    has 64 for each origin (SPEC O6); in an open one most lack the proof of work (SPEC S7). Where none is
-    found, the drawn one: in an organised run, it can only be cut; in an open one, it makes no updates.
+    It is the first incarnation from the drawn one on that is unknown here and that the run allows. An
+    organised run allows 64 for each origin (SPEC O6); in an open one most lack the proof of work (SPEC S7).
+    Without any, the drawn one is returned. In an organised run it can only be cut; in an open one it makes no
+    updates.
     """
     if frontier.run.organised:
         turns = (Feed(origin, (drawn + turn) % INCARNATIONS) for turn in range(INCARNATIONS))
@@ -57,7 +59,7 @@ def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
 
 
 class OwnFeed:
-    """Our feed and the proof that nobody knows more of it than our log; a relay has no feed."""
+    """Our feed, and whether it is proven that nobody knows more of it than our log; a relay has no feed."""
 
     def __init__(
         self,
@@ -83,24 +85,24 @@ class OwnFeed:
         self._ask_until = ask_until
         self._witnessed = self._contested = False
         self._no_room = False
-        """Whether no incarnation was found with less work than those of a full run."""
+        """Whether no incarnation was found whose work is low enough for a full run."""
 
     @property
     def deadline(self) -> float:
-        """Time at which to stop asking; infinity when there is nothing to ask."""
+        """Time at which to stop asking; infinity if there is no question."""
         return float("inf") if self.proven or self.feed is None else self._ask_until
 
     def check(self, has: Mapping[Feed, int]) -> None:
-        """Note if a peer that has `has` claims to know more of our feed than our log."""
+        """Note whether a peer with these next steps claims to know more of our feed than our log."""
         if self.feed is not None and has.get(self.feed, 0) > self._frontier.next(self.feed):
             self._contested = True
 
     def hear_out(self, has: Mapping[Feed, int]) -> None:
         """Judge whether a peer that has told everything it has, `has`, is a witness of our feed (SPEC I2).
 
-        If it has at least as much as our log of all other feeds, then what it lacks of ours is most likely a
-        tail that we never sent. A peer that knows nothing of us may have joined a minute ago. Once somebody
-        has claimed to know more, a witness counts only when the time to show it is over.
+        If it has at least as much as our log of all other feeds, then the end of our feed that it lacks was
+        most likely never sent. A peer that does not know our feed may have joined a minute ago. Once a peer
+        has claimed to know more, a witness counts only after the time to show it is over.
         """
         if self.feed is None or self.proven:
             return
@@ -110,21 +112,22 @@ class OwnFeed:
         self.proven = self._witnessed and not self._contested
 
     def give_up(self) -> list[Action]:
-        """Stop asking: go on if there is a witness, as nobody has shown more of our feed; else anew."""
+        """Stop asking. Continue the feed if there is a witness, as nobody has shown more of it; else begin
+        anew."""
         if self._witnessed:
             self.proven = True
             return []
         return self.renew()
 
     def overtaken(self, feed: Feed) -> list[Action]:
-        """Continue anew if `feed`, which others have extended, is ours (SPEC I3)."""
+        """Begin a new feed if `feed`, which others have extended, is ours (SPEC I3)."""
         return self.renew() if feed == self.feed else []
 
     def taken_back(self, feed: Feed) -> list[Action]:
-        """Continue anew if `feed`, of which less counts than before, is ours (SPEC E5, S8).
+        """Begin a new feed if `feed`, of which fewer updates count than before, is ours (SPEC E5, S8).
 
-        Also if so much less counts that our own labels are of epochs far ahead, behind which our feed cannot
-        go (SPEC I3).
+        Also begin one if so few updates count now that our labels are far ahead of the run, as labels of a
+        feed cannot go back (SPEC I3).
         """
         return self.renew() if feed == self.feed or self._is_ahead() else []
 
@@ -136,13 +139,13 @@ class OwnFeed:
         return lead > max(1, run.last_epoch // LEAD_SHARE)
 
     def look_for_room(self) -> list[Action]:
-        """Continue anew, once, if the run has filled up with feeds of less work than ours (SPEC S8)."""
+        """Begin a new feed, once, if the run is full of feeds with less work than ours (SPEC S8)."""
         if self.feed is None or self._no_room or not self._frontier.excludes(self.feed):
             return []
         return self.renew()
 
     def renew(self) -> list[Action]:
-        """Continue under a new incarnation, of which nobody can know yet (SPEC I3)."""
+        """Continue under a new incarnation, which nobody can know yet (SPEC I3)."""
         assert self.feed is not None
         self.feed = fresh(self._frontier, self.feed.origin, self._draw())
         self._no_room = self._frontier.excludes(self.feed)
@@ -150,19 +153,19 @@ class OwnFeed:
         return [ContinueAs(self.feed)]
 
     def overruled(self, updates: OwnUpdates) -> bool:
-        """Return whether they may not be held or do not count by what has come, or gone, since they were
-        begun: decisions (SPEC O6), or feeds with less work (SPEC S8)."""
+        """Return whether these updates may not be held, or do not count, because decisions (SPEC O6) or feeds
+        with less work (SPEC S8) have arrived since they were begun."""
         state, run_state = self._frontier.state(updates.feed), self._frontier.run_state
         if run_state is None:
             return self._frontier.excludes(updates.feed)
         if state.next < state.named:
-            return True  # our log has lost what is known to others
+            return True  # our log has lost updates that others have
         segment = Segment(state.key, updates.first, updates.parts, b"")
         holds = state.open and validation.label_fault(run_state, state, segment) is None
         return not holds or validation.countable(run_state, state, segment) < segment.count
 
     def signed(self, updates: OwnUpdates) -> Verified:
-        """Return new updates as a signed segment. Raises LocalProtocolError for what no peer would admit."""
+        """Return new updates as a signed segment. Raises LocalProtocolError if no peer would admit it."""
         if not self.proven:
             raise LocalProtocolError("own updates before the own feed is proven")
         run, state = self._frontier.run, self._frontier.state(updates.feed)
@@ -177,78 +180,78 @@ class OwnFeed:
 
 
 MAX_WAIT = 30.0
-"""Seconds from one own segment to the next: what a killed process may lose, and how long the counts of other
-nodes may stand still."""
+"""Maximum time from one own segment to the next, in seconds. A killed process loses the work of that time,
+and other nodes see no progress for so long."""
 
 MIN_INTERVAL = 0.1
-"""Seconds between two own segments, however fast the engine: bounds signatures and commits."""
+"""Minimum time between two own segments, in seconds. Bounds signatures and commits for any engine."""
 
 ENOUGH = 32
-"""Updates that wait for no more: each carries 2 bytes of the signature, no more than its scalar takes. One of
-a first-order run has hundreds of scalars and waits for none."""
+"""Number of updates that are signed without further wait. The signature then costs each 2 bytes, no more than
+its scalar. An update of a first-order run has hundreds of scalars and does not wait."""
 
 EPOCH_SHARE = 10
-"""The run makes at most this part of an epoch (a tenth), or of what is left of the run, while one waits,
-as far as our share of it tells."""
+"""Divisor of an epoch, or of the rest of the run. While an update waits, the run makes at most this part of
+it (a tenth), as estimated from our share."""
 
 SEEN_SHARES = 2
-"""Such parts that may come in before we sign, whatever our share was: others may have become faster. One may
-be what they had made before and were holding back."""
+"""Number of such parts that may arrive before we sign, whatever our share is, as others may have become
+faster. One part may consist of updates that they made earlier and held back."""
 
 REMEMBERED = 8
-"""Segments over which our share of the run is measured: enough to even out the lumps."""
+"""Number of own segments over which our share of the run is measured: enough for a smooth estimate."""
 
 
 class Coalescing:
     """The finished updates of one feed that wait to be signed together (SPEC I4). Time is an argument.
 
-    A segment with one update is mostly signature. So updates wait for later ones of the same feed, as
-    long as that does no harm: others train without what waits. What bounds the wait is therefore the
-    run's progress. A node sees of it only what others have signed, in lumps, and nothing if all start
-    together and wait. So the number to be joined follows from our share of what is admitted, measured
-    over several segments, and at most doubles from one segment to the next.
+    A segment with one update is mostly signature. So updates wait for later ones of the same feed, as long as
+    that does no harm: others train without the waiting updates. The run's progress therefore bounds the wait.
+    A node sees only signed progress of others, which comes in bursts, or none if all start together and wait.
+    So the number of updates to be joined follows from our share of all admitted updates, measured over
+    several segments. It at most doubles from one segment to the next.
 
-    Whoever runs an engine asks for `deadline` after every step and every round, and takes what is due.
-    Nothing that waits is on disk or signed: a process that is killed loses it, and may compute the same
-    steps anew.
+    The step scheduler asks for `deadline` after every step and every round, and takes due updates. Waiting
+    updates are neither signed nor on disk. A killed process loses them and may compute the same steps again.
     """
 
     def __init__(self, frontier: Frontier, feed: Feed) -> None:
-        """Begin behind what is admitted of `feed`."""
+        """Begin after the admitted updates of `feed`."""
         self.feed = feed
         self.first = frontier.next(feed)
-        """The first step that is not taken: that of what waits, if anything does."""
+        """The first step that was not taken yet."""
         self.count = 0
-        """Number of updates that wait."""
+        """Number of waiting updates."""
         self._frontier = frontier
         self._parts: tuple[EpochScalars, ...] = ()
         self._taken: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
-        """First steps of the last segments, and what was known of the run before each."""
+        """First steps of the last segments, and the number of known updates of the run before each."""
         self._taken_at = float("-inf")
 
     @property
     def stop(self) -> int:
-        """First step that is not finished."""
+        """The first unfinished step."""
         return self.first + self.count
 
     @property
     def waiting(self) -> OwnUpdates | None:
-        """Everything that waits; None if nothing does."""
+        """All waiting updates; None without any."""
         return OwnUpdates(self.feed, self.first, self._parts) if self.count else None
 
     def add(self, parts: tuple[EpochScalars, ...]) -> None:
-        """Let the next updates wait; their epochs do not decrease."""
+        """Add the next updates; epochs do not decrease."""
         self._parts = merge((*self._parts, *parts))
         self.count += sum(len(part.scalars) for part in parts)
 
     def deadline(self) -> float:
-        """Return the time at which to take what waits; infinity if nothing does. Admissions may change it."""
+        """Return the time at which to take the waiting updates; infinity without any. Admissions may change
+        it."""
         if not self.count:
             return float("inf")
         return self._taken_at + (MIN_INTERVAL if self._enough() else MAX_WAIT)
 
     def take(self, now: float) -> OwnUpdates | None:
-        """Return what waits, to be signed now; None if nothing does."""
+        """Return the waiting updates, to be signed now; None without any."""
         updates = self.waiting
         if updates:
             self._taken.append((self.first, self._frontier.known))
@@ -258,7 +261,7 @@ class Coalescing:
         return updates
 
     def _enough(self) -> bool:
-        """Whether waiting for more updates does harm, or does no good."""
+        """Return whether a longer wait would do harm, or no good."""
         if not self._taken or self.count >= (1 if self._frontier.run.cells else ENOUGH):
             return True
         (oldest, known_then), (last, known_before) = self._taken[0], self._taken[-1]

@@ -1,16 +1,15 @@
-"""Flooding: what each link still has to be sent, and in which order (SPEC FL1-FL10).
+"""Flooding: which feeds to send on each link, and in which order (SPEC FL1-FL10).
 
-A link's outbox holds *dirty feeds*, never messages: when the link can take more, whatever its peer lacks of a
-dirty feed is read from the log at that moment. A slow link therefore needs no more memory than a fast one,
-loses nothing, and gets its backlog in few large segments instead of many small ones.
+A link's outbox holds *dirty feeds*, never messages. When the link can take more, the updates that its peer
+lacks are read from the log. A slow link therefore needs no more memory than a fast one, loses nothing, and
+gets its backlog in few large segments instead of many small ones.
 
 New updates spread along a tree for each feed, made of the links that were first to bring it (Plumtree, by
 Leitao, Pereira and Rodrigues, 2007). Links of the tree are eager: segments are pushed on them. A link that
 brings what is known already is asked to become lazy, that is, to announce instead of pushing. An announcement
 that no segment follows shows where the tree is broken, and the pull that answers it repairs the tree.
 
-Flooding carries what is new. What a peer lacked when the link came up it pulls (pulls.py) from one neighbour
-and not from all of them.
+Flooding carries new updates. A peer pulls older ones (pulls.py) from one neighbour and not from all of them.
 """
 
 from __future__ import annotations
@@ -23,40 +22,41 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 TTL = 16
-"""Hops that a segment is pushed. With 6 links a million nodes lie within 8 hops; beyond 16 the topology is a
-chain, and announcements do the rest. Never a bound on acceptance."""
+"""Maximum number of hops that a segment is pushed; never a bound on acceptance. With 6 links a million nodes
+lie within 8 hops. Beyond 16 the topology is a chain, where announcements do the rest."""
 
 HAVE_DELAY = 0.2
-"""Seconds for which announcements on a link are collected: several updates of a fast feed cost one entry, and
-a tree that works has usually delivered everywhere by the time it is announced."""
+"""Seconds for which announcements on a link are collected. Several updates of a fast feed then cost one
+entry, and a working tree has usually delivered them before."""
 
 PRUNE_AGAIN = 10.0
-"""Seconds after which a link that still pushes is asked again not to: the first Prune was lost."""
+"""Seconds after which a Prune is repeated if the link still pushes, as the first was lost."""
 
 PRUNE_CROSSING = 2.0
-"""Seconds within which a link may bring something that it had pushed before it was asked not to."""
+"""Seconds in which a pushed segment may cross a Prune on its way."""
 
 PUSH_RATE, PUSH_BURST = 20.0, 64.0
-"""Segments of one feed that are pushed on, a second and at once. A trainer signs at most 10 a second; what an
-origin makes in excess of this is announced, and pulled in larger pieces."""
+"""Maximum number of pushed segments of one feed, per second and at once. A trainer signs at most 10 a second.
+Any more are announced, and pulled in larger pieces."""
 
 NO_TAG = bytes(4)
 """The tag of an entry that claims nothing."""
 
 MAX_BURST = 64
-"""Segments handed to a link before it must report Writable: keeps one link from starving the others."""
+"""Maximum number of segments handed to a link before it reports Writable, so that no link starves the
+others."""
 
 MAX_BURST_BYTES = 131_072
-"""Bytes of updates handed to a link before it must report Writable. They cross a line of 100 kbit/s in 10 s,
-the time after which the peer gives up on a pull: more in a queue would be asked for, and sent, twice."""
+"""Maximum size of the updates handed to a link before it reports Writable, in bytes. They cross a line of 100
+kbit/s in 10 s, after which the peer gives up a pull. A longer queue would be requested and sent twice."""
 
 
 def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: int, now: float) -> None:
-    """Note for every link that a feed has advanced by `segment`, to `state`: it is to be pushed or announced.
+    """Plan to push or announce `segment` on every link; `state` is its feed's state after it.
 
-    `hops` is the hop count that the forwarded segment will carry: 0 for our own updates, which go to all
-    links; at the TTL nothing is pushed. Links without a Hello are left out, as they are told everything
-    at their Hello; so is the link that brought the segment, as its peer has it.
+    `hops` is the hop count of the forwarded segment. Our own updates have 0 and go to all links; at the TTL
+    nothing is pushed. Links without a Hello are left out, as they are told everything at their Hello. So is
+    the link that brought the segment.
     """
     feed = state.feed
     for link in links.values():
@@ -72,7 +72,7 @@ def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: in
 
 
 def announce(link: Link, frontier: Frontier) -> list[Action]:
-    """Return Haves for what has changed and is not being pushed (SPEC FL9), in the order of keys."""
+    """Return Haves for changed feeds that are not being pushed (SPEC FL9), in the order of keys."""
     outbox = link.outbox
     outbox.announce_at = float("inf")
     feeds = [feed for feed in outbox.changed if link.position(feed) < frontier.next(feed)]
@@ -88,9 +88,9 @@ def announce(link: Link, frontier: Frontier) -> list[Action]:
 
 
 def wanted(link: Link, feed: Feed, following: int, frontier: Frontier) -> None:
-    """Serve `feed` from step `following` on: the peer has asked for it, and is pushed to again (SPEC A4).
+    """Serve `feed` from step `following` on at the peer's request, and push it to the peer again (SPEC A4).
 
-    Whatever we believed of the peer, it lacks what it asks for.
+    The peer lacks these updates, whatever was known of it before.
     """
     link.names.known.add(feed)
     link.outbox.lazy.discard(feed)
@@ -106,24 +106,24 @@ def pruned(link: Link, prune: Prune, frontier: Frontier) -> None:
 
 
 class Tree:
-    """The part of every feed's tree that this node sees: which links bring which feeds."""
+    """This node's part of every feed's tree: the links that bring each feed."""
 
     def __init__(self) -> None:
         self._first: dict[Feed, LinkId] = {}
-        """The link, by feed, that was the first to bring its newest updates."""
+        """The link that was the first to bring the newest updates, by feed."""
         self._pushes: dict[Feed, Bucket] = {}
 
     def brought(self, link: Link, feed: Feed, now: float) -> None:
-        """Note that `link` was the first to bring something of `feed`."""
+        """Note that `link` was the first to bring new updates of `feed`."""
         self._first[feed] = link.id
         if now - link.inbox.pruned.get(feed, now) > PRUNE_CROSSING:
-            del link.inbox.pruned[feed]  # it is still eager, and useful
+            del link.inbox.pruned[feed]  # it still pushes, and is useful
 
     def prune(self, links: dict[LinkId, Link], link: Link, state: FeedState, now: float) -> list[Action]:
-        """Ask `link`, which has pushed what we had, to announce `state.feed` instead (SPEC FL8).
+        """Ask `link`, which has pushed a duplicate, to announce `state.feed` instead (SPEC FL8).
 
-        Only if another link is left that has just brought the feed and was not asked the same: crossing
-        messages must not cut off a feed altogether.
+        Only if another link has just brought the feed and was not asked the same. Otherwise crossing messages
+        could cut off the feed altogether.
         """
         feed = state.feed
         first = links.get(self._first.get(feed, -1))
@@ -139,18 +139,18 @@ class Tree:
         return [Transmit(link.id, Prune((state.key,)))]
 
     def forget(self, feed: Feed) -> None:
-        """Forget who has brought `feed`."""
+        """Forget which link has brought `feed`."""
         self._first.pop(feed, None)
         self._pushes.pop(feed, None)
 
     def may_push(self, feed: Feed, now: float) -> bool:
-        """Return whether another segment of somebody's `feed` may be pushed on now (SPEC FL10)."""
+        """Return whether another segment of another node's `feed` may be pushed now (SPEC FL10)."""
         bucket = self._pushes.setdefault(feed, Bucket(PUSH_BURST, now))
         return bucket.take(1.0, now, rate=PUSH_RATE, burst=PUSH_BURST)
 
 
 def flush(link: Link, frontier: Frontier) -> list[Action]:
-    """Serve as many dirty feeds as the link takes now; before that, teach it the names it lacks."""
+    """Teach the peer missing feed names, then serve as many dirty feeds as the link takes now."""
     outbox = link.outbox
     if not (outbox.dirty and outbox.writable and link.synced):
         return []
@@ -162,7 +162,7 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
         del outbox.dirty[feed]
         first = link.position(feed)
         if not frontier.state(feed).base <= first < frontier.next(feed):
-            continue  # what we do not keep, it has to get elsewhere (SPEC O15)
+            continue  # not stored here: the peer must ask others (SPEC O15)
         if feed not in link.names.known:
             unnamed.append(feed)
         room -= min(frontier.next(feed) - first, form.segment_updates) * form.width
@@ -173,10 +173,10 @@ def flush(link: Link, frontier: Frontier) -> list[Action]:
 
 
 def served(link: Link, event: Served, frontier: Frontier, now: float) -> None:
-    """Note how far a Serve went; the rest of the feed, if any, waits for its next turn."""
+    """Note the end of a Serve. The rest of the feed, if any, waits for its next turn."""
     outbox, feed = link.outbox, event.feed
     first = outbox.serving.pop(feed, 0)
-    if first <= link.position(feed):  # else a Want has meanwhile gone back behind what was served
+    if first <= link.position(feed):  # else a Want has meanwhile gone back to an earlier step
         outbox.sent[feed] = max(event.stop, outbox.sent.get(feed, 0))
     if link.position(feed) >= frontier.next(feed):
         return

@@ -1,9 +1,9 @@
-"""The table of outstanding pulls: what peers have and we lack, and who is asked for it (SPEC A4, A5, A9).
+"""The table of outstanding pulls: missing updates, and the peers that are asked for them (SPEC A4, A5, A9).
 
-The same range is not asked of two peers without need, a peer that does not deliver is passed over, and none
-is asked for steps that by its own word it does not keep (SPEC O15). There is one pull per feed at most.
-Whatever changes what peers claim or what we have of a feed is reported here, so that the number of updates
-that we lack is kept up to date and never counted anew.
+Two peers are asked for the same range only if necessary. A peer that does not deliver is passed over. No peer
+is asked for steps that it says it does not keep (SPEC O15). There is at most one pull per feed. Every change
+of a peer's claim or of our own feeds is reported here, so that the number of missing updates is always up to
+date.
 """
 
 from __future__ import annotations
@@ -20,46 +20,49 @@ from sfprotocol.messages import Feed, Position, Want
 from sfprotocol.rate_limit import OriginBuckets
 
 GRAFT_DELAY = 0.1
-"""Seconds between hearing that a peer has more and asking for it: what is pushed to us arrives about as late
-as the announcement was sent early, give or take the latency of a link."""
+"""Seconds between an announcement and the request. In that time a pushed segment arrives that another link
+sent when the announcement was sent, give or take the latency of a link."""
 
 HEDGE_DELAY = 0.4
-"""Seconds after which a small pull without an answer is put to as many peers again: with 12 links, of which
-one tells the truth, it is found within 1.6 s. Most round trips take less, and what is sent twice is small."""
+"""Seconds after which a small unanswered pull goes to as many further peers. If one of 12 peers tells the
+truth, it is found within 1.6 s. Most round trips take less, and little is sent twice."""
 
 SMALL_PULL = 64
-"""Updates; asking twice for so few costs 200 bytes. A larger pull waits for a peer that is delivering."""
+"""Maximum number of updates of a small pull. Asking for it twice costs 200 bytes. A larger pull waits for a
+peer that is delivering."""
 
 SMALL_PULL_BYTES = 4096
-"""Bytes of a small pull in a first-order run, where it has one update at least."""
+"""Maximum size of a small pull in a first-order run, in bytes. It has at least one update."""
 
 BUSY_TIME = 2.0
-"""Seconds that a small pull waits for a peer that is delivering more than SMALL_PULL feeds: a late joiner
-asks for hundreds at once, and a slow line must not carry all of them twice."""
+"""Seconds that a small pull waits for a peer that is delivering more than SMALL_PULL feeds. A late joiner
+asks for hundreds of feeds at once, and a slow line must not carry all of them twice."""
 
 WANT_TIMEOUT = 10.0
-"""Seconds without progress after which a pull is put to all peers anew. A whole burst (FL7) crosses a
-100 kbit/s line in that time."""
+"""Seconds without progress after which all peers may be asked again. A whole burst (FL7) crosses a line of
+100 kbit/s in that time."""
 
 MAX_PULLS_PER_LINK = 1024
-"""Outstanding pulls on one link: bounds what a peer with invented feeds can make us remember."""
+"""Maximum number of outstanding pulls on one link. Bounds the memory that a peer with invented feeds can
+take."""
 
 MAX_PULLS = 16_384
-"""Pulls outstanding or planned: a dozen links' worth. More is only claimed by peers that invent feeds."""
+"""Maximum number of outstanding or planned pulls, as for a dozen links. Only peers that invent feeds claim
+more."""
 
 
 @dataclass(slots=True)
 class Pull:
-    """One feed of which somebody has more than we have."""
+    """The pull of one feed in which some peer is ahead of us."""
 
     deadline: float = 0.0
-    """Time at which to put it to (further) peers."""
+    """Time at which to ask the first or further peers."""
     asked: dict[LinkId, float] = field(default_factory=dict)
-    """The links that were asked for it, with the time at which they were asked or last brought some of it."""
+    """The links that were asked, with the time of the request or of the latest progress."""
     wait: float = HEDGE_DELAY
-    """Seconds until the next peers are asked; doubles when all were asked."""
+    """Seconds until further peers are asked; doubles when all were asked."""
     gap: int = 0
-    """Updates that we lack by the lowest claim above what we have; 0 if there is none."""
+    """Number of missing updates by the lowest claim above our own step; 0 without such a claim."""
 
 
 class Pulls:
@@ -73,9 +76,9 @@ class Pulls:
         self._small = max(1, SMALL_PULL_BYTES // form.width) if form.cells else SMALL_PULL
         self._pulls: dict[Feed, Pull] = {}
         self.lacking = 0
-        """Updates that are asked for or will be, of every feed by the lowest claim: the sum of all gaps."""
+        """Number of missing updates that are or will be requested: the sum of all gaps."""
         self._agenda: list[tuple[float, Feed]] = []
-        """A heap of deadlines; those that have moved or are done are skipped."""
+        """A heap of deadlines. Outdated ones are skipped."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -96,7 +99,8 @@ class Pulls:
     # -- what peers have ---------------------------------------------------------------------------
 
     def heard_of(self, link: Link, feed: Feed, following: int, now: float) -> None:
-        """Note that the peer has `feed` up to step `following`: ask for it unless it comes by itself."""
+        """Note that the peer has `feed` up to step `following`. Plan to ask for it unless it comes by
+        itself."""
         self.has(link, feed, following)
         if self._frontier.lacks(feed, following):
             before = link.inbox.ahead.get(feed, 0)
@@ -111,8 +115,8 @@ class Pulls:
         link.inbox.useful += fresh
 
     def lacks(self, link: Link, feed: Feed, following: int) -> None:
-        """Note that the peer has nothing of `feed` for us from step `following` on, whatever it had: by its
-        own word, or as we may not hold it."""
+        """Note that the peer has no update of `feed` for us from step `following` on, whatever it claimed
+        before. It says so itself, or we may not hold them."""
         self._set_claim(link, feed, following)
 
     def has(self, link: Link, feed: Feed, following: int) -> None:
@@ -127,14 +131,14 @@ class Pulls:
             return
         lowest = self._frontier.next(feed) + pull.gap
         if pull.gap and before != lowest <= following:
-            return  # the lowest claim is another peer's, and remains the lowest
+            return  # another peer's claim is still the lowest
         self._recount(feed, pull)
 
     def _claimed(self, feed: Feed, claim: int) -> bool:
         return any(link.has.get(feed) == claim for link in self._links.values())
 
     def _recount(self, feed: Feed, pull: Pull) -> None:
-        """Find the gap of a feed anew from the claims of all links."""
+        """Compute the gap of a feed again from the claims of all links."""
         ours = self._frontier.next(feed)
         claims = [claim for link in self._links.values() if (claim := link.has.get(feed, 0)) > ours]
         lowest = min(claims, default=0)
@@ -145,18 +149,19 @@ class Pulls:
     # -- whom to ask, and when ---------------------------------------------------------------------
 
     def expect(self, feed: Feed, due: float) -> None:
-        """Ask for `feed`, of which somebody has more, at `due` if it has not come by then.
+        """Plan to ask for `feed` at `due` unless its updates come before.
 
-        Beyond MAX_PULLS nothing is noted: `expect_ahead` comes back to what a peer is ahead in.
+        Beyond MAX_PULLS nothing is planned; `expect_ahead` returns to such feeds later.
         """
         if feed not in self._pulls and len(self._pulls) < MAX_PULLS:
             self._put(feed, self._open(feed), due)
 
     def expect_ahead(self, link: Link, now: float) -> None:
-        """Plan to ask for what this peer has and we still lack; most of it has come by flooding meanwhile.
+        """Plan to ask for feeds in which this peer is still ahead; flooding has brought most of them
+        meanwhile.
 
-        Only the first MAX_PULLS_PER_LINK feeds: the rest has its turn when they are done, and if they never
-        are, the peer has promised too much (A9).
+        Only the first MAX_PULLS_PER_LINK feeds are planned; the others follow when these are done. If these
+        never are, the peer has claimed too much (SPEC A9).
         """
         ahead = link.inbox.ahead
         within_reach = (feed for feed in ahead if self.gives(link, feed))
@@ -167,7 +172,7 @@ class Pulls:
                 del ahead[feed]
 
     def ask(self, link: Link, feeds: Iterable[Feed], now: float) -> list[Action]:
-        """Pull from `link` at once whatever of `feeds` it has, we lack, and nobody was asked for."""
+        """Ask `link` at once for those of `feeds` in which it is ahead of us and nobody was asked."""
         wanted = []
         for feed in sorted(set(feeds)):
             pull = self._pulls.get(feed)
@@ -182,7 +187,7 @@ class Pulls:
         return self._want(link, wanted)
 
     def wake(self, now: float) -> list[Action]:
-        """Put the pulls that are due to the next peers."""
+        """Ask the next peers for the pulls that are due."""
         chosen: dict[LinkId, list[Feed]] = {}
         while self.deadline() <= now:
             _, feed = heappop(self._agenda)
@@ -194,7 +199,7 @@ class Pulls:
     # -- what becomes of a pull --------------------------------------------------------------------
 
     def progressed(self, feed: Feed, link: Link | None, now: float) -> None:
-        """Note that `feed` has advanced thanks to `link` (None: to us): its pull is done, or goes on."""
+        """Note that `link` (None: this node) has advanced `feed`, so that its pull is done or continues."""
         pull = self._pulls.get(feed)
         if pull is None:
             return
@@ -209,7 +214,7 @@ class Pulls:
             self._put(feed, pull, now + pull.wait)
 
     def finish(self, feed: Feed) -> None:
-        """End the pull of `feed`: nothing of it is wanted any more, for the time being."""
+        """End the pull of `feed`, as no more of it is wanted for now."""
         if pull := self._pulls.pop(feed, None):
             self.lacking -= pull.gap
             for link_id in pull.asked:
@@ -217,7 +222,7 @@ class Pulls:
                     link.inbox.asked.pop(feed, None)
 
     def release(self, link: Link, now: float) -> None:
-        """Put what `link`, which is gone, was asked for to others, at once; its claims no longer count."""
+        """Ask others at once for the pulls of `link`, which has ended; its claims no longer count."""
         for feed in list(link.inbox.asked):
             self.forget(feed, link, now)
         for feed in self._pulls.keys() & link.has.keys():
@@ -226,13 +231,13 @@ class Pulls:
                 self._recount(feed, pull)
 
     def out_of_reach(self, link: Link, now: float) -> list[Action]:
-        """Ask others for what `link` was asked for and does not keep any more."""
+        """Ask others for the pulls of `link` whose steps it does not keep any more."""
         for feed in [feed for feed in link.inbox.asked if not self.gives(link, feed)]:
             self.forget(feed, link, now)
         return self.wake(now)
 
     def forget(self, feed: Feed, link: Link, now: float) -> None:
-        """Ask `link` no longer for `feed`; if it was asked, ask others at once."""
+        """Cancel the pull of `feed` from `link`; if there was one, ask others at once."""
         if feed in link.inbox.asked:
             del link.inbox.asked[feed]
             pull = self._pulls[feed]
@@ -245,9 +250,10 @@ class Pulls:
         return pull
 
     def _askable(self, link: Link, feed: Feed, now: float) -> bool:
-        """Return whether the peer has what we lack and may be asked for it.
+        """Return whether the peer is ahead of us in `feed` and may be asked for it.
 
-        News of an origin beyond its rate may not (SPEC FL11); `expect_ahead` comes back to them.
+        News of an origin that exceeds its rate may not be requested (SPEC FL11); `expect_ahead` returns to
+        them.
         """
         inquiry = link.inquiries.get(feed)
         if (inquiry and inquiry.until > now) or not self._frontier.lacks(feed, link.has.get(feed, 0)):
@@ -258,7 +264,7 @@ class Pulls:
         return expected or self._origins.may_bring(feed.origin, now)
 
     def gives(self, link: Link, feed: Feed) -> bool:
-        """Return whether the peer keeps the next step of `feed` that we lack, if it has it (SPEC O15)."""
+        """Return whether the peer keeps our next missing step of `feed`, if it has it (SPEC O15)."""
         return not link.floor or self._frontier.next(feed) >= self._frontier.kept_from(feed, link.floor)
 
     def _put(self, feed: Feed, pull: Pull, deadline: float) -> None:
@@ -271,7 +277,7 @@ class Pulls:
         pull.asked[link.id] = now
         self._put(feed, pull, now + pull.wait)
         link.inbox.asked[feed] = link.has[feed]
-        link.inbox.pruned.pop(feed, None)  # a peer that is asked pushes again (SPEC A4)
+        link.inbox.pruned.pop(feed, None)  # a peer that was asked pushes again (SPEC A4)
 
     def _want(self, link: Link, feeds: list[Feed]) -> list[Action]:
         if not feeds:
@@ -279,7 +285,7 @@ class Pulls:
         return [Transmit(link.id, Want(tuple(Position(f, self._frontier.next(f)) for f in sorted(feeds))))]
 
     def _next_peers(self, feed: Feed, pull: Pull, now: float) -> list[Link]:
-        """Return the peers to ask now: one at first, then as many again; those that failed us come last."""
+        """Return the peers to ask now: one at first, later as many as before. Unreliable peers come last."""
         claimants = [link for link in self._links.values() if self._askable(link, feed, now)]
         if not claimants:
             self.finish(feed)
@@ -301,7 +307,7 @@ class Pulls:
         return len(link.inbox.asked) < MAX_PULLS_PER_LINK
 
     def _is_coming(self, pull: Pull, now: float) -> bool:
-        """Return whether a peer that was asked is delivering, and the rest is too much to ask for twice."""
+        """Return whether an asked peer is delivering and the rest is too large to be requested twice."""
         large = pull.gap > self._small
         for link_id, since in pull.asked.items():
             link = self._links.get(link_id)
@@ -313,7 +319,7 @@ class Pulls:
         return False
 
     def _start_over(self, pull: Pull, feed: Feed, now: float) -> None:
-        """Wait, as all were asked or have enough to do, and after WANT_TIMEOUT ask all again."""
+        """Wait, as all peers were asked or have no room, and plan to ask again after WANT_TIMEOUT."""
         pull.wait = min(2 * pull.wait, WANT_TIMEOUT)
         for link_id in [link_id for link_id, since in pull.asked.items() if since + WANT_TIMEOUT <= now]:
             del pull.asked[link_id]

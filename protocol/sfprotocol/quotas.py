@@ -1,9 +1,9 @@
-"""Quotas: the updates that each member may make with each label, and in which feed (SPEC O20).
+"""Quotas: the number of updates that each member may make with each label, and in which feed (SPEC O20).
 
-A quota is settled when its label is opened, or when its member is admitted, and never changes after that:
-what may be held once may be held for good. Members whom an invitation or the organiser vouches for have a
-quota of their own. Strangers have what they have earned, and without that an equal part of a small share.
-This module knows members and labels; who has earned how much is told by `run_state`.
+A quota is fixed when its label is opened or its member is admitted, and never changes after that: an update
+that may be held once may be held for good. Members whom an invitation or the organiser vouches for have a
+quota of their own. A stranger's quota is its credit; without credit, an equal part of a small share. This
+module knows members and labels; `run_state` knows the credit.
 """
 
 from __future__ import annotations
@@ -14,44 +14,45 @@ from operator import itemgetter
 from typing import NamedTuple
 
 EPOCHS_AHEAD = 2
-"""Epochs of updates that all members together make for one close. More of them are measured at weights that
-are long known to be poor: a run one of whose epochs had 2,038 updates instead of 250, as the organiser was
-busy with the one before, ended at a loss of 0.544, where 0.2 was usual."""
+"""Room of one close, in usual epochs. Further updates would be measured at outdated weights. In one run an
+epoch had 2,038 updates instead of 250 because the organiser was busy. It ended at a loss of 0.544 instead of
+the usual 0.2."""
 
 USUAL_OF = 4
-"""Closes whose largest one says how many updates an epoch has as things are: an organiser cuts epochs short,
-and ones that name nothing count what has waited."""
+"""Number of last closes of which the largest gives the usual number of updates of an epoch. A single one
+would mislead: an organiser cuts some epochs short, and some closes list no update."""
 
 LEAST_USUAL = 128
-"""Updates that an epoch may have whatever the last ones had: after a night in which nobody trained those of
-the morning need not begin with five."""
+"""Minimum of the usual number of updates of an epoch. After a night without training, the first epoch in the
+morning is not limited to a few updates."""
 
 OTHERS = 2
-"""Parts of an epoch, one of which counts of what one other member has made: several have to collude to make
-everybody else wait, by updates that they have not measured."""
+"""Divisor of an epoch. At most this part of it (a half) is taken from the room by any one other member, so
+that one member alone cannot make all others wait by updates that it has not measured."""
 
 UNPROVEN_PART = 8
-"""Part of the room, and of what closes an epoch, that all together have who have no credit. Half of it is for
-the strangers of whom it is known when a label is opened, half for those who come while it is open."""
+"""Divisor of the room. All members without credit together have this part of it (an eighth), and count for as
+much towards the end of an epoch. Half of it is for strangers known when a label opens, half for later
+ones."""
 
 RECENT_SEALS = 16
-"""Seals whose verdicts say what credit a member has: a run's last minutes, and sixteen good epochs for each
-one that many strangers who turn at once can spoil."""
+"""Number of last seals from which credit follows: a run's last minutes. Strangers that turn hostile together
+need sixteen good epochs for each one that they spoil."""
 
 CREDIT_GROWTH = 2
-"""Times as many updates as the most of a stranger that one close of late has named and a seal has counted,
-that are taken at their word: a machine that is new or was busy is at its pace after a few epochs."""
+"""A stranger's credit as a multiple of its largest counted number of updates in a recent close. A new or busy
+machine reaches its pace after a few epochs."""
 
 WITH_ZEROS = 4
-"""Times as many updates as move anything that give credit, if so many have counted with them: who has rewards
-makes zeros between them, in three updates of four, say, and its quota is for all it makes. With moving ones
-alone strangers with 60 % zeros came to a standstill: each epoch had four fifths of the one before."""
+"""Maximum number of steps that give credit, zeros included, as a multiple of the steps other than zeros. In
+reward runs three of four updates may be zeros, and a quota is for all. Without zeros in the credit, strangers
+with 60 % zeros came to a standstill: each epoch had four fifths of the one before."""
 
 UNLIMITED = 1 << 32
-"""The credit of a member who was vouched for."""
+"""The credit of a member for whom somebody vouches."""
 
 _SHARED = -1
-"""Stands for a stranger's part of the share among the quotas of its labels."""
+"""Stands for the stranger's part of the share in a list of quotas."""
 
 _LABEL = itemgetter(0)
 
@@ -73,26 +74,27 @@ class Share(NamedTuple):
 
 
 class Quotas:
-    """The quotas of all members with all labels, and the feed that each has with each of them."""
+    """The quotas of all members with all labels, and the feed of each member with each label."""
 
     def __init__(self, room: int) -> None:
         """`room`: the updates that all members together make with the first label."""
         self._quotas: list[list[tuple[int, int]]] = []
-        """(label, quota with it and those that follow) of each member, ascending."""
+        """Pairs (label, quota with this and later labels) by member, ascending."""
         self._feeds: dict[int, list[tuple[int, int]]] = {}
-        """(label, incarnation with it and those that follow) of members who have had another one than 0."""
+        """Pairs (label, incarnation with this and later labels) by member; only of members that have left
+        incarnation 0."""
         self._shares = [Share(room, 0, UNLIMITED)]
-        """The share with each label that was opened."""
+        """The share with each label that was opened, in order."""
         self._strangers: set[int] = set()
         """Members for whom nobody vouches."""
         self._unproven: list[int] = []
-        """Those of them without credit as the last label was opened, and who have come since; ascending."""
+        """Strangers without credit when the last label was opened, and later newcomers; ascending."""
         self._proven: set[int] = set()
-        """Those of them with credit. Who is revoked is in neither."""
+        """Strangers with credit. Revoked members are in neither."""
         self._cursor = 0
         """The member with whom the next turn begins."""
         self._newcomers = 0
-        """Strangers who may still begin with the open label."""
+        """Number of strangers who may still begin with the open label."""
 
     @property
     def open_label(self) -> int:
@@ -100,20 +102,20 @@ class Quotas:
         return len(self._shares) - 1
 
     def quota(self, member: int, label: int) -> int:
-        """Return how many updates of a member may have a label that was opened; 0 before its admission."""
+        """Return how many updates of a member may have this label; 0 before its admission."""
         said = self._quotas[member]
         place = bisect_right(said, label, key=_LABEL) - 1
         quota = said[place][1] if place >= 0 else 0
         return self._shares[label].of(member) if quota == _SHARED else quota
 
     def incarnation(self, member: int, label: int) -> int:
-        """Return the incarnation in which a member makes its updates with a label."""
+        """Return the incarnation of the feed that a member uses with this label."""
         said = self._feeds.get(member, [])
         place = bisect_right(said, label, key=_LABEL) - 1
         return said[place][1] if place >= 0 else 0
 
     def has_renewed(self, member: int) -> bool:
-        """Return whether a member has had another incarnation than 0."""
+        """Return whether a member has ever used another incarnation than 0."""
         return member in self._feeds
 
     def is_stranger(self, member: int) -> bool:
@@ -121,13 +123,13 @@ class Quotas:
         return member in self._strangers
 
     def own(self, member: int) -> int:
-        """Return the quota that a member has of its own; 0 of a stranger."""
+        """Return a member's own quota; 0 for a stranger."""
         return 0 if self.is_stranger(member) else self._quotas[member][-1][1]
 
     # -- decisions ---------------------------------------------------------------------------------
 
     def admit(self, quota: int, *, begun: bool) -> None:
-        """Take in the next member; with quota 0 a stranger. `begun`: something counts in the run."""
+        """Add the next member; with quota 0 a stranger. `begun`: updates count in the run already."""
         label, member = self.open_label, len(self._quotas)
         if quota:
             self._quotas.append([(label, quota)])
@@ -139,7 +141,7 @@ class Quotas:
         self._unproven.append(member)
 
     def vouch(self, member: int, quota: int) -> None:
-        """Give a member a quota of its own from the next label on, if that is more than it has of its own."""
+        """Raise a member's own quota from the next label on; do nothing if it is not higher."""
         if quota <= self.own(member):
             return
         self.forget(member)
@@ -149,20 +151,22 @@ class Quotas:
         said.append((label, quota))
 
     def forget(self, member: int) -> None:
-        """Take a member from the strangers who share, and from those with credit: it is revoked."""
+        """Remove a member from the strangers, with or without credit."""
         self._proven.discard(member)
         if (place := self._place(member)) is not None:
             del self._unproven[place]
 
     def renew(self, member: int, incarnation: int) -> None:
-        """Have a member make its updates in another incarnation from the next label on."""
+        """Let a member use another incarnation from the next label on."""
         if self.incarnation(member, self.open_label + 1) != incarnation:
             self._feeds.setdefault(member, []).append((self.open_label + 1, incarnation))
 
     def open(self, room: int, credit: Callable[[int], int], changed: Iterable[int], *, begun: bool) -> None:
-        """Open the next label. `room`: the updates that all together make with it; `credit` of a member,
-        which has changed at most for those `changed` and for strangers who had some. `begun`: something
-        counts."""
+        """Open the next label.
+
+        `room`: maximum number of updates of all members together. `credit`: returns a member's credit, which
+        can differ only for `changed` members and for strangers who had some. `begun`: updates count in the
+        run already."""
         shared = {member for member in changed if self._place(member) is not None}
         for member in sorted(shared | self._proven):
             self.forget(member)
@@ -171,7 +175,7 @@ class Quotas:
         self._shares.append(self._share(self._newcomers) if begun else Share(room, 0, UNLIMITED))
 
     def _settle(self, member: int, credit: int) -> None:
-        """Say what a stranger may make with the next label."""
+        """Set a stranger's quota with the next label."""
         if credit:
             self._proven.add(member)
         else:
@@ -181,7 +185,7 @@ class Quotas:
             said[bisect_left(said, label, key=_LABEL) :] = [(label, quota)]
 
     def _share(self, updates: int) -> Share:
-        """Return how so many updates are shared out: alike, or one each for those whose turn it is."""
+        """Return how strangers without credit share this number of updates: equally, or one each in turns."""
         if len(self._unproven) <= updates:
             return Share(updates // max(1, len(self._unproven)), 0, UNLIMITED)
         first = bisect_left(self._unproven, self._cursor) % len(self._unproven)
@@ -197,11 +201,12 @@ class Quotas:
 def room_left(
     room: int, own: int, quota: int, made: Mapping[int, int], credit: Callable[[int], int], *, begun: bool
 ) -> int:
-    """Return how many more updates member `own` makes with the open label, of which its quota allows `quota`
-    and all members have `made` so many: no more than is of use until the next close.
+    """Return how many more updates member `own` makes with the open label: no more than are of use until the
+    next close.
 
-    Those without credit take UNPROVEN_PART of the room from others at most, all together, and half of it
-    while nothing counts in the run.
+    `quota` is the member's own; `made` is the number of updates with this label by member. Members without
+    credit together take at most UNPROVEN_PART of the room from others, or half while nothing counts in the
+    run.
     """
     most = room // EPOCHS_AHEAD // OTHERS
     taken = {True: 0, False: 0}

@@ -1,9 +1,9 @@
-"""Token buckets as data, and those that bound what links and origins may cost us (SPEC L8-L9, FL11, E7).
+"""Token buckets as data, and the buckets of links and origins (SPEC L8-L9, FL11, E7).
 
-`take` asks before something is done; `spend` records what was done, which may leave a debt that `wait` turns
-into time: a rate that is kept on average, in pieces of any size.
+`take` checks before an action. `spend` records a past action and may leave a debt, which `wait` converts to
+seconds. So a rate holds on average for pieces of any size.
 
-Time is an argument. The caller of a bucket says what an empty one means.
+Time is an argument. The caller decides what happens if a bucket is empty.
 """
 
 from __future__ import annotations
@@ -13,47 +13,48 @@ from dataclasses import dataclass, field
 from sfprotocol.errors import RemoteProtocolError
 
 FRAME_COST = 256
-"""Tokens that a frame without news costs besides its bytes: to decode one takes as long as to hash a few
+"""Additional tokens for a frame without news, besides its bytes. Decoding it takes as long as hashing a few
 hundred bytes."""
 
 FORGERY_COST = 4096
-"""Tokens that a signature that does not verify costs besides: the most expensive work that a stranger can
+"""Additional tokens for a signature that does not verify: the most expensive work that a stranger can
 cause."""
 
 WASTE_RATE, WASTE_RATE_PER_FEED = 131_072.0, 256.0
 WASTE_BURST, WASTE_BURST_PER_FEED = 1_048_576.0, 1024.0
-"""Bytes that a link may waste in a second and at once (SPEC L8). An honest peer announces and repeats a feed
-a few times a second and tells all feeds now and then; a peer that sends nonsense as fast as it may takes 1 %
-of a core for as long as its bucket lasts, and is then dropped."""
+"""Maximum waste of a link, in bytes per second and at once (SPEC L8). An honest peer announces and repeats a
+feed a few times a second and tells all feeds now and then. A peer that sends nonsense at full rate takes 1 %
+of a core until its bucket is empty, and is then dropped."""
 
 INTAKE_RATE, INTAKE_BURST = 32_768.0, 131_072.0
-"""Bytes of signed messages that are taken from a link in a second and at once (SPEC L9). At that rate a link
-brings 16,000 updates in long segments or 340 in segments of one, for 2 to 10 % of a core and about 3 GB a
-day; a burst of an honest peer (FL7) takes 4 s, less than the time after which a pull has failed."""
+"""Maximum intake of signed messages from a link, in bytes per second and at once (SPEC L9). That is 16,000
+updates a second in long segments or 340 in segments of one, for 2 to 10 % of a core and about 3 GB a day. A
+burst of an honest peer (FL7) takes 4 s, less than the time after which a pull fails."""
 
 LEAST_REST = 0.1
-"""Seconds that a link in debt rests at least: its frames come some at a time, as each time costs a commit."""
+"""Minimum rest of a link in debt, in seconds. Several frames are then handled together, as each round costs a
+commit."""
 
 RESERVE_RATE, RESERVE_BURST = 8192.0, 33_554_432.0
-"""Bytes that all links together may bring beyond their rates. At once: a history of 16 million updates, whose
-hashing takes some 10 s; in a second: as much as fills it again within about an hour."""
+"""Bytes that all links together may bring beyond their rates, per second and at once. The burst is a history
+of 16 million updates, whose hashing takes some 10 s. The rate refills it within about an hour."""
 
 ORIGIN_RATE, ORIGIN_BURST = 1024.0, 65_536.0
-"""Updates of one origin that are taken as news in a second and at once (SPEC FL11): several times what a fast
-trainer makes, and minutes of its work."""
+"""Maximum number of new updates of one origin, per second and at once (SPEC FL11): several times the rate of
+a fast trainer, and minutes of its work."""
 
 ORIGIN_BYTES = 32
-"""Bytes of a first-order run's update that count as one of these: an origin then brings as much as a link,
-for half a percent of a core."""
+"""Bytes of a first-order update that count as one of these updates. An origin may then bring as much as a
+link, for half a percent of a core."""
 
 PROOF_RATE, PROOF_BURST = 0.1, 16.0
-"""Fork proofs that are taken against an origin in a second and at once (SPEC E7). A key that is in use twice
-causes a few, each lower than the one before; 4,096 from one segment would be possible."""
+"""Maximum number of fork proofs against one origin, per second and at once (SPEC E7). A key in use twice
+causes a few proofs, each with a lower cut. An attacker could make 4,096 from one segment."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket: holds at most `burst` tokens, which come back at `rate` a second."""
+    """A token bucket: it holds at most `burst` tokens and gains `rate` tokens a second."""
 
     level: float
     """Tokens at the time `at`."""
@@ -65,7 +66,7 @@ class Bucket:
         return self.level + rate * max(0.0, now - self.at) >= tokens
 
     def take(self, tokens: float, now: float, *, rate: float, burst: float) -> bool:
-        """Take `tokens` if there are as many; otherwise take nothing and return False.
+        """Take `tokens` and return True if there are enough; otherwise take none and return False.
 
         `rate` and `burst` may differ from call to call, as a fair share grows with a run.
         """
@@ -77,7 +78,7 @@ class Bucket:
         return True
 
     def spend(self, tokens: float, now: float, *, rate: float, burst: float) -> None:
-        """Take what was used since the last call, which may leave the bucket in debt."""
+        """Take `tokens` that were used already; this may leave the bucket in debt."""
         self.level = min(burst, self.level + rate * (now - self.at) - tokens)
         self.at = now
 
@@ -88,12 +89,13 @@ class Bucket:
 
 @dataclass(slots=True)
 class Intake:
-    """The bucket of what one link may bring; empty when the link comes up, so coming back gains nothing."""
+    """The bucket for the intake of one link. It is empty when the link comes up, so that a new link gains
+    nothing."""
 
     bucket: Bucket
 
     def charge(self, cost: float, reserve: Bucket, now: float) -> None:
-        """Take `cost` tokens: what is not there from the `reserve` of all links, else as a debt."""
+        """Take `cost` tokens. Missing ones come from the `reserve` of all links, or else become a debt."""
         self.bucket.spend(cost, now, rate=INTAKE_RATE, burst=INTAKE_BURST)
         debt = -self.bucket.level
         if debt > 0 and reserve.take(debt, now, rate=RESERVE_RATE, burst=RESERVE_BURST):
@@ -107,9 +109,9 @@ class Intake:
 
 
 class OriginBuckets:
-    """The buckets of origins, all incarnations of a key together; asked before a signature is checked.
+    """The buckets of origins, one for all incarnations of a key; asked before a signature is checked.
 
-    They are charged only once it holds: forgeries must not use up what is their victim's.
+    They are charged only after the signature holds, so that forgeries cannot use up their victim's tokens.
     """
 
     def __init__(self) -> None:
@@ -117,35 +119,35 @@ class OriginBuckets:
         self._proofs: dict[bytes, Bucket] = {}
 
     def may_bring(self, origin: bytes, now: float) -> bool:
-        """Return whether news of `origin` are taken now: it is not in debt."""
+        """Return whether news of `origin` is accepted now, as it is not in debt."""
         bucket = self._news.get(origin)
         return bucket is None or bucket.holds(0.0, now, rate=ORIGIN_RATE)
 
     def brought(self, origin: bytes, updates: int, width: int, now: float) -> None:
-        """Charge news that were taken, of so many bytes each."""
+        """Charge accepted new updates of `width` bytes each."""
         bucket = self._news.setdefault(origin, Bucket(ORIGIN_BURST, now))
         cost = updates * max(1, width // ORIGIN_BYTES)
         bucket.spend(cost, now, rate=ORIGIN_RATE, burst=ORIGIN_BURST)
 
     def may_prove(self, origin: bytes, now: float) -> bool:
-        """Return whether another proof against `origin` is taken now."""
+        """Return whether another proof against `origin` is accepted now."""
         bucket = self._proofs.get(origin)
         return bucket is None or bucket.holds(1.0, now, rate=PROOF_RATE)
 
     def proved(self, origin: bytes, now: float) -> None:
-        """Charge a proof that was taken or made."""
+        """Charge an accepted or own proof."""
         bucket = self._proofs.setdefault(origin, Bucket(PROOF_BURST, now))
         bucket.spend(1.0, now, rate=PROOF_RATE, burst=PROOF_BURST)
 
 
 @dataclass(slots=True)
 class Waste:
-    """The bucket of what one link may waste; full at first."""
+    """The bucket for the waste of one link; full at first."""
 
     bucket: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
 
     def charge(self, cost: float, feeds: int, now: float) -> None:
-        """Take `cost` tokens in a run of `feeds` feeds. Raises RemoteProtocolError if there are too few."""
+        """Take `cost` tokens in a run with `feeds` feeds. Raises RemoteProtocolError if there are too few."""
         rate = WASTE_RATE + WASTE_RATE_PER_FEED * feeds
         burst = WASTE_BURST + WASTE_BURST_PER_FEED * feeds
         if not self.bucket.take(cost, now, rate=rate, burst=burst):

@@ -1,12 +1,13 @@
-"""The state of an organised run: what counts, as a function of its decisions alone (SPEC O5-O8).
+"""The state of an organised run: which updates count, as a function of its decisions alone (SPEC O5-O8).
 
-A fold: decisions go in, in the order of the control feed, and nothing else does. A decision whose conditions
-do not hold where it stands changes nothing, for everybody. This module knows no updates: of a feed it says
-which steps were named, and with which factor they count (`verdicts`). It knows no links, no keys and no time.
+A fold over the decisions, in the order of the control feed, with no other input. A decision whose conditions
+do not hold at its position changes nothing, for everybody. This module stores no updates. It stores which
+steps of each feed the closes list, and the factor of each step (`verdicts`). It knows no links, no keys and
+no time.
 
-What is kept grows with what was said: 23 bytes for each move of a close, 550 for each feed, 400 for each
-member. No decision costs more than its own length, what it changes, the strangers with credit (`quotas`), and
-a scan in C of one byte for each move of the feeds or epochs that it speaks of.
+Memory grows with the decisions: 23 bytes for each move of a close, 550 for each feed, 400 for each member.
+The time for a decision grows with its length, its changes, the number of strangers with credit (`quotas`),
+and a scan in C of one byte for each move of its feeds or epochs.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ from sfprotocol.messages import Feed, RunParameters
 from sfprotocol.verdicts import COUNTED, SKIPPED, NamedSteps
 
 MAX_EPOCHS = (1 << 32) - 1
-"""Epochs of a run: labels are numbers of 32 bits, and one number is left for an epoch that does not come."""
+"""Maximum number of epochs of a run. Labels have 32 bits, and one number stands for no epoch."""
 
 PACE, PACE_TIME = 1536.0, 2.0
-"""Updates that all members together make in a second at most, or in PACE_TIME as many as an epoch has, if
-that is more. They hear of each other's after some 0.2 s: along a linear head, where one costs microseconds,
-1,000 that are measured at the same weights diverge at a rate at which 300 do not (docs/research-log.md)."""
+"""Maximum number of updates that all members together make in a second, or one epoch's updates in PACE_TIME
+seconds if that is more. Members hear of each other after some 0.2 s. In a linear head, where an update takes
+microseconds, 1,000 updates measured at the same weights diverge; 300 at the same
+learning rate do not
+(docs/research-log.md)."""
 
 MAX_MEMBERS = 1 << 24
-"""Members, and invitations: the numbers of their feeds fit 31 bits."""
+"""Maximum number of members, and of invitations. The numbers of all feeds then fit 31 bits."""
 
 NEVER = 1 << 32
-"""An epoch or a step that does not come."""
+"""Stands for no epoch or no step; larger than all of them."""
 
 _EPOCH, _SUBSPACE = attrgetter("epoch"), attrgetter("subspace")
 _NOTHING = NamedSteps()
 
 
-class Run(NamedTuple):
-    """Steps of a feed up to `stop` (from where the run before ends) that count with `factor`."""
+class Span(NamedTuple):
+    """Consecutive steps of a feed with the same factor, from the end of the span before up to `stop`."""
 
     stop: int
     factor: int
@@ -51,7 +54,7 @@ class Run(NamedTuple):
 
 
 class NamedStop(NamedTuple):
-    """A step at which the history of a feed that is meant can be told from others (SPEC O7)."""
+    """The end of the listed steps of one close, with the tag of the feed's history up to it (SPEC O7)."""
 
     stop: int
     salt: bytes
@@ -61,12 +64,12 @@ class NamedStop(NamedTuple):
 
 @dataclass(slots=True)
 class PublishedInvitation:
-    """The key of an invitation, and who may still come by it."""
+    """The key of an invitation, and the number of newcomers whom it may still admit."""
 
     key: bytes
     uses: int
     revoked: int = NEVER
-    """The epoch from which on all who came by it are revoked."""
+    """The epoch from which on all members admitted by it are revoked."""
 
 
 @dataclass(slots=True)
@@ -79,18 +82,18 @@ class Member:
 
     @property
     def revoked(self) -> int:
-        """Nothing with this epoch label, or a later one, counts unless it was named before."""
+        """The first epoch label whose updates do not count, unless a close has listed them before."""
         return min(self.revoked_itself, self.invitation.revoked if self.invitation else NEVER)
 
 
 class _Closed(NamedTuple):
     salt: bytes
     steps: int
-    """Steps that it has named."""
+    """Number of listed steps."""
     updates: int
-    """Those of them that move anything."""
+    """Number of listed updates that change the weights."""
     feeds: array[int]
-    """Numbers of the feeds of which it has named steps, ascending."""
+    """Numbers of the feeds with listed steps, ascending."""
 
 
 class RunState:
@@ -107,40 +110,41 @@ class RunState:
         epoch_updates: int = quotas.LEAST_USUAL,
         last_subspace: int = MAX_EPOCHS,
     ) -> None:
-        """`budget`, `rate` (units of 2^-32), `norm_limit`, the digest of published `bases`,
-        `subspace_epochs`, `epoch_updates` and `last_subspace` are the manifest's."""
+        """All arguments are the manifest's. `rate` is in units of 2^-32; `bases` is the digest of published
+        bases, empty if bases are random."""
         self.decisions = 0
         self.unsupported = False
-        """Whether some decision is beyond this version: what counts from there on cannot be known here."""
+        """Whether this version does not know some decision, so that the state after it is unknown here."""
         self.sealed = 0
-        """Number of seals, which is the first epoch without one."""
+        """Number of seals; also the first epoch without a seal."""
         self.counted = 0
-        """Updates that count, by the seals so far: with a factor above 0, and a scalar that is not 0."""
+        """Number of updates that count by the seals so far, with a factor above 0 and a scalar other than
+        0."""
         self.budget = budget
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[PublishedInvitation] = []
         self.checkpoints: list[decisions.Checkpoint] = []
-        """Those that say what counts now of the closes up to theirs, by ascending epochs (SPEC O14)."""
+        """The checkpoints that still hold, by ascending epochs (SPEC O14)."""
         self.replaced: list[decisions.Bases] = []
-        """Published bases that others took the place of before their subspace began, in the order of this."""
+        """Published bases that were replaced before their subspace began, in the order of replacement."""
         self._bases = [decisions.Bases(0, bases)] if bases else []
-        """Those of the subspaces that have some of their own, ascending from subspace 0."""
+        """Published bases by ascending subspaces, from subspace 0 on; not every subspace has its own."""
         self._subspace_epochs = subspace_epochs
         self._last_subspace = last_subspace
         self._member_of: dict[bytes, int] = {}
         self._closes: list[_Closed] = []
         self._voidable = bytearray()
-        """A byte for each epoch: 1, or 0 once everything that its close has named is void."""
+        """One byte for each epoch: 0 if all listed steps of its close are void, else 1."""
         self._feeds: dict[int, NamedSteps] = {}
-        """Feeds, by number, of which something was named."""
+        """The feeds with listed steps, by number."""
         self._numbers: dict[int, list[int]] = {}
-        """Their numbers by member, ascending."""
+        """The numbers of these feeds by member, ascending."""
         self._rates = [decisions.RateFrom(0, rate, decisions.UNIT_ONE, norm_limit)]
         self._epoch_updates = epoch_updates
         self.quotas = quotas.Quotas(self.room)
         self._credits: dict[int, tuple[int, int]] = {}
-        """(credit, number of seals after which it has to be worked out anew) of members."""
+        """The credit and the number of seals until which it holds, by member."""
         self._judged: set[int] = set()
         """Members whose credit may have changed since the open epoch was opened."""
 
@@ -166,7 +170,7 @@ class RunState:
 
     @property
     def promised(self) -> int:
-        """Updates that count, and those that closes without a seal have named: most of them will."""
+        """Number of updates that count or that closes without a seal list: most of those will count."""
         return self.counted + sum(closed.updates for closed in self._closes[self.sealed :])
 
     @property
@@ -176,16 +180,16 @@ class RunState:
 
     @property
     def begun(self) -> bool:
-        """Whether something counts: until then nobody can have earned anything."""
+        """Whether any update counts: until then nobody can have credit."""
         return self.counted > 0
 
     def usual_updates(self, most: int) -> int:
-        """Return how many updates an epoch has as things are, those that move nothing with them: as many as
-        the largest of the last closes has named, and `most`, what one has at most, before the first close.
+        """Return the usual number of updates of an epoch, zeros included: that of the largest of the last
+        closes. Before the first close it is `most`, which is also the maximum.
 
-        Zeros take room, too: were they left out here, epochs of a run with many of them would never grow, and
-        members would wait for every close. While an organiser looks for a rate, its epochs are far shorter
-        than the manifest's, and the next one is made at a rate that nobody has judged yet.
+        Zeros take room, too. Without them, epochs of a run with many zeros would never grow, and members
+        would wait for every close. While an organiser searches for a rate, its epochs are far shorter than
+        the manifest's, as nobody has judged the rate of the next epoch yet.
         """
         closes = range(max(0, self.open_epoch - quotas.USUAL_OF), self.open_epoch)
         largest = max((self._closes[epoch].steps for epoch in closes), default=most)
@@ -193,36 +197,36 @@ class RunState:
 
     @property
     def room(self) -> int:
-        """The updates that all members together make with the label of the open epoch (SPEC O20)."""
+        """Maximum number of updates of all members together with the label of the open epoch (SPEC O20)."""
         return quotas.EPOCHS_AHEAD * self.usual_updates(self._epoch_updates)
 
     def room_left(self, own: int, made: Mapping[int, int]) -> int:
-        """Return how many more updates a member makes in the open epoch, in which members have `made` so
-        many."""
+        """Return how many more updates member `own` makes in the open epoch. `made`: number of updates in it,
+        by member."""
         quota = self.quotas.quota(own, self.open_epoch)
         room = min(self.room, quotas.EPOCHS_AHEAD * max(0, self.budget - self.promised))
         return quotas.room_left(room, own, quota, made, self.credit, begun=self.begun)
 
     @property
     def pace(self) -> float:
-        """Most updates that a member makes in a second: its part of what all together do."""
+        """Maximum number of updates that a member makes in a second: an equal part of everybody's."""
         active = max(
             (len(closed.feeds) for closed in self._closes[-quotas.USUAL_OF :]), default=len(self.members)
         )
         return max(PACE, self.usual_updates(self._epoch_updates) / PACE_TIME) / max(1, active)
 
     def goes_on_with(self, feed: int) -> bool:
-        """Return whether a feed is the one in which its member makes updates with the label of the open
-        epoch."""
+        """Return whether the feed's member uses this feed for updates of the open epoch."""
         member, incarnation = divmod(feed, decisions.INCARNATIONS)
         return self.quotas.incarnation(member, self.open_epoch) == incarnation
 
     def credit(self, member: int) -> int:
-        """Return how many updates of a member that no seal has judged are taken at their word (SPEC O20).
+        """Return the number of a member's updates that are applied before a seal has judged them (SPEC O20).
 
-        0 if the last seal of late that has judged it has skipped something, or counted nothing that moves.
-        Else UNLIMITED of whom somebody vouches for, and of a stranger CREDIT_GROWTH times the most that
-        counts of one close of late: the zeros between them, too, up to WITH_ZEROS times what moves.
+        0 if the member's latest recent seal has skipped a feed of it, or counted no update that changes the
+        weights. Else UNLIMITED for members whom somebody vouches for. For a stranger it is CREDIT_GROWTH
+        times the largest number that counts of one recent close. Zeros are included, up to WITH_ZEROS times
+        the other updates.
         """
         credit, until = self._credits.get(member, (0, -1))
         if self.sealed > until:
@@ -256,16 +260,16 @@ class RunState:
 
     @property
     def bases(self) -> tuple[decisions.Bases, ...]:
-        """Published bases of the subspaces that have some of their own, ascending from subspace 0; those
-        between have the ones before (SPEC O9). Empty if bases are random."""
+        """Published bases by ascending subspaces, from subspace 0 on. A subspace without its own uses the
+        ones before (SPEC O9). Empty if bases are random."""
         return tuple(self._bases)
 
     def bases_upto(self, subspace: int) -> tuple[decisions.Bases, ...]:
-        """Return those of this subspace and of the ones before; the last serve in it."""
+        """Return the published bases up to this subspace; the last of them serve in it."""
         return tuple(self._bases[: bisect_right(self._bases, subspace, key=_SUBSPACE)])
 
     def own_bases(self, subspace: int) -> bytes | None:
-        """Return the digest of the bases that a subspace has of its own; None if it has none."""
+        """Return the digest of the subspace's own bases; None if it has none."""
         place = self._place_of_bases(subspace)
         known = place < len(self._bases) and self._bases[place].subspace == subspace
         return self._bases[place].digest if known else None
@@ -274,13 +278,12 @@ class RunState:
         return bisect_left(self._bases, subspace, key=_SUBSPACE)
 
     def may_begin(self, subspace: int) -> bool:
-        """Return whether bases may be published for a subspace: no update can be in it until another epoch
-        has been opened."""
+        """Return whether bases may be published for a subspace: it must begin after the open epoch."""
         first = subspace * self._subspace_epochs
         return bool(self._bases) and subspace <= self._last_subspace and self.open_epoch < first < MAX_EPOCHS
 
     def next_subspace(self) -> int:
-        """Return the first subspace for which bases may be published, if the run goes on for so long."""
+        """Return the first subspace for which bases may be published, if the run lasts until then."""
         return self.open_epoch // self._subspace_epochs + 1
 
     def served_from(self) -> int | None:
@@ -288,7 +291,7 @@ class RunState:
         return self._bases[-1].subspace * self._subspace_epochs if self._bases else None
 
     def has_new_bases(self, epoch: int) -> bool:
-        """Return whether published bases begin to serve in an epoch."""
+        """Return whether new published bases serve from this epoch on."""
         subspace, later = divmod(epoch, self._subspace_epochs)
         return not later and self.own_bases(subspace) is not None
 
@@ -314,7 +317,7 @@ class RunState:
         return self._member_of.get(origin)
 
     def number(self, feed: Feed) -> int | None:
-        """Return the number of a feed; None if nothing of it may be held."""
+        """Return the number of a feed; None if no update of it may be held."""
         member = self._member_of.get(feed.origin)
         if member is None or feed.incarnation >= decisions.INCARNATIONS:
             return None
@@ -325,8 +328,8 @@ class RunState:
         return Feed(self.members[number // decisions.INCARNATIONS].origin, number % decisions.INCARNATIONS)
 
     def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
-        """Return the first step of a feed that no close up to that of `epoch` has named: forks do not cut
-        below it."""
+        """Return the first step of a feed that no close up to that of `epoch` lists. Forks do not cut below
+        it."""
         return self._steps(feed).stop_at(epoch)
 
     def ended(self, feed: int) -> int:
@@ -335,13 +338,14 @@ class RunState:
         return known.stop if known.ended else NEVER
 
     def named_stops(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[NamedStop]:
-        """Yield, in order, the ends above one step and up to another of what closes have named of a feed."""
+        """Yield, in order, the ends of the closes' listed steps of a feed, from above one step up to
+        another."""
         known = self._steps(feed)
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
             yield self._named_stop(known, place)
 
     def named_stop(self, feed: int, held: int) -> NamedStop | None:
-        """Return the last of them within the first `held` steps of a feed; None if there is none."""
+        """Return the last end of listed steps within the first `held` steps of a feed; None without one."""
         known = self._steps(feed)
         place = bisect_right(known.stops, held) - 1
         return self._named_stop(known, place) if place >= 0 else None
@@ -349,11 +353,11 @@ class RunState:
     def _named_stop(self, feed: NamedSteps, place: int) -> NamedStop:
         return NamedStop(feed.stops[place], self._closes[feed.epochs[place]].salt, feed.tag(place))
 
-    def runs(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Run, ...]:
-        """Return the factors of the first `held` steps of a feed; neighbours of equal factor are one run. As
-        if a seal had `recounted`, with factor 1, what the closes of these epochs have named."""
+    def spans(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Span, ...]:
+        """Return the spans of equal factor of the first `held` steps of a feed, as if a seal had `recounted`,
+        with factor 1, the listed steps of these epochs."""
         known = self._steps(feed)
-        runs: list[Run] = []
+        spans: list[Span] = []
         factors = known.factors[:]
         for epoch in recounted:
             if (place := known.place(epoch)) is not None:
@@ -363,41 +367,43 @@ class RunState:
             place += len(list(places))
             stop = min(held, known.stops[place - 1] if place <= len(known.stops) else held)
             if stop > first:
-                runs.append(Run(stop, factor))
+                spans.append(Span(stop, factor))
             if stop == held:
                 break
             first = stop
-        return tuple(runs)
+        return tuple(spans)
 
-    def live(self, feed: int, held: int) -> tuple[Run, ...]:
-        """Return the factors of the first `held` steps of a feed for whoever makes updates: as `runs`, but
-        that of what no seal has judged only as much counts as its member has credit for, and only of the feed
-        that it goes on with (SPEC O8)."""
+    def live(self, feed: int, held: int) -> tuple[Span, ...]:
+        """Return the spans of the first `held` steps of a feed for a node that makes updates (SPEC O8).
+
+        As `spans`, but steps without a verdict count only within the member's credit, and only in the feed
+        that the member uses now.
+        """
         credit = self.credit(feed // decisions.INCARNATIONS) if self.goes_on_with(feed) else 0
         stop = self.named(feed, self.sealed - 1) + credit
         if held <= stop:
-            return self.runs(feed, held)
-        runs = self.runs(feed, stop)
-        return (*(runs if not runs or runs[-1].factor else runs[:-1]), Run(held, 0))
+            return self.spans(feed, held)
+        spans = self.spans(feed, stop)
+        return (*(spans if not spans or spans[-1].factor else spans[:-1]), Span(held, 0))
 
     def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
-        """Return the first step, by feed, that no close up to that of `epoch` has named, in the order of
-        feeds; without those of which nothing is named."""
+        """Return by feed, in order, the first step that no close up to that of `epoch` lists. Feeds without
+        listed steps are left out."""
         found = {number: self.named(number, epoch) for number in sorted(self._feeds)}
         return {number: stop for number, stop in found.items() if stop}
 
     def moved(self, epoch: int) -> tuple[int, ...]:
-        """Return the numbers of the feeds of which the close of `epoch` has named steps that are not gone,
-        ascending: those that its seal may skip."""
+        """Return the feeds that the seal of `epoch` may skip: its close lists steps of them that no Amend has
+        removed. Numbers, ascending."""
         return tuple(feed for feed in self._closes[epoch].feeds if self._steps(feed).place(epoch) is not None)
 
     def counts(self, feed: int, epoch: int) -> int:
-        """Return how many steps of a feed that the close of `epoch` has named count by some seal."""
+        """Return how many steps count of those that the close of `epoch` lists of a feed."""
         return self._steps(feed).counts(epoch)
 
     def factor(self, feed: int, epoch: int) -> int:
-        """Return the factor with which what the close of `epoch` has named of a feed counts, in units of
-        2^-12; 0 if it does not, or no seal has judged it."""
+        """Return the factor of the steps of a feed that the close of `epoch` lists, in units of 2^-12; 0 if
+        they do not count or no seal has judged them."""
         return self._steps(feed).factor(epoch)
 
     def counts_of(self, member: int) -> int:
@@ -409,20 +415,20 @@ class RunState:
         )
 
     def epochs_of(self, member: int) -> int:
-        """Return of how many epochs the closes have named something of a member."""
+        """Return the number of epochs whose closes list updates of a member."""
         return len({epoch for number in self._named_of(member) for epoch in self._feeds[number].epochs})
 
     def closed_updates(self, epoch: int) -> int:
-        """Return how many updates that move anything the close of an epoch has named."""
+        """Return how many of the updates that a close lists change the weights."""
         return self._closes[epoch].updates
 
     def is_skipped(self, named: decisions.Recount) -> bool:
-        """Return whether the seal of a close has skipped what that has named of a feed, and no later decision
-        has changed that: a seal may recount it."""
+        """Return whether a seal may recount these steps: their own seal has skipped them, and no later
+        decision has changed that."""
         return self._steps(named.feed).verdict(named.epoch) == SKIPPED
 
     def skipped(self, member: int) -> list[decisions.Recount]:
-        """Return what of a member's work is skipped, in order."""
+        """Return the skipped steps of a member, in order."""
         return [
             decisions.Recount(number, epoch)
             for number in self._named_of(member)
@@ -433,9 +439,10 @@ class RunState:
     # -- decisions ---------------------------------------------------------------------------------
 
     def apply(self, recorded: decisions.Recorded) -> set[int]:
-        """Take in the next decision; return the feeds whose named steps or factors have changed.
+        """Apply the next decision; return the feeds whose listed steps or factors have changed.
 
-        What may be held of a feed (SPEC O6) can change with every decision, also of feeds not returned.
+        Every decision may also change which updates may be held (SPEC O6), even of feeds that are not
+        returned.
         """
         self.decisions += 1
         self.unsupported = self.unsupported or recorded.unsupported
@@ -446,7 +453,7 @@ class RunState:
         self._judged |= members
         for member in members:
             self._credits.pop(member, None)
-            if self.quotas.has_renewed(member):  # what is live of one feed depends on the others
+            if self.quotas.has_renewed(member):  # which updates of one feed are live depends on the others
                 changed.update(self._named_of(member))
         return changed
 
@@ -475,7 +482,7 @@ class RunState:
         return set()
 
     def _state(self, decision: decisions.Bases | decisions.Checkpoint) -> None:
-        """Keep what a decision says of a subspace or an epoch, for what was said before."""
+        """Store a decision about a subspace or an epoch in place of an earlier one."""
         match decision:
             case decisions.Bases(subspace=subspace) if self.may_begin(subspace):
                 place, before = self._place_of_bases(subspace), self.own_bases(subspace)
@@ -500,7 +507,7 @@ class RunState:
         for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
             feed.append(close.epoch, stop, move.tag, move.zeros)
         for number in numbers:
-            if number not in self._feeds:  # whoever goes on with it has lost the one before
+            if number not in self._feeds:  # its member has lost the feed before
                 member, incarnation = divmod(number, decisions.INCARNATIONS)
                 self.quotas.renew(member, incarnation)
                 insort(self._numbers.setdefault(member, []), number)
@@ -536,7 +543,8 @@ class RunState:
         return {*feeds, *(recount.feed for recount in seal.recounted), *self._expiring(seal.epoch)}
 
     def _expiring(self, sealed: int) -> Iterator[int]:
-        """Yield the feeds of strangers whose credit may end as an epoch is sealed: it is too long ago."""
+        """Yield the feeds of strangers whose credit may end with this seal, as it comes from too old a
+        seal."""
         for number in (
             self._closes[sealed - quotas.RECENT_SEALS].feeds if sealed >= quotas.RECENT_SEALS else ()
         ):
@@ -571,11 +579,11 @@ class RunState:
         return changed
 
     def _forget_checkpoints(self, epoch: int) -> None:
-        """Drop the checkpoints that say something of an epoch, of which something else counts now."""
+        """Drop the checkpoints of this and later epochs, as other updates of the epoch count now."""
         del self.checkpoints[bisect_left(self.checkpoints, epoch, key=_EPOCH) :]
 
     def _feeds_of(self, void: decisions.Void) -> Iterable[int]:
-        """Return the feeds of which a Void may take something back."""
+        """Return the feeds that a Void may change."""
         if void.members:
             return (number for member in void.members for number in self._named_of(member))
         feeds: set[int] = set()
@@ -601,7 +609,7 @@ class RunState:
         if known is None:
             self._add_member(admit)
             return set()
-        self.quotas.vouch(known, admit.quota)  # it never undoes a revocation
+        self.quotas.vouch(known, admit.quota)  # never undoes a revocation
         self._credits.pop(known, None)
         return set(self._named_of(known))
 
@@ -624,11 +632,11 @@ class RunState:
     # -- feeds -------------------------------------------------------------------------------------
 
     def _named_of(self, member: int) -> Sequence[int]:
-        """Return the numbers of a member's feeds of which something was named."""
+        """Return the numbers of a member's feeds with listed steps."""
         return self._numbers.get(member, ())
 
     def _steps(self, feed: int) -> NamedSteps:
-        """Return what closes have named of a feed, to be read only."""
+        """Return the listed steps of a feed; read-only."""
         return self._feeds.get(feed, _NOTHING)
 
     def _judge(self, feed: int, epoch: int, verdict: int, factor: int) -> None:
@@ -637,13 +645,13 @@ class RunState:
 
 
 def multiplier(rate: int, factor: int, unit: int = decisions.UNIT_ONE) -> int:
-    """Return what an update's scalars are multiplied with, in units of 2^-32 (SPEC O8, U11)."""
+    """Return the multiplier of an update's scalars, in units of 2^-32 (SPEC O8, U11)."""
     return rate * unit * factor >> 28
 
 
 def named_digest(run_id: bytes, heads: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """Return the digest of what was named (SPEC O10): of (number, stop, chain hash there) of every feed, in
-    order; 32 bytes."""
+    """Return the digest of all listed steps (SPEC O10), from (number, stop, chain hash there) of every feed,
+    in order; 32 bytes."""
     records = (
         number.to_bytes(4, "big") + stop.to_bytes(8, "big") + chain for number, stop, chain in heads if stop
     )

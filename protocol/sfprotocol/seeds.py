@@ -1,8 +1,8 @@
-"""Integer randomness: everything random that nodes must agree on comes from here (SPEC R1-R8, R11, R12).
+"""Integer randomness for everything random on which nodes must agree (SPEC R1-R8, R11, R12).
 
 SplitMix64 used as a counter-based generator: value k of a key is `mix64(key + (k + 1) * GOLDEN)`, all
-arithmetic modulo 2**64. Only integer operations, so that the result is the same on every machine. The
-generators of numpy and torch promise no such thing and are used nowhere in shared state.
+arithmetic modulo 2**64. All operations are on integers, so that the result is the same on every machine. The
+generators of numpy and torch do not promise that and are not used in shared state.
 
 All arrays are numpy uint64 unless a docstring says otherwise.
 """
@@ -27,10 +27,10 @@ BASIS_ONE = 8
 """The entry of bases of the kinds `published` and `features` that stands for 1 (SPEC R10, R12)."""
 
 MOST_ENTRY = 127
-"""The largest magnitude of their entries."""
+"""Maximum magnitude of an entry of such bases."""
 
 BIAS = 4096
-"""Product of the mean row with a column of V of a `features` basis, plus or minus (SPEC R12)."""
+"""Magnitude of the product of the mean row and a column of V in a `features` basis (SPEC R12)."""
 
 
 class Coordinates(NamedTuple):
@@ -129,8 +129,8 @@ def scaled_signs(
 ) -> NDArray[np.int8]:
     """Return V of the `features` basis (SPEC R12): (features, rank) int8.
 
-    Random signs times the features' `scales`, (features,); and so much of the `means`, (features,), is added
-    to each column that the mean row gives BIAS or -BIAS along it, but for rounding.
+    Each column is random signs times `scales`, (features,), plus a multiple of `means`, (features,). The
+    multiple makes the product of the mean row and the column BIAS or -BIAS, up to rounding.
     """
     signs = basis_signs(run_id, subspace, layer, "V", len(scales), rank).astype(np.int64)
     wanted = BIAS * basis_signs(run_id, subspace, layer, "B", 1, rank).astype(np.int64)  # (1, rank)
@@ -150,10 +150,10 @@ def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
 
 
 def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64, I64]:
-    """Return the classes of a balanced mini-batch, and which row of its class each is (SPEC R8).
+    """Return the classes of a balanced mini-batch, and the number of each row within its class (SPEC R8).
 
-    `sizes`: how many rows each class has, not all 0. The classes that have rows take turns, in the order of
-    their values of a stream, and each gives rows with replacement. Both results have shape (batch_size,).
+    `sizes`: number of rows of each class, not all 0. The classes with rows take turns, in the order of their
+    values of a stream. Rows are drawn with replacement. Both results have shape (batch_size,).
     """
     present = np.flatnonzero(sizes)
     order = present[np.argsort(stream(_purpose_key(seed, b"order"), 0, len(present)))]
@@ -163,13 +163,13 @@ def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64
 
 
 def token_keys(seed: int, prompts: int) -> U64:
-    """Return the keys from which the answers to so many prompts of the update with this seed are drawn (SPEC
-    R11): the stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
+    """Return the keys for drawing the answers to the prompts of the update with this seed (SPEC R11): the
+    stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
     return stream(_purpose_key(seed, b"tokens"), 0, prompts)
 
 
 def token_draws(keys: U64, places: I64) -> U64:
-    """Return for each key the draw of the token in this place of its answer, counted from 0 (SPEC R11).
+    """Return for each key the random number of the token at this place of its answer, from 0 on (SPEC R11).
 
     The upper 31 bits of value `place` of the stream of the key; both arrays have the shape of the result.
     """
@@ -178,5 +178,5 @@ def token_draws(keys: U64, places: I64) -> U64:
 
 
 def _purpose_key(seed: int, purpose: bytes) -> int:
-    """Return the key of the stream that an update's seed has for a purpose (at most 8 bytes)."""
+    """Return the key of an update's stream for a purpose (at most 8 bytes)."""
     return int(mix64(np.array([seed ^ int.from_bytes(purpose, "big")], dtype=np.uint64))[0])

@@ -1,7 +1,7 @@
-"""Segments as values: how large one is at most, split, merge and join them (SPEC S4, S6).
+"""Segments as values: their maximum size; splitting, merging and joining (SPEC S4, S6).
 
-Pure functions on updates that somebody has signed. They verify nothing (validation does) and know no log: the
-store, the simulated disk and the protocol machine share them.
+Pure functions on signed updates, shared by the store, the simulated disk and the protocol machine. They
+verify nothing (validation does) and know no log.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class MissingStepsError(ValueError):
 
 
 def size_of(parts: Iterable[EpochScalars]) -> int:
-    """Return the number of scalars of these updates: one each, or one for every cell."""
+    """Return the number of scalars of these updates: for each update one, or one for every cell."""
     told = [part.scalars for part in parts if part.scalars]
     return sum(map(len, told)) * scalars_in(told[0][0]) if told else 0
 
 
 def most_updates(parts: Sequence[EpochScalars]) -> int:
-    """Return how many updates like these fit one Segment, whatever the width of the run's scalars."""
+    """Return how many updates like these fit one Segment, for scalars of any width."""
     return Form(2, cells_of(parts[0].scalars[0])).segment_updates
 
 
@@ -72,9 +72,9 @@ def _scalars(parts: Iterator[EpochScalars]) -> tuple[Values, ...]:
 def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:
     """Return one segment of at most `max_updates` updates from step `first` on (SPEC S6).
 
-    `segments` are consecutive and the first of them contains step `first`; they are read only as far as
-    needed. The result ends where one of them ends, since only there is a signature; a first segment with more
-    than `max_updates` is not cut. Its hop count is 0. Raises MissingStepsError when a step is missing.
+    `segments` are consecutive, and the first of them contains step `first`. They are read only as far as
+    needed. The result ends at the end of one of them, as only there is a signature. A first segment with more
+    than `max_updates` is not cut. The hop count is 0. Raises MissingStepsError if a step is missing.
     """
     taken: list[Segment] = []
     for segment in segments:

@@ -4,9 +4,9 @@ Every update extends its feed's hash chain; an origin signs the chain head after
 The head commits to the run, the origin, the incarnation and every (step, epoch, scalar) since genesis, so one
 signature vouches for a whole feed up to there, and a fork cannot verify on top of another history.
 
-A proof of work is a hash of run, origin and a number that is small. In an organised run the number is a
-petition's nonce. In an open run it is a feed's incarnation, so that a feed carries its proof in its name and
-nothing more is sent.
+A proof of work is a number for which the hash of run, origin and number is small. In an organised run the
+number is the nonce of a join request. In an open run it is a feed's incarnation, so that the feed's name is
+its proof.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sfprotocol.messages import Card, EpochScalars, Feed
 
 Sign = Callable[[bytes], bytes]
-"""A function that signs a message with the node's own Ed25519 key and returns 64 bytes."""
+"""A function that signs a message with the node's own Ed25519 key; returns 64 bytes."""
 
 Verify = Callable[[bytes, Feed, int, bytes, bytes], bool]
 """`verifies` below, or the same function with a cache: a simulated swarm checks a signature once."""
@@ -29,7 +29,7 @@ Verify = Callable[[bytes, Feed, int, bytes, bytes], bool]
 _PRIME = 2**255 - 19
 _ORDER_EIGHT = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
 _WEAK = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}
-"""The y-coordinates of the curve's eight points of small order: under such a key anybody can sign."""
+"""The y-coordinates of the curve's eight points of small order. Anybody can sign for such a key."""
 
 _CHAIN = b"sfnode-chain"
 _HEAD = b"sfnode-head"
@@ -62,14 +62,14 @@ def extend(chain: bytes, parts: Iterable[EpochScalars]) -> bytes:
 
 
 def head_message(run_id: bytes, feed: Feed, stop: int, chain: bytes) -> bytes:
-    """Return what an origin signs: the chain head of its feed after `stop` updates (SPEC S3)."""
+    """Return the message that an origin signs: the chain head of its feed after `stop` updates (SPEC S3)."""
     return b"".join(
         (_HEAD, run_id, feed.origin, feed.incarnation.to_bytes(8, "big"), stop.to_bytes(8, "big"), chain)
     )
 
 
 def sound(origin: bytes) -> bool:
-    """Return whether all implementations of Ed25519 take this for the same, usable key (SPEC S5)."""
+    """Return whether all implementations of Ed25519 treat this key alike, and it is usable (SPEC S5)."""
     y = int.from_bytes(origin, "little") & ((1 << 255) - 1)
     return y < _PRIME and y not in _WEAK
 
@@ -108,17 +108,17 @@ WORK_BITS = 256
 
 _WORK = b"sfnode-work"
 _ASK_EVERY = 4096
-"""Hashes between two looks whether to go on: some milliseconds."""
+"""Number of hashes between two checks for an interruption: some milliseconds."""
 
 
 def work(run_id: bytes, origin: bytes, number: int) -> int:
-    """Return the hash as an integer: the smaller, the more work it took to find the number."""
+    """Return the hash of a number as an integer. A smaller hash took more work to find."""
     named = run_id + origin + number.to_bytes(8, "big")
     return int.from_bytes(hashlib.blake2b(named, digest_size=WORK_BITS // 8, person=_WORK).digest(), "big")
 
 
 def work_bound(bits: int) -> int:
-    """Return what a work must be below to have that many leading zero bits."""
+    """Return the exclusive upper bound of works with `bits` leading zero bits."""
     return 1 << (WORK_BITS - bits)
 
 
@@ -129,7 +129,7 @@ def solutions(
     numbers: Iterable[int],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield those of `numbers` whose work is below a bound, until `interrupted`."""
+    """Yield the `numbers` whose work is below a bound, until `interrupted`."""
     begun = hashlib.blake2b(run_id + origin, digest_size=WORK_BITS // 8, person=_WORK)
     threshold = min(below, (1 << WORK_BITS) - 1).to_bytes(WORK_BITS // 8, "big")
     for tried, number in enumerate(numbers):

@@ -1,10 +1,11 @@
-"""Validation: what may enter the frontier, by content and then by signature (SPEC U3-U6, S4, S5, O6, E4).
+"""Validation of segments, by content and then by signature (SPEC U3-U6, S4, S5, O6, E4).
 
-Whether a segment is admitted depends only on the run, on what is already known of its feed, and on the
-segment: never on the link, the time, or other feeds. So all nodes judge alike. Cheap checks come first.
+The result depends only on the run, the known part of the feed, and the segment. It never depends on the link,
+the time or other feeds, so that all nodes judge alike. Cheap checks come first.
 
-In an organised run the decisions so far say, too, what may be held of a feed and whose history it is, never
-the order in which anything has arrived: what may not be held yet may be held once the decisions are here.
+In an organised run it also depends on the decisions so far, which say what may be held of a feed, and which
+history. The order of arrival does not matter: a segment that is refused now may be held after later
+decisions.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from sfprotocol.signing import Verify, extend
 
 
 def early(run_state: RunState, states: Sequence[FeedState], segment: Segment) -> bool:
-    """Return whether decisions are missing here: a label is of an epoch that is not known to be open, or
-    these feeds, one of which this is of, are of origins that are not known to be admitted. It is to be asked
-    for again later."""
+    """Return whether decisions for this segment are missing here, so that it must be requested again later. A
+    label is of an unopened epoch, or none of the `states` with its key is of an admitted origin."""
     strangers = all(run_state.member(state.feed.origin) is None for state in states)
     unopened = segment.parts[-1].epoch > run_state.open_epoch
     named = any(segment.first < state.named for state in states)
@@ -37,8 +37,8 @@ def early(run_state: RunState, states: Sequence[FeedState], segment: Segment) ->
 def label_fault(run_state: RunState, state: FeedState, segment: Segment) -> str | None:
     """Return the rule that `segment` breaks as the continuation of `state`, or None. Hashes nothing.
 
-    An honest node makes no segment that breaks one, whatever decisions it has: only their absence here can
-    make one early.
+    No honest node makes a segment that breaks a rule, whatever decisions it has. (A segment is `early` if
+    decisions are missing here.)
     """
     number = run_state.number(state.feed)
     if number is None:
@@ -62,8 +62,8 @@ class Refused(NamedTuple):
 def refused(
     run_state: RunState, number: int, base: Base, parts: Iterable[EpochScalars], named: int
 ) -> Refused | None:
-    """Return the first of these updates, which continue a feed from `base` on, that may not be held by its
-    label; None if all may. What closes have `named` may be."""
+    """Return the first of these updates after `base` whose label does not allow to hold it; None if all may
+    be held. Updates below step `named`, which closes list, always may."""
     member, incarnation = divmod(number, INCARNATIONS)
     step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, run_state.quotas
     for part in parts:
@@ -86,8 +86,8 @@ def refused(
 
 
 def countable(run_state: RunState | None, state: FeedState, segment: Segment) -> int:
-    """Return how many updates of `segment`, which continues `state`, come before any that is revoked or, of
-    what ends beyond all that is named, may not be held."""
+    """Return how many updates of `segment`, which continues `state`, come before the first that may not be
+    held or is of a revoked label. Listed updates always count."""
     number = run_state.number(state.feed) if run_state else None
     if run_state is None or number is None:
         return segment.count
@@ -99,7 +99,7 @@ def countable(run_state: RunState | None, state: FeedState, segment: Segment) ->
 
 
 def labelled_after(state: FeedState, parts: Iterable[EpochScalars]) -> int:
-    """Return how many updates at the end have the last label, once `parts` have continued `state`."""
+    """Return how many updates at the end of the feed have the last label after `parts` continue `state`."""
     labelled, epoch = state.labelled, state.epoch
     for part in parts:
         labelled = (labelled if part.epoch == epoch else 0) + len(part.scalars)
@@ -113,12 +113,11 @@ def tag(salt: bytes, chain: bytes) -> bytes:
 
 
 def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) -> bool:
-    """Return whether `segment`, which continues `state`, is of the history that closes have named. A segment
-    has `most` updates at most.
+    """Return whether `segment`, which continues `state`, is of the history that closes list. A segment has at
+    most `most` updates.
 
-    Of a feed that is forked nothing less is taken than what reaches the next named step, nor what goes on
-    beyond one and ends before the next, unless no segment could be longer: there nobody can tell the two
-    histories apart.
+    A segment of a forked feed must reach the next listed end, and must not end between two listed ends,
+    unless no segment could be longer. Between two ends nobody can tell the two histories apart.
     """
     number = run_state.number(state.feed)
     if number is None or state.next >= state.named:
@@ -130,7 +129,7 @@ def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) 
         parts, at, checked = drop_updates(parts, stop - at), stop, True
         if tag(salt, chain) != expected:
             return False
-    # A peer joins rows to at most `most` updates, and between two named steps there may be more.
+    # A peer joins segments to at most `most` updates, and there may be more between two listed ends.
     decided = at == segment.stop or segment.stop >= state.named or 2 * segment.count > most
     return not state.is_forked or (checked and decided)
 
@@ -143,7 +142,7 @@ class Verified(NamedTuple):
     chain: bytes
     """The chain head after it."""
     counted: int
-    """Number of its updates that count: all but those behind a cut."""
+    """Number of its updates that count: all but those after a cut."""
     counted_chain: bytes
     """The chain head after the updates that count."""
 
@@ -174,7 +173,8 @@ def fault(
 
 
 def _fault_of_values(run: RunParameters, told: tuple[Values, ...]) -> str | None:
-    """Return the rule that what these updates say breaks. No message has another form, but a file may."""
+    """Return the rule that these values break, or None. Messages always have the right form; files may
+    not."""
     cells = {cells_of(values) for values in told} if run.cells else set(map(type, told))
     if cells != {run.cells or int}:
         return "U11: an update of another form"
@@ -185,7 +185,7 @@ def _fault_of_values(run: RunParameters, told: tuple[Values, ...]) -> str | None
 
 
 def due(state: FeedState, segment: Segment) -> bool:
-    """Return whether some of `segment` comes next in the feed, and may count (SPEC FL4)."""
+    """Return whether `segment` contains the next step of the feed, and the feed is open (SPEC FL4)."""
     return segment.first <= state.next < segment.stop and state.open
 
 
@@ -194,8 +194,8 @@ def verify(
 ) -> Verified | None:
     """Return the part of `segment` that is new to `state`.
 
-    None when nothing of it is due, or when it breaks a rule, or when the signature is not the origin's over
-    this history, or when this history is not the one that a cut has left.
+    Return None if no update of it is due, it breaks a rule, its signature is not valid for this history, or
+    the history is not the one that a cut has left.
     """
     if not due(state, segment):
         return None

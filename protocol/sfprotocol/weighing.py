@@ -1,7 +1,7 @@
 """Weights of updates, as values that another thread may keep and compare (SPEC O8).
 
-`RunState` changes with every decision; whoever adds updates up holds on to what it has added, and with which
-weights, so that it can take exactly that out again. Pure values and functions; nothing here knows updates.
+`RunState` changes with every decision. The code that sums updates therefore keeps the weights that it has
+used, so that it can subtract exactly the same again. Pure values and functions; no updates are stored here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sfprotocol.decisions import FACTOR_ONE, INCARNATIONS, RateFrom, Worth
 from sfprotocol.fields import Values
 from sfprotocol.messages import Feed
-from sfprotocol.run_state import NEVER, Run, RunState, multiplier
+from sfprotocol.run_state import NEVER, RunState, Span, multiplier
 
 _EPOCH = attrgetter("epoch")
 
@@ -23,7 +23,7 @@ class Rates(NamedTuple):
     """The rates of an organised run as decided at one moment."""
 
     open_epoch: int
-    """The last epoch of which there are updates."""
+    """The last epoch with updates."""
     table: tuple[RateFrom, ...]
 
     @classmethod
@@ -36,9 +36,9 @@ class Rates(NamedTuple):
         return self.table[bisect_right(self.table, label, key=_EPOCH) - 1]
 
     def hold_in(self, later: Rates) -> bool:
-        """Return whether all updates that there are have the same rates in `later`.
+        """Return whether all updates made so far have the same rates in `later`.
 
-        A seal sets rates of epochs to come only, so that this fails only once decisions were dropped.
+        A seal only sets rates of later epochs. So the answer is False only after decisions were dropped.
         """
         if self.table is later.table:
             return True
@@ -48,16 +48,16 @@ class Rates(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Steps of one feed that count, and how much."""
+    """The steps of one feed that count, with their factors and rates."""
 
-    runs: tuple[Run, ...]
-    """Factors of its first steps."""
+    spans: tuple[Span, ...]
+    """Factors of the feed's first steps."""
     rates: Rates | None = None
-    """None in an open run, in which whatever counts counts once."""
+    """None in an open run, where every update has the weight 1."""
 
     def weight(self, label: int, factor: int, values: Values = 1) -> int:
-        """Return what the scalars of an update with these `values` are multiplied with: in units of 2^-32 in
-        an organised run. In a zeroth-order run it is the same whatever they are."""
+        """Return the multiplier of an update's scalars, in units of 2^-32 in an organised run. It depends on
+        the update's `values` in first-order runs only."""
         if self.rates is None:
             return 1 if factor else 0
         rate = self.rates.of_label(label)
@@ -66,29 +66,29 @@ class Counted(NamedTuple):
 
 
 NOTHING = Counted(())
-"""Value for a feed that is not there."""
+"""Value for a feed without updates that count."""
 
 
 def once(steps: int) -> Counted:
-    """Return that the first `steps` steps of a feed count once."""
-    return Counted((Run(steps, FACTOR_ONE),) if steps else ())
+    """Return the value for an open run, in which the first `steps` steps of a feed count once."""
+    return Counted((Span(steps, FACTOR_ONE),) if steps else ())
 
 
 def named(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
-    """Return how what closes up to that of `epoch` have named counts now, by feed."""
+    """Return by feed how the steps count now that closes up to that of `epoch` list."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch)
-    return {run_state.feed(feed): Counted(run_state.runs(feed, stop), rates) for feed, stop in stops.items()}
+    return {run_state.feed(feed): Counted(run_state.spans(feed, stop), rates) for feed, stop in stops.items()}
 
 
 def made(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
-    """Return all that closes up to that of `epoch` have named, by feed, as if every seal counted it."""
+    """Return by feed all steps that closes up to that of `epoch` list, as if every seal counted them."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch) if epoch >= 0 else {}
-    return {run_state.feed(feed): Counted((Run(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
+    return {run_state.feed(feed): Counted((Span(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
 
 
 def live(run_state: RunState, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
-    """Return how the first updates of members' feeds, as many as `held` says, count now for whoever makes
-    updates (SPEC O8)."""
+    """Return how the first `held` updates of each member's feed count now for a node that makes updates (SPEC
+    O8)."""
     rates, numbers = Rates.of(run_state), {feed: run_state.number(feed) for feed in held}
     return {
         feed: Counted(run_state.live(number, held[feed]), rates)
@@ -98,18 +98,18 @@ def live(run_state: RunState, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
 
 
 class Difference(NamedTuple):
-    """Consecutive steps of a feed that count differently."""
+    """Consecutive steps of a feed whose weights differ between two states."""
 
     first: int
     stop: int
     before: int
-    """Their factor in the one."""
+    """Their factor in the first state."""
     now: int
-    """Their factor in the other."""
+    """Their factor in the second."""
 
 
 def counts_alike(before: Mapping[Feed, Counted], now: Mapping[Feed, Counted]) -> bool:
-    """Return whether every update of these feeds has the same weight in both."""
+    """Return whether every update of these feeds has the same weight in both states."""
     feeds = before.keys() | now.keys()
     return not any(list(differences(before.get(f, NOTHING), now.get(f, NOTHING))) for f in feeds)
 
@@ -118,9 +118,9 @@ def differences(before: Counted, now: Counted) -> Iterator[Difference]:
     """Yield the steps whose weight may differ, in order."""
     same_rates = before.rates is None or now.rates is None or before.rates.hold_in(now.rates)
     one = other = first = 0
-    while one < len(before.runs) or other < len(now.runs):
-        old = before.runs[one] if one < len(before.runs) else Run(NEVER, 0)
-        new = now.runs[other] if other < len(now.runs) else Run(NEVER, 0)
+    while one < len(before.spans) or other < len(now.spans):
+        old = before.spans[one] if one < len(before.spans) else Span(NEVER, 0)
+        new = now.spans[other] if other < len(now.spans) else Span(NEVER, 0)
         stop = min(old.stop, new.stop)
         if old.factor != new.factor or (old.factor and not same_rates):
             yield Difference(first, stop, old.factor, new.factor)
@@ -128,24 +128,24 @@ def differences(before: Counted, now: Counted) -> Iterator[Difference]:
 
 
 WORTH_ONE = 10**9
-"""A nat: worths are counted in units of 10^-9."""
+"""A worth of one nat, in units of 10^-9."""
 
 
 class Sum(NamedTuple):
-    """Worth of a member."""
+    """Summed worth of a member."""
 
     worth: int = 0
-    """Nats of validation loss that its work has taken off, in units of 10^-9."""
+    """Nats by which its updates have lowered the validation loss, in units of 10^-9."""
     updates: int = 0
-    """Updates that count and of which the worth was measured."""
+    """Number of its updates that count and whose worth was measured."""
 
 
 def worths(run_state: RunState, said: Iterable[Worth]) -> dict[int, Sum]:
-    """Return the worth of each member of whom something that counts was measured; `run_state` is the state
-    after all decisions, `said` those of them that tell of worths, in order (SPEC O16).
+    """Return the worth of each member with measured updates that count (SPEC O16). `run_state` is the state
+    after all decisions; `said` are the Worths among them, in order.
 
-    A sum of integers: whoever has the same decisions comes to the same sums. How figures are measured is the
-    organiser's business."""
+    The result is a sum of integers, so that equal decisions give equal sums. How worths are measured is up to
+    the organiser."""
     seen: set[tuple[int, int]] = set()
     sums: dict[int, Sum] = {}
     for worth in said:

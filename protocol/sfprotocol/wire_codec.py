@@ -1,7 +1,7 @@
 """Messages to bytes and back: canonical MessagePack, positional arrays (SPEC C1-C9).
 
-Strict on purpose: bytes that do not re-encode to themselves are refused, so that one message has exactly one
-encoding and nothing can be smuggled in a second one. Framing (the length in front) is the transport's.
+Strict on purpose: bytes that do not re-encode to themselves are refused. So each message has exactly one
+encoding, and nothing can be smuggled in a second one. The transport adds the length prefix (framing).
 """
 
 from __future__ import annotations
@@ -78,27 +78,28 @@ from sfprotocol.messages import (
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 MAX_FRAME = 256 * 1024
-"""Largest encoded message, and so largest frame, in bytes (SPEC F1). Holds a full Summary page, a full
-Segment and a manifest (192 KiB), and is small enough that a node with 12 links buffers at most a few MiB."""
+"""Maximum size of an encoded message, and so of a frame, in bytes (SPEC F1). A full Summary page, a full
+Segment and a manifest (192 KiB) fit. A node with 12 links buffers at most a few MiB."""
 
 LENGTH_BYTES = 3
-"""Length prefix of a frame on a stream, big-endian (SPEC F1)."""
+"""Bytes of the length prefix of a frame on a stream, big-endian (SPEC F1)."""
 
 MAX_ENTRIES = 4096
-"""Entries of one message: at most 50 bytes each, so a full page stays below MAX_FRAME."""
+"""Maximum number of entries of one message. With at most 50 bytes each, a full page stays below MAX_FRAME."""
 
 MAX_TAIL = 64
-"""Decisions in a Statement: one, and an election for each organiser that fell silent before all of it."""
+"""Maximum number of decisions in a Statement: one, and an election for each organiser that fell silent before
+it was decided."""
 
 MAX_REASON = 200
-"""Bytes of a Goodbye's reason: a sentence."""
+"""Maximum size of a Goodbye's reason, in bytes: a sentence."""
 
 MAX_PART_BYTES = 192 * 1024
-"""Bytes of a PartReply (SPEC B3): a piece of a base model takes six."""
+"""Maximum size of the data in a PartReply, in bytes (SPEC B3). A piece of a base model takes six replies."""
 
 _FORMATS = {1: "b", 2: "h"}
 _BOUNDS = {"max_array_len": MAX_SEGMENT_UPDATES, "max_map_len": 0, "max_ext_len": 0}
-"""Bounds for the unpacker, which allocates what an array announces before it has seen one element."""
+"""Bounds for the unpacker, which allocates an announced array before it has seen one element."""
 
 
 def encode(message: Message, scalar_bytes: int = 2, cells: int = 0) -> bytes:
@@ -123,7 +124,7 @@ def encode(message: Message, scalar_bytes: int = 2, cells: int = 0) -> bytes:
 def decode(data: bytes, scalar_bytes: int = 2, cells: int = 0) -> Message:
     """Return the message that `data` encodes in a run of this form.
 
-    Raises RemoteProtocolError (C rules) for anything else.
+    Raises RemoteProtocolError (C rules) if there is none.
     """
     if len(data) > MAX_FRAME:
         raise RemoteProtocolError("C1", f"{len(data)} bytes exceed the largest frame")
@@ -152,7 +153,7 @@ def _build(values: Any, form: Form) -> Message:
 
 
 def pack_scalars(scalars: tuple[Values, ...], form: Form) -> bytes:
-    """Return what updates say as fixed-width big-endian two's complement (SPEC C6)."""
+    """Return the scalars of updates as fixed-width big-endian two's complement (SPEC C6)."""
     count = len(scalars) * (form.cells or 1)
     try:
         return struct.pack(f">{count}{_FORMATS[form.scalar_bytes]}", *flat(scalars))
@@ -167,12 +168,12 @@ def unpack_scalars(data: bytes, form: Form) -> tuple[Values, ...]:
 
 
 def batched(scalars: tuple[int, ...], cells: int) -> Iterator[tuple[int, ...]]:
-    """Yield so many scalars at a time: those of one update."""
+    """Yield the scalars of each update, `cells` at a time."""
     return (scalars[at : at + cells] for at in range(0, len(scalars), cells))
 
 
 def _parts(form: Form, least: int = 1) -> Field:
-    """Return the scalars of consecutive updates by their epochs, `least` updates or more."""
+    """Return the field for scalars of consecutive updates by epochs, of at least `least` updates."""
 
     def read(values: list[Any], at: int) -> tuple[EpochScalars, ...]:
         inner = values[at]
@@ -234,7 +235,7 @@ _SEGMENT = "hops", "feed_key", "first", "parts", "signature"
 
 @cache
 def _messages(form: Form) -> dict[int, Field]:
-    """Return the fields of each type of message, in a run whose updates have this form."""
+    """Return the fields of each message type, in a run whose updates have this form."""
     parts = _parts(form)
     branch = array(row(Branch, _parts(form, 0), B64))
     return {

@@ -1,1 +1,1 @@
-"""Methods of others to compare with."""
+"""Methods to compare SeedFlood with."""

@@ -1,8 +1,8 @@
 """A language model as a function of one vector (`clients.VectorProblem`).
 
-Its parameters become views of the vector that is asked about, so that nothing is copied, and gradients are
-accumulated into one vector; both are valid until the next call. The loss is the task's on mini-batches that
-counters draw from a client's shard. It knows nothing of methods.
+The model's parameters become views of the vector that is asked about, so nothing is copied. Gradients are
+accumulated into one vector. Both are valid until the next call. The loss is the task's, on mini-batches that
+are drawn from a client's shard by counters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sflab.baselines import vectors
-from sflab.baselines.clients import VectorPart
 from sfnode.engine import forward
 from sfnode.engine.losses import EVALUATION_BATCH
 from sfnode.errors import Code, UserError
@@ -32,25 +31,38 @@ from sfnode.tasks.mini_batches import Shard
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import stream
 
-Trained = Literal["full", "all", "lora"]
-"""Choice of the vector: `full` the targets that sfnode trains, `all` every parameter, `lora` adapters."""
+Trained = Literal["full", "lora"]
+"""Entries of the vector: `full` has the targets that sfnode trains, `lora` the adapters."""
 
 LORA_ALPHA = 16.0
-"""MeZO's, with rank 8. The change of a weight is (alpha / r) B A, as PEFT scales it."""
+"""MeZO's alpha, for rank 8. The change of a weight is (alpha / r) B A, as PEFT scales it."""
 
 QUERY_AND_VALUE = (("q_proj", "v_proj"), ("query", "value"), ("c_attn",), ("query_key_value",))
-"""Names of the query and value projections in transformers' families of models; some have one matrix for
-both, and for the key. PEFT's defaults."""
+"""Names of the query and value projections in transformers' families of models: PEFT's defaults. Some
+families have one matrix for query, key and value."""
+
+
+class VectorPart(NamedTuple):
+    """A parameter of the model: consecutive entries of the vector."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
 
 
 class ModelProblem:
-    """A model, the shards of its clients and the rows that it is measured on.
+    """A model, the shards of its clients and the held-out rows.
 
-    `held_out`: rows by `validation` and `test`. `rank`: of the adapters of `lora`, which the model then keeps
-    for good. `public`: rows by which a model is calibrated, where the task's loss is centred. While this
-    object is in use, nothing else may use the model's parameters: they are those of the vector that was asked
-    about last. Raises UserError DEVICE if the trained weights are not float32, and MODEL_UNSUPPORTED if
-    `lora` finds no query and value projections.
+    `held_out` has rows by `validation` and `test`. `rank` is that of the adapters of `lora`, which stay in
+    the model. `public` has the rows by which a model is calibrated if the task's loss is centred. Nothing
+    else may use the model's parameters while this object is in use: they are those of the last vector.
+
+    Raises UserError DEVICE if the trained weights are not float32, and MODEL_UNSUPPORTED if `lora` finds no
+    query and value projections.
     """
 
     def __init__(
@@ -77,7 +89,7 @@ class ModelProblem:
                 "a baseline trains weights in float32, and the model is held in another precision",
                 "Use --dtype float32 for this method.",
             )
-        named = _adapters(loaded, rank, seed) if trained == "lora" else _parameters(loaded, trained)
+        named = _adapters(loaded, rank, seed) if trained == "lora" else _targets(loaded)
         self._parameters = list(named.values())
         self.parts: Sequence[VectorPart] = tuple(
             VectorPart(name, tuple(parameter.shape)) for name, parameter in named.items()
@@ -90,7 +102,7 @@ class ModelProblem:
             parameter.grad = view  # autograd adds to a gradient that is there
 
     def start(self) -> Tensor:
-        """Return the base model's vector (P,); adapters change nothing yet."""
+        """Return the base model's vector (P,). The adapters do not change the model yet."""
         return self._start.clone()
 
     def loss(self, x: Tensor, client: int, step: int) -> float:
@@ -108,13 +120,13 @@ class ModelProblem:
         return float(losses.detach().double().mean()), self._gradient
 
     def evaluate(self, x: Tensor, which: str) -> Evaluation:
-        """Measure the model of x (P,) on the held-out rows of that name."""
+        """Measure the model of x (P,) on the held-out rows named `which`."""
         self._place(x)
         tokenizer, rows = self._loaded.tokenizer, self._held_out[which]
         return calibration.measure(self._task, tokenizer, rows, self._public, self.score, EVALUATION_BATCH)
 
     def score(self, encoded: Encoded) -> Scored:
-        """Score a batch with the model of the vector that was asked about last."""
+        """Score a batch with the model of the last vector."""
         return forward.score_in_passes(self._loaded, encoded)
 
     def _place(self, x: Tensor) -> None:
@@ -126,7 +138,7 @@ class ModelProblem:
         return [piece.view(part.shape) for piece, part in zip(pieces, self.parts, strict=True)]
 
     def _mini_batch(self, client: int, step: int) -> Encoded:
-        """Return a client's mini-batch of a step; that of the last call is kept, for the second point."""
+        """Return a client's mini-batch of a step. The last one is cached for the second point."""
         if self._latest is None or self._latest[0] != (client, step):
             key = vectors.key(b"batch", self._seed, client, step)
             self._latest = (client, step), self._shards[client].mini_batch(key)
@@ -145,10 +157,8 @@ class ModelProblem:
         return encoded.losses(torch.cat(found)[order])
 
 
-def _parameters(loaded: LoadedModel, trained: Trained) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained by name, each once."""
-    if trained == "all":
-        return dict(loaded.model.named_parameters())
+def _targets(loaded: LoadedModel) -> dict[str, nn.Parameter]:
+    """Return the targets that sfnode trains, by name."""
     return {site.target.name: getattr(site.module, site.parameter) for site in loaded.sites}
 
 
@@ -177,14 +187,14 @@ def _query_and_value(loaded: LoadedModel) -> list[Any]:
 
 
 def _down(name: str, rank: int, in_features: int, seed: int) -> Tensor:
-    """Return A (r, in), uniform within 1 / sqrt(in) as PEFT has it, from integers."""
+    """Draw A (r, in) from integers, uniform within 1 / sqrt(in) as in PEFT."""
     drawn = stream(vectors.key(b"adapter " + name.encode(), seed), 0, rank * in_features) >> np.uint64(40)
     uniform = torch.from_numpy(drawn.astype(np.float32)) / 2**23 - 1  # exact, from -1 to 1
     return uniform.view(rank, in_features) / math.sqrt(in_features)
 
 
 def _adapt(module: nn.Module, down: Tensor, up: Tensor) -> None:
-    """Add (alpha / r) B A x to what a layer returns, from now on."""
+    """Make a layer add (alpha / r) B A x to its output."""
     scale = LORA_ALPHA / down.shape[0]
 
     def add(_: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Arithmetic on the clients' vectors that several methods share, in place wherever vectors are large."""
+"""Arithmetic on the clients' vectors that several methods share. Large vectors are changed in place."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from sfprotocol.seeds import derive_key
 
 BLOCK = 1 << 16
-"""Entries of all vectors that are mixed at a time: 32 MiB of working memory for 128 clients."""
+"""Entries of each vector that are mixed at a time. For 128 clients they take 32 MiB of working memory."""
 
 
 def key(purpose: bytes, *numbers: int) -> int:
-    """Return 63 bits that follow from a purpose and counters, to key whatever is drawn for it."""
+    """Derive a 63-bit key for random draws from their purpose and counters."""
     return derive_key(b"sfnode baselines ", purpose, *(number.to_bytes(8, "big") for number in numbers)) >> 1
 
 
 def fill_normal(out: Tensor, seed: int) -> Tensor:
-    """Fill `out` with standard normal numbers that follow from `seed` (on one kind of device)."""
+    """Fill `out` with standard normal numbers drawn from `seed`. Kinds of devices draw different numbers."""
     generator = torch.Generator(out.device).manual_seed(seed)
     return torch.randn(out.shape, generator=generator, out=out)
 
@@ -27,7 +27,7 @@ def fill_normal(out: Tensor, seed: int) -> Tensor:
 def metropolis(clients: int, links: Sequence[tuple[int, int]]) -> Tensor:
     """Return the mixing matrix of Metropolis and Hastings, (N, N) float32: symmetric, rows adding up to 1.
 
-    Linked clients i and j weigh each other by 1 / (1 + the larger one of their degrees).
+    Linked clients i and j give each other the weight 1 / (1 + the larger of their degrees).
     """
     degrees = [0] * clients
     for link in links:
@@ -46,13 +46,12 @@ def mix(x: Tensor, weights: Tensor) -> None:
         block.copy_(weights @ block)
 
 
-def mean(x: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-    """Return the mean of the rows of x (N, P), or of some of them, (P,)."""
+def mean(x: Tensor) -> Tensor:
+    """Return the mean of the rows of x (N, P), (P,)."""
     total = torch.zeros_like(x[0])
-    chosen = range(len(x)) if rows is None else rows
-    for row in chosen:
-        total.add_(x[row])
-    return total.div_(len(chosen))
+    for row in x:
+        total.add_(row)
+    return total.div_(len(x))
 
 
 def spread(x: Tensor) -> float:
@@ -62,44 +61,37 @@ def spread(x: Tensor) -> float:
 
 
 def largest(vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return where the `count` largest entries of a vector (P,) are, by size, and these, (k,) each."""
+    """Return the indices and the values of the `count` largest entries of a vector (P,) by size, (k,)
+    each."""
     indices = vector.abs().topk(count, sorted=False).indices
     return indices, vector[indices]
 
 
-# Bytes of what the methods send, by the encoding that each would use; headers are not counted.
+# Bytes of messages, by the encoding of each method. Headers are not counted.
 #
-# The SeedFlood paper's totals for OPT-1.3B (arXiv 2602.18181) follow from these sizes, as what one client
-# sends one neighbour, which is one direction of an edge, in 100 rounds. 1,315,758,080 parameters (the
-# embedding once, as it is tied to the head) of 4 bytes make 526.3 GB, and 1 % of them as float32 values
-# with int64 indices 15.79 GB. LoRA of rank 8 on the query and value projections of 24 layers has 24 * 2 * 8
-# * (2048 + 2048) = 1,572,864 numbers: 629.1 MB, and 1 % of them 18.87 MB. `Traffic.per_edge` counts both
-# directions: twice that.
-
+# These sizes give the SeedFlood paper's totals for OPT-1.3B (arXiv 2602.18181). The paper counts one
+# direction of an edge in 100 rounds. 1,315,758,080 parameters of 4 bytes (the embedding once, as it is tied
+# to the head) take 526.3 GB, and 1 % of them as float32 values with int64 indices 15.79 GB. LoRA of rank 8 on
+# the query and value projections of 24 layers has 24 * 2 * 8 * (2048 + 2048) = 1,572,864 numbers: 629.1 MB,
+# and 1 % of them 18.87 MB. `EdgeTraffic.per_edge` counts both directions, which is twice as much.
 
 FLOAT = 4
-"""A float32."""
-
-HALF = 2
-"""A float16."""
+"""Bytes of a float32."""
 
 INDEX = 8
-"""An int64, as the paper counts the index of an entry."""
-
-SEED = 4
-"""A seed: 32 bits tell more directions apart than any run has."""
+"""Bytes of the index of an entry: the paper counts an int64."""
 
 
 def dense(entries: int) -> int:
-    """Return the size of a vector in full."""
+    """Return the bytes of a vector in full."""
     return FLOAT * entries
 
 
 def sparse(entries: int) -> int:
-    """Return the size of some entries of a vector, each with its index."""
+    """Return the bytes of `entries` entries of a vector, each with its index."""
     return (FLOAT + INDEX) * entries
 
 
 def kept(entries: int, share: float) -> int:
-    """Return how many entries a share of them is: the nearest whole number, at least one."""
+    """Return the number of entries in a share of them: the nearest whole number, at least 1."""
     return max(1, round(share * entries))

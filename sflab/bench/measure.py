@@ -1,10 +1,10 @@
-"""Times the candidates: plain forward passes with as many rows, our step, and MeZO's step in place.
+"""Times three candidates: plain forward passes with as many rows, our step, and MeZO's step in place.
 
-All use the same model, the same mini-batch and the same output positions, and take turns in one process, so
-that whatever disturbs the machine disturbs them alike; the order changes from turn to turn, so that none
-always follows the same other. Medians are compared. On a CPU that other programs use as well they have one
-thread, of which its own seconds count: two that wait for each other take times that say nothing. This module
-knows what to time, and not how to judge it.
+All use the same model, the same mini-batch and the same output positions. They take turns in one process, so
+a disturbance of the machine affects them alike. The order changes from turn to turn, so that no candidate
+always follows the same other one. Medians are compared. On a CPU that other programs also use, candidates
+have one thread, and only its own CPU seconds count: threads that wait for each other take meaningless times.
+
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sflab.baselines.centralised import mezo_step
+from sflab.bench.mezo import mezo_step
 from sflab.bench.subject import BenchSubject
 from sfnode.engine.core import UpdateBatch
 from sfnode.engine.estimator import estimates
@@ -43,16 +43,16 @@ MEZO_MATRICES = "MeZO, same matrices"
 MEZO_ALL = "MeZO, all parameters"
 
 WARM_UPS = 2
-"""Turns that are discarded: the first allocates and compiles, the second finds everything in place."""
+"""Turns that are discarded. The first allocates and compiles. The second warms the caches."""
 
 STRIDE = 7
-"""Step through the list of all orders of the candidates; being prime, it visits all of them."""
+"""Step through the list of all orders of the candidates. A prime step visits all of them."""
 
 RATE = 1e-9
 """MeZO's learning rate: its time does not depend on it, and the weights should hardly change."""
 
 PAST_UPDATES = 64
-"""Updates that are applied before memory is measured."""
+"""Updates that are applied while memory is measured."""
 
 
 class BenchCase(NamedTuple):
@@ -62,34 +62,35 @@ class BenchCase(NamedTuple):
     seeds: Sequence[int]
     """One for each update."""
     batches: Sequence[Encoded]
-    """One for each update, the same for those of a group."""
+    """One for each update. The updates of a group share one."""
     together: Encoded
     """All mini-batches in one, for a plain forward pass."""
 
     @property
     def forwards(self) -> int:
-        """Number of plain forward passes of all mini-batches that the step is made of: one for each point."""
+        """Plain forward passes of all mini-batches in a step: one for each point."""
         numbers = self.trainer.manifest.training
         return numbers.points * numbers.batch_updates
 
     @property
     def tokens(self) -> int:
-        """Real tokens in the mini-batches, padding not counted."""
+        """Tokens in the mini-batches, without padding."""
         together = self.trainer.manifest.training.batch_updates
         return sum(int(batch.attention_mask.sum()) for batch in self.batches[::together])
 
 
 def share(add_seconds: float, fold_seconds: float, step_seconds: float) -> float:
-    """Return the share of the time that others' updates take, with steps of so many seconds, in the long run.
+    """Return the share of time that others' updates take in the long run, beside steps of `step_seconds`.
 
-    The weights follow with every step, or once in MERGE_REST times as long as that takes, if that is less.
+    The core is merged into the weights at every step, or every MERGE_REST times `fold_seconds` if that is
+    rarer.
     """
     cost = add_seconds + min(fold_seconds, step_seconds / MERGE_REST)
     return cost / (step_seconds + cost)
 
 
 def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> BenchCase:
-    """Make a step of `queries` mini-batches of `size` rows, with the updates that share one."""
+    """Make a step of `queries` mini-batches of `size` rows. Each has one update, or a group of updates."""
     together = subject.manifest.training.batch_updates
     seeds = update_seeds(1, 0, queries * together).tolist()
     batches = [subject.mini_batch([seed], size) for seed in seeds[::together]]
@@ -98,7 +99,7 @@ def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> Be
 
 
 def candidates(found: BenchCase, *, mezo: bool) -> dict[str, Callable[[int], object]]:
-    """Return what is timed, by name, as functions of the turn's number."""
+    """Return the actions to time, by name. Each takes the turn's number."""
     loaded = found.trainer.loaded
     actions: dict[str, Callable[[int], object]] = {
         FORWARDS: lambda _: [loss(loaded, found.together) for _ in range(found.forwards)],
@@ -124,7 +125,7 @@ def times(
 
 
 def ratio(taken: Mapping[str, list[float]], name: str, by: str) -> float:
-    """Return how many times as long as `by` an action takes: the median over turns, compared turn by turn."""
+    """Return the time of action `name` relative to action `by`: the median of the ratios of all turns."""
     return statistics.median(one / other for one, other in zip(taken[name], taken[by], strict=True))
 
 
@@ -135,20 +136,20 @@ def incoming(
     repetitions: int,
     steps: Mapping[int, float],
 ) -> list[IncomingResult]:
-    """Measure the cost of applying these numbers of others' updates with every step; `steps` has the seconds
-    of a step by the size of its mini-batches.
+    """Measure the cost of others' updates, with each of `counts` as their number in a step.
 
-    They are added to the core at once, between two steps. They are merged into the weights at long intervals,
-    so that this is timed once, with all that has come.
+    `steps` has the seconds of a step by the size of its mini-batches. Updates are added to the core at once,
+    between two steps. They are merged into the weights at long intervals, so one merge of all of them is
+    timed.
     """
-    found = found._replace(trainer=subject.trainer())  # whose first merge is due
+    found = found._replace(trainer=subject.trainer())  # a new trainer, whose first merge is due
     trainer, device = found.trainer, subject.device
     trainer.apply(updates(1, 0))
-    trainer.weights.follow(0)  # sets all weights from the base, as when a run is joined
+    trainer.weights.follow(0)  # sets all weights from the base, as when a node joins
     adding: dict[int, list[float]] = {count: [] for count in counts}
     with undisturbed():
         for turn in range(1, repetitions + 2):
-            for count in counts:  # a step in between, for a core that is not in the caches
+            for count in counts:  # a step in between removes the core from the caches
                 adding[count].append(seconds(partial(trainer.apply, updates(count, turn)), device))
                 step(found, turn)
         merge = seconds(partial(trainer.weights.follow, 0), device)
@@ -165,14 +166,14 @@ def incoming(
 
 
 def inference_peak(subject: BenchSubject, size: int, queries: int) -> int | None:
-    """Return the peak of memory in bytes of a plain forward pass with as many rows as a step."""
+    """Return the peak memory, in bytes, of a plain forward pass with as many rows as a step."""
     seeds, numbers = update_seeds(1, 0, queries).tolist(), subject.manifest.training
     rows = subject.mini_batch(seeds, size, times=numbers.points * numbers.batch_updates)
     return memory.peak(lambda: loss(subject.loaded, rows), subject.device)
 
 
 def keeping_peak(trainer: Trainer) -> int | None:
-    """Return the peak of memory in bytes while updates are applied and all weights are rebuilt."""
+    """Return the peak memory, in bytes, of applying updates and rebuilding all weights."""
 
     def keep() -> None:
         trainer.apply(updates(PAST_UPDATES, 0))
@@ -182,12 +183,12 @@ def keeping_peak(trainer: Trainer) -> int | None:
 
 
 def step_peak(found: BenchCase) -> int | None:
-    """Return the peak of memory in bytes of a step."""
+    """Return the peak memory of a step, in bytes."""
     return memory.peak(lambda: step(found, 0), found.trainer.loaded.device)
 
 
 def step(found: BenchCase, turn: int) -> object:
-    """Take our step: directions from seeds, and the estimates along them."""
+    """Take our step: derive directions from seeds, and estimate along them."""
     trainer, group = found.trainer, found.trainer.manifest.training.group
     directions = trainer.space.directions([seed ^ turn for seed in found.seeds], 0)
     return estimates(trainer.loaded, directions, found.batches, trainer.epsilon, group)
@@ -200,13 +201,13 @@ def loss(loaded: LoadedModel, encoded: Encoded) -> float:
 
 
 def matrices(loaded: LoadedModel) -> list[Tensor]:
-    """Return the weights of the targets, sharing their memory."""
+    """Return views of the targets' weights."""
     return [matrix(site) for site in loaded.sites]
 
 
 def weight_bytes(loaded: LoadedModel, dtype: str) -> int:
-    """Return the bytes of memory that the model's weights take; those of quantised layers are no parameters
-    and are computed from their shapes."""
+    """Return the bytes of the model's weights. Quantised layers have no parameters: their bytes follow from
+    shapes."""
     plain: int = sum(parameter.numel() * parameter.element_size() for parameter in loaded.model.parameters())
     modules: Iterator[nn.Module] = loaded.model.modules()
     layers = [module for module in modules if isinstance(module, QuantisedLinear)]
@@ -215,15 +216,15 @@ def weight_bytes(loaded: LoadedModel, dtype: str) -> int:
 
 
 def updates(count: int, turn: int) -> UpdateBatch:
-    """Return updates of somebody else's in the first epoch, different ones in every turn."""
+    """Make updates of another node in the first epoch, different ones in every turn."""
     numbers = np.arange(count, dtype=np.int64)
     return UpdateBatch(numbers * 0, update_seeds(turn + 2, 0, count), numbers * 7919 % 2001 - 1000)
 
 
 def seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Return how many seconds an action takes until its last result is there.
+    """Return the seconds that an action takes until its last result is ready.
 
-    Of a single thread on a CPU these are seconds of a core, without what other programs take meanwhile.
+    With a single thread on a CPU, only the process's own CPU time counts, without that of other programs.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
@@ -236,7 +237,7 @@ def seconds(action: Callable[[], object], device: torch.device) -> float:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Collect garbage before the block and none within it."""
+    """Collect garbage before the block, and none within it."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -248,7 +249,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _mezo(found: BenchCase, parameters: Sequence[Tensor]) -> Callable[[int], object]:
-    """Return a function that takes a step of MeZO for each query, on these parameters."""
+    """Return a function that takes a step of MeZO on `parameters` for each mini-batch."""
     loaded, epsilon = replace(found.trainer.loaded, kept=None), found.trainer.epsilon
 
     def run(turn: int) -> None:

@@ -1,7 +1,7 @@
-"""Runs what `sfnode lab bench` measures in order: memory first, while nothing else is loaded, then time.
+"""Takes the measurements of `sfnode lab bench` in order: memory first, while nothing else is loaded, then
+time.
 
-The order matters: inference is measured before there is a trainer, so that whatever training keeps in memory
-besides the model is attributed to training.
+Inference is measured before the trainer exists, so that the memory of the trainer is attributed to training.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ from sfnode.resources.sensors import Sensors
 from sfnode.schema.results import BatchResult, BenchResult, IncomingResult, TogetherResult
 from sfprotocol.seeds import update_seeds
 
-# Measures what several devices do together, beside each of them alone, by the clock and by turns.
+# Times several devices together and each of them alone, in turns, by the wall clock.
 #
-# Every contestant measures the same batches as a node does. The replicas of the contestants are the same
-# ones: a device alone does the whole step. Of replicas on a CPU, which share its threads, the first is also
-# measured with all of them.
+# Every contestant measures the same batches as a node, with the same replicas. A device alone does the whole
+# step. Replicas on a CPU share its threads, so the first replica is also timed with all threads.
 
 
 def measure_together(
     spec: SubjectSpec, subject: BenchSubject, sizes: Sequence[int], queries: int, repetitions: int
 ) -> list[TogetherResult]:
-    """Measure steps with mini-batches of these sizes, so many at a time. Raises UserError MODEL_*, DEVICE."""
+    """Time steps of `queries` mini-batches, for each of `sizes`. Raises UserError MODEL_*, DEVICE."""
     together = subject.manifest.training.batch_updates
     threads = torch.get_num_threads()
     with ReplicatedTrainer(subject.manifest, subject.loaded, subject.rows) as trainer:
@@ -84,7 +83,7 @@ def _of_size(
 def _contestants(
     trainer: ReplicatedTrainer, threads: int
 ) -> dict[tuple[str, int], Callable[[Sequence[int]], object]]:
-    """Return what is timed by devices and threads: functions of a step's seeds, all devices first."""
+    """Return the actions to time, by devices and threads, all devices first. Each takes a step's seeds."""
 
     def step(seeds: Sequence[int]) -> object:
         trainer.use_threads(threads, None)
@@ -122,22 +121,22 @@ def _times(
 
 
 INCOMING = (16, 128, 1024, 8192)
-"""Updates of others that arrive during one step: from a few nodes' to thousands'."""
+"""Numbers of others' updates that arrive during one step: those of a few nodes, up to those of thousands."""
 
 
 class BenchPlan(NamedTuple):
-    """Choice of what to measure."""
+    """Measurements to take."""
 
     batches: Sequence[int]
     queries: int
     mezo: bool
     repetitions: int
     threads: int
-    """CPU threads; 0: as many as find a core."""
+    """CPU threads; 0: as many as there are free cores."""
 
 
 def run_benchmark(spec: SubjectSpec, plan: BenchPlan, say: Callable[[str], None]) -> BenchResult:
-    """Take all measurements; `say` is called with what is being done. Raises UserError."""
+    """Take all measurements, and call `say` with the name of each. Raises UserError."""
     say("loading the model")
     sensors = Sensors(*spec.devices)
     with _out_of_memory_reported(spec), load_subject(spec) as subject:
@@ -271,5 +270,5 @@ def _out_of_memory_reported(spec: SubjectSpec) -> Iterator[None]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that; on a CPU torch raises a plain RuntimeError."""
+    """Return whether memory was exhausted. On a CPU torch raises a plain RuntimeError."""
     return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or "allocate memory" in str(error)

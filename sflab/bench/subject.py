@@ -1,8 +1,8 @@
 """The subject of a benchmark: a model, loaded as a node loads it, and mini-batches for it.
 
-The model may be any that a node could train, or a shape with random weights. The mini-batches are those of a
-run, or sentences of random tokens: time and memory do not depend on which tokens they are. This module knows
-nothing about what is measured.
+The model is one that a node could train, or a shape with random weights. The mini-batches are those of a run,
+or sentences of random tokens: time and memory do not depend on the tokens.
+
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ from sfnode.tasks.public_files import NOWHERE, beside
 from sfprotocol.seeds import batch_rows
 
 SENTENCES = 256
-"""Random sentences to draw mini-batches from."""
+"""Random sentences from which mini-batches are drawn."""
 
 FIRST_ORDINARY = 8
-"""Smaller token numbers are left out of random sentences: many models keep them for special tokens."""
+"""Smallest token number of random sentences. Many models use smaller numbers for special tokens."""
 
 HEADED: Final = "sequence-classification"
-"""The kind of task of an encoder."""
+"""Kind of an encoder's task."""
 
 LEAST_ROOM = 8
-"""Least max_tokens of a task."""
+"""Minimum max_tokens of a task."""
 
 STANDSTILL = 1e-12
-"""Learning rate of a benchmark: thousands of meaningless updates must not change the weights noticeably."""
+"""Learning rate of a benchmark. Thousands of meaningless updates must not change the weights noticeably."""
 
 
 class SubjectSpec(NamedTuple):
-    """Choice of the model to measure."""
+    """Model to measure, and the devices to measure it on."""
 
     source: str = ""
-    """A model as `sfnode init` takes it, `shape:NAME`, or a folder with config.json alone; "": the run's."""
+    """Model as in `sfnode init`, `shape:NAME`, or a folder with only config.json; "": the run's model."""
     run: Manifest | None = None
     tokens: int = 32
     """Length of a random sentence."""
     device: str = "cpu"
-    """One, or several that share the work, separated by commas."""
+    """Device, or several devices that share the work, separated by commas."""
     dtype: str = loader.AUTO
     rank: int = 0
-    """0: the run's, or the usual one."""
+    """0: the run's rank, or the default."""
     group: int | None = None
-    """Updates that share a mini-batch; None: as many as in the run, or pairs."""
+    """Updates that share a mini-batch; None: as in the run, or the default."""
     folder: Path | None = None
     """Folder of the run's manifest."""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices; the first one is measured by itself."""
+        """Devices. The first one is also measured alone."""
         return tuple(self.device.split(","))
 
 
@@ -87,10 +87,10 @@ class BenchSubject(NamedTuple):
     """Dtype of the weights."""
     parameters: int
     before: memory.Room
-    """The device before the model was loaded."""
+    """Memory of the device before the model was loaded."""
 
     def mini_batch(self, seeds: Sequence[int], size: int, times: int = 1) -> Encoded:
-        """Encode the rows that these seeds draw, `size` each, in one batch and repeated `times` times."""
+        """Encode the rows drawn by `seeds`, `size` for each, in one batch, repeated `times` times."""
         drawn = [self.rows[row] for seed in seeds for row in batch_rows(seed, size, len(self.rows)).tolist()]
         return encode(self.manifest.task, self.loaded.tokenizer, drawn * times)
 
@@ -129,7 +129,7 @@ def load_subject(wanted: SubjectSpec) -> Iterator[BenchSubject]:
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Freeze all objects for the block: going through them takes the garbage collector 0.2 s each time."""
+    """Freeze all objects for the block. The garbage collector takes 0.2 s to scan them each time."""
     gc.collect()
     gc.freeze()
     try:
@@ -139,7 +139,7 @@ def _settled() -> Iterator[None]:
 
 
 def check_room(name: str, parameters: int, dtype: str, device: torch.device, replicas: int = 1) -> None:
-    """Raise UserError OUT_OF_MEMORY when the weights alone, of all replicas, are more than what is free."""
+    """Raise UserError OUT_OF_MEMORY if the weights of all replicas alone exceed the free memory."""
     needed, free = replicas * memory.weights(parameters, dtype), memory.free(device)
     if free is not None and needed > free:
         raise UserError(
@@ -152,17 +152,17 @@ def check_room(name: str, parameters: int, dtype: str, device: torch.device, rep
 
 
 def _made(source: str, scratch: Path, dtype: str, device: torch.device) -> str:
-    """Write a model of that shape and return its folder."""
+    """Write a model of a shape to `scratch`, and return its folder."""
     settings = shapes.describe(source)
     parameters = shapes.parameters(settings)
     check_room(source, parameters, dtype, device)
-    check_room(source, parameters, "bfloat16", torch.device("cpu"))  # it is made there, in that format
+    check_room(source, parameters, "bfloat16", torch.device("cpu"))  # it is made on the CPU, in that format
     shapes.write(settings, scratch)
     return str(scratch)
 
 
 def _manifest(wanted: SubjectSpec, source: str) -> Manifest:
-    """Return the run to measure: the one that was given, or one over random sentences."""
+    """Return the manifest to measure with: the given one, or one for random sentences."""
     run = wanted.run
     if run is not None:
         labels = len(run.task.verbalizer) if run.task.kind == HEADED else 0
@@ -198,8 +198,7 @@ def _training(numbers: Training, wanted: SubjectSpec) -> Training:
 
 
 def _synthetic(tokens: int, classes: int) -> Task:
-    """Return a task with two answers of one token each after a text of token numbers, or an encoder's
-    classes."""
+    """Return a task for texts of token numbers: two answers of one token each, or `classes` of an encoder."""
     room = max(tokens + 1, LEAST_ROOM)
     if classes:
         names = {str(label): str(label) for label in range(classes)}
@@ -251,7 +250,7 @@ def _classes(source: str) -> int:
 
 
 def _home(wanted: SubjectSpec, source: str) -> Path:
-    """Return the folder of the model: as named, or as the run's owner has it."""
+    """Return the folder of the named model, or of the run's model."""
     if wanted.source or not wanted.run:
         return files.located(source)
     base = wanted.run.model

@@ -1,4 +1,5 @@
-"""`sfnode lab bench`: what this machine can do with a model. `sflab.bench` measures."""
+"""`sfnode lab bench`: prints the speed and the memory of a model on this machine, which `sflab.bench`
+measures."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ BATCHES = (1, 4, 16)
 """Default batch sizes: one row, MeZO's usual size for a volunteer, and one that fills a processor."""
 
 MOST_TOKENS = 65_535
-"""Tokens of the longest prompt; with its answer, as many as a task's max_tokens allows."""
+"""Maximum tokens of a prompt. With its answer, it has as many as a task's max_tokens allows."""
 
 
 @click.command
@@ -74,11 +75,10 @@ def bench(
     repetitions: int,
     as_json: bool,
 ) -> None:
-    """Measure a training step beside the plain forward passes that it is made of, its memory, and which
-    models would fit.
+    """Measure a training step beside as many plain forward passes, its memory, and which models would fit.
 
-    Shapes are those of published models; one that is unknown lists those that are known. Nothing is sent, and
-    a model that was made from a shape is removed at the end.
+    Shapes are those of published models: an unknown one lists the known ones. Nothing is sent. A model made
+    from a shape is removed at the end.
     """
     manifest = Manifest.from_toml(run) if run else None
     from sflab.bench.runner import BenchPlan, run_benchmark
@@ -94,7 +94,7 @@ def bench(
 
 
 def _say(what: str) -> None:
-    """Print progress as plain lines at a terminal; a moving bar would take time from what is timed."""
+    """Print progress as plain lines at a terminal. A moving bar would disturb the times."""
     if sys.stderr.isatty():
         echo(what, err=True)
 
@@ -105,7 +105,8 @@ def _say(what: str) -> None:
 GB = 1e9
 
 BUSY_CORES = 0.25
-"""Cores in use by other programs from which figures are said to be disturbed; a quiet desktop uses less."""
+"""Cores used by other programs from which the output warns of disturbed figures. A quiet desktop uses
+less."""
 
 
 def show(result: BenchResult, console: Console) -> None:
@@ -122,7 +123,7 @@ def show(result: BenchResult, console: Console) -> None:
 
 
 def heading(result: BenchResult) -> str:
-    """Format what was measured, and where."""
+    """Format the model, the device and the settings of the measurement."""
     queries = f"{result.queries} mini-batches" if result.queries > 1 else "one mini-batch"
     if result.group:
         queries += f" for {result.group} updates"
@@ -137,7 +138,7 @@ def heading(result: BenchResult) -> str:
 
 
 def _disturbed(result: BenchResult) -> str:
-    """Return a warning if other programs took part of what was measured; "" if not."""
+    """Return a warning if other programs were busy during the measurement; "" if not."""
     if result.busy_cores < BUSY_CORES or result.device != "cpu":
         return ""
     busy = f"The machine is busy: other programs use {result.busy_cores:.1f} cores"
@@ -202,7 +203,7 @@ def _incoming(result: BenchResult) -> Table:
 
 
 def together(results: Sequence[TogetherResult]) -> Table:
-    """Format what several devices do together, beside each alone."""
+    """Format the speeds of several devices together and of each alone."""
     table = _table("Devices together", "batch", "devices", "threads each", "updates/h", "together / this")
     for one in results:
         table.add_row(

@@ -1,4 +1,4 @@
-"""`sfnode lab`: what researchers measure and simulate; networks under faults are run from here."""
+"""`sfnode lab`: the commands of researchers, and `lab simulate network`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,6 @@ SIMULATIONS = {
         "Train many virtual clients in one process.",
         "training --clients 4 --steps 20",
     ),
-    "sweep": (
-        "sflab.cli.studies",
-        "Train with every combination of some numbers.",
-        "sweep --rank 8 --rank 32",
-    ),
     "paper": ("sflab.cli.studies", "Compare the methods of the SeedFlood paper.", "paper --smoke"),
     "report": ("sflab.cli.studies", "Write the report of a study's folder.", "report paper"),
 }
@@ -47,9 +42,9 @@ def simulate() -> None:
     """Try the protocol on simulated networks, and training on virtual clients. Nothing is sent."""
 
 
-# `sfnode lab simulate network`: what a network of nodes does under faults and attacks, on a virtual clock.
+# `sfnode lab simulate network`: nodes under faults and attacks, on a virtual clock.
 #
-# Every run follows from one integer, so whatever fails can be seen again.
+# Every run follows from one integer, so every failure can be reproduced.
 
 
 ALL = "all"
@@ -85,11 +80,11 @@ def network(
     as_json: bool,
     listing: bool,
 ) -> int:
-    """Run a network of nodes in virtual time, with simulated links, and check all that is promised.
+    """Run a network of nodes in virtual time, with simulated links, and check all promises.
 
-    The nodes are those of `sfnode join`; what they train is integers. While faults last nothing may be lost,
-    doubled or forged; when they are over, all nodes must become equal in bounded time. Exit status 1 if
-    anything of that fails.
+    The nodes are those of `sfnode join`, with an engine of integers. While faults last, nothing may be lost,
+    doubled or forged. When they are over, all nodes must become equal in bounded time. Exit status 1 if a
+    check fails.
     """
     from sflab.simulator.runner import simulate as run
     from sflab.simulator.scenarios import SCENARIOS

@@ -1,9 +1,9 @@
-"""`sfnode lab simulate training`: many virtual clients train one model in one process, by any method."""
+"""`sfnode lab simulate training`: virtual clients train one model in one process, by any method."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -25,35 +25,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 METAVARS: dict[Any, str] = {int: "COUNT", float: "NUMBER", str: "NAME"}
 
 
-def cell_options(several: Collection[str] = ()) -> Callable[[F], F]:
-    """Return an option for every field of a cell, with the field's words; those in `several` may be repeated.
-    Of `options` each is given by name, as --option."""
+def cell_options(function: F) -> F:
+    """Add an option for every field of a cell, with the field's docstring as help, and --option for
+    `options`."""
     from sflab.experiments.cell import Cell, CellNetwork, Problem
 
     fields = Problem.model_fields | CellNetwork.model_fields | Cell.model_fields
-
-    def add(function: F) -> F:
-        function = option(
-            "--option",
-            "options",
-            multiple=True,
-            metavar="NAME=NUMBER",
-            callback=parse_options,
-            help="A number that only this method has (docs/experiments.md); may be given several times.",
-        )(function)
-        for name in reversed([name for name in fields if name not in ("problem", "network", "options")]):
-            field = fields[name]
-            kind = _kind(field)
-            shown = {"default": field.default, "show_default": field.default != ""}
-            if name in several:
-                shown |= {"default": (field.default,), "multiple": True}
-            flag = f"--{name.replace('_', '-')}"
-            metavar = {} if isinstance(kind, click.Choice) else {"metavar": METAVARS[field.annotation]}
-            text = " ".join((field.description or "").split("\n"))
-            function = option(flag, type=kind, help=text, **shown, **metavar)(function)
-        return function
-
-    return add
+    function = option(
+        "--option",
+        "options",
+        multiple=True,
+        metavar="NAME=NUMBER",
+        callback=parse_options,
+        help="A number that only this method has (docs/experiments.md); may be given several times.",
+    )(function)
+    for name in reversed([name for name in fields if name not in ("problem", "network", "options")]):
+        field = fields[name]
+        kind = _kind(field)
+        shown = {"default": field.default, "show_default": field.default != ""}
+        flag = f"--{name.replace('_', '-')}"
+        metavar = {} if isinstance(kind, click.Choice) else {"metavar": METAVARS[field.annotation]}
+        text = " ".join((field.description or "").split("\n"))
+        function = option(flag, type=kind, help=text, **shown, **metavar)(function)
+    return function
 
 
 def _kind(field: Any) -> Any:
@@ -66,18 +60,18 @@ def _kind(field: Any) -> Any:
 
 
 def results_option(default: str, what: str) -> Callable[[F], F]:
-    """Return --out, with this default, for a study or a run."""
+    """Return the option --out with default `default`. `what` is a study or a run."""
     return option(
         "--out",
         "results",
         type=click.Path(path_type=Path, file_okay=False),
         default=default,
-        help=f"Where results are written, and where a {what} that was ended goes on.",
+        help=f"Where results are written, and where an interrupted {what} continues.",
     )
 
 
 def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> dict[str, float]:
-    """Return `NAME=NUMBER` pairs as a dictionary."""
+    """Parse `NAME=NUMBER` pairs."""
     found = {}
     for value in values:
         name, equals, number = value.partition("=")
@@ -91,7 +85,7 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 
 
 @click.command
-@cell_options()
+@cell_options
 @results_option("results", "run")
 @option(
     "--write-log",
@@ -101,8 +95,8 @@ def parse_options(_context: Any, _parameter: Any, values: tuple[str, ...]) -> di
 @setting(
     "--log-to",
     metavar="KIND:PLACE",
-    help="Record every step and evaluation: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or trackio:PROJECT "
-    "(docs/views.md). Repeat for more.",
+    help="Record every step and evaluation: jsonl:FILE, tensorboard:FOLDER or wandb:PROJECT (docs/views.md). "
+    "Repeat for more.",
 )
 @device_option
 @threads_option("CPU threads.  [default: 1]")
@@ -117,10 +111,10 @@ def training(
     as_json: bool,
     **fields: Any,
 ) -> int:
-    """Train virtual clients of one model and measure what comes of it, beside the untrained model.
+    """Train virtual clients of one model, and compare the result with the untrained model.
 
-    The same fields give the same numbers, and the same name of the results: a run that was ended goes on with
-    the same command. SeedFlood's clients are nodes in virtual time that share one engine.
+    The same fields give the same numbers and the same name of the results. The same command continues an
+    interrupted run. SeedFlood's clients are nodes in virtual time that share one engine.
     """
     from sflab.experiments.cell import Place
     from sflab.experiments.runner import run_cell
@@ -143,7 +137,7 @@ def training(
 
 
 def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
-    """Return the cell that options by name describe. Raises UserError BAD_OPTION."""
+    """Return the cell of the given options. Raises UserError BAD_OPTION."""
     from pydantic import ValidationError
 
     from sflab.experiments.cell import Cell, CellNetwork, Problem
@@ -167,7 +161,7 @@ def cell_of(fields: Mapping[str, Any], options: dict[str, float]) -> Cell:
 
 
 def _lines(values: Mapping[str, float]) -> list[str]:
-    """Return the end values for people."""
+    """Format the end values for people."""
     lines = [
         f"score              {values['score']:.3f}, loss {values['loss']:.4f}, on the test rows",
         f"untrained          {values['base_score']:.3f}, loss {values['base_loss']:.4f}",

@@ -1,8 +1,8 @@
-"""A cell: one simulated training run of one method, and everything that its numbers follow from.
+"""A cell: the description of one simulated training run of one method.
 
-Two cells with equal fields have equal results, so that a cell's name is the hash of its fields and a study is
-a list of cells. Where a cell runs (device, threads, folder) is not among them. What stands below a field is
-also the help of its option. This module only describes.
+Two cells with equal fields have equal results. So the name of a cell is the hash of its fields, and a study
+is a list of cells. The place where a cell runs (device, threads, folder) is not part of it. The docstring of
+a field is also the help of its option.
 """
 
 from __future__ import annotations
@@ -20,76 +20,77 @@ from sfnode.manifest.training import MAX_GROUP
 Topology = Literal["ring", "grid", "random", "complete", "changing"]
 
 
-# What hostile clients send: what they have measured with the sign of a coin (`random`), with the other sign
-# (`flip`; `turncoat`: from half of their updates on), the largest scalar with either sign (`noise`, `scale`),
-# their first scalar (`constant`) or every fourth (`lazy`) again and again, what they measure on rows that all
-# have the label of one class (`target`); or nothing at all (`absent`), to compare with.
+# Scalars of hostile clients. `random`: the measured size with a random sign. `flip`: the other sign;
+# `turncoat`: the other sign in the second half of its updates. `noise`, `scale`: the largest scalar, with a
+# random or with the other sign. `constant`, `lazy`: the first scalar, or every fourth, again and again.
+# `target`: measured on rows that all have the label of one class. `absent`: none, to compare with.
+
 Attack = Literal["random", "flip", "scale", "noise", "target", "turncoat", "constant", "lazy", "absent"]
 
 
 class CellSection(Section):
-    """Fields of a cell; some are left out at their defaults, so that the names of older results hold."""
+    """Fields of a cell. Newer ones are left out at their defaults, so that older results keep their names."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class Problem(CellSection):
-    """The model and the data that clients share."""
+    """Model and data that all clients share."""
 
     model: str = "builtin:tiny"
     """Base model, as `sfnode init --model` takes it."""
     task: str = "reviews"
     """Ready-made task (docs/tasks.md)."""
     train: str = ""
-    """Source of the rows to train on, in place of the task's own."""
+    """Source of the training rows, instead of the task's own."""
     test: str = ""
-    """Source of the rows to test on, in place of the task's own."""
+    """Source of the test rows, instead of the task's own."""
     objective: Literal["plain", "centred"] = Field(default="plain", exclude_if="plain".__eq__)
-    """The loss: `centred` has balanced mini-batches, and compares scores less their means."""
+    """The loss. `centred` has balanced mini-batches, and compares scores less their means."""
     rows: int = Field(default=1024, ge=1)
-    """Rows to train on, those of all clients together."""
+    """Training rows of all clients together."""
     min_words: int = Field(default=0, ge=0)
-    """Shorter rows are not trained on."""
+    """Minimum words of a training row."""
     validation_rows: int = Field(default=500, ge=0)
-    """Rows of the training data that validate; nobody trains on them."""
+    """Rows of the training data for validation. No client trains on them."""
     test_rows: int = Field(default=1000, ge=0)
-    """Rows to test on; 0: all that there are."""
+    """Test rows; 0: all."""
     dirichlet: float = Field(default=0.0, ge=0)
-    """Concentration of the classes in the clients' shards; 0: rows are dealt out evenly."""
+    """Dirichlet concentration of the classes in the clients' shards; 0: classes are distributed evenly."""
     bases: str = Field(default="", exclude_if="".__eq__)
-    """File with SeedFlood's published bases, DIGEST.bases; empty: they are random."""
+    """File with SeedFlood's published bases, DIGEST.bases; empty: random bases."""
 
 
 class CellNetwork(CellSection):
-    """Neighbours of each client, and what goes wrong between them. Shares are probabilities in a round."""
+    """Links between clients, and their faults. Shares are probabilities in a round."""
 
     topology: Topology = "ring"
-    """Who is whose neighbour; `changing`: others in every round (baselines)."""
+    """Links between clients. With `changing` every round has new ones (baselines only)."""
     clients: int = Field(default=16, ge=1, le=4096)
     """Virtual clients."""
     hops: int = Field(default=0, ge=0)
-    """Links that an update travels in a round; 0: as many as it takes to reach all."""
+    """Links that an update travels in a round; 0: as many as needed to reach all clients."""
     loss: float = Field(default=0.0, ge=0, lt=1)
-    """Share of frames that are lost; nodes repair that. Baselines lose nothing."""
+    """Share of lost frames, which nodes repair. Baselines lose none."""
     churn: float = Field(default=0.0, ge=0, lt=1)
-    """Share of clients that are away in a round."""
+    """Share of clients that are absent in a round."""
     speeds: float = Field(default=1.0, ge=1)
-    """How many times as many steps as the slowest client the fastest one makes."""
+    """Steps of the fastest client for each step of the slowest one."""
     hostile: float = Field(default=0.0, ge=0, le=1, exclude_if=(0.0).__eq__)
-    """Share of SeedFlood's clients, the last ones, that are admitted and harm."""
+    """Share of SeedFlood's clients that are admitted and hostile: the last ones."""
     attack: Attack = Field(default="random", exclude_if="random".__eq__)
-    """What they do (docs/experiments.md); `absent`: nothing at all, to compare with."""
+    """Attack of hostile clients (docs/experiments.md); `absent`: they do nothing, to compare with."""
 
 
 class Cell(CellSection):
     """One training run to simulate. Rates are per update, as everywhere in sfnode."""
 
     method: str = "seedflood"
-    """How they train: seedflood, or a baseline (docs/experiments.md)."""
+    """Training method: seedflood, or a baseline (docs/experiments.md)."""
     problem: Problem = Problem()
     network: CellNetwork = CellNetwork()
     seed: int = Field(default=0, ge=0, lt=1 << 32)
-    """All chance follows from it."""
+    """Seed of all random choices."""
     steps: int = Field(default=100, ge=1)
     """Local steps of a client."""
     local_steps: int = Field(default=5, ge=1)
@@ -97,32 +98,33 @@ class Cell(CellSection):
     batch_size: int = Field(default=4, ge=1)
     """Rows of a mini-batch."""
     group: int = Field(default=0, ge=0, le=MAX_GROUP, exclude_if=(0).__eq__)
-    """SeedFlood's updates that share a mini-batch (docs/how-it-works.md): a local step then makes so many. 0:
-    one."""
+    """SeedFlood's updates that share a mini-batch, all made in one local step (docs/how-it-works.md); 0: one
+    update."""
     learning_rate: float = Field(default=6e-6, gt=0)
-    """Learning rate per update; of methods that average, per local step."""
+    """Learning rate per update. For methods that average clients: per local step."""
     epsilon: float = Field(default=1e-3, gt=0)
     """Distance of the points of a zeroth-order estimate from the weights."""
     rank: int = Field(default=32, ge=1)
     """Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA."""
     refresh: int = Field(default=1000, ge=1)
-    """Local steps after which the subspace is a new one."""
+    """Local steps between two subspaces."""
     evaluate_every: int = Field(default=0, ge=0)
-    """Local steps between two evaluations on validation rows; 0: only at the end."""
+    """Local steps between two evaluations on validation rows; 0: evaluate only at the end."""
     options: dict[str, float] = Field(default_factory=dict)
-    """Numbers that only this method has, such as the share of entries that ChocoSGD sends."""
+    """Numbers of this method alone, such as the share of entries that ChocoSGD sends."""
 
     @property
     def name(self) -> str:
-        """Name of the cell and of its results: 16 hex digits that follow from its fields."""
+        """Name of the cell and of its results: 16 hex digits, a hash of its fields."""
         fields = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(fields.encode(), digest_size=8, person=b"sfnode-cell").hexdigest()
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a cell runs: its numbers should not depend on it, but for the last bits of floats."""
+    """Device and threads of a cell. Its numbers must not depend on them, except for the last bits of
+    floats."""
 
     device: str = "cpu"
     threads: int = 1
-    """CPU threads of torch."""
+    """torch's CPU threads."""

@@ -1,7 +1,8 @@
-"""The model, the rows, the shards and the network of a cell, as all methods share them.
+"""The model, the rows, the shards and the network of a cell, for all methods.
 
-Rows come from where a run of `sfnode init` with the same options would take them. Validation rows are set
-apart from the training rows (SPEC R9); test rows have a source of their own. This module knows no methods.
+Rows have the same sources as in `sfnode init` with the same options. Validation rows are taken out of the
+training rows (SPEC R9). Test rows have their own source.
+
 """
 
 from __future__ import annotations
@@ -42,41 +43,43 @@ from sfnode.tasks.public_files import typed
 
 @dataclass(frozen=True)
 class LoadedProblem:
-    """A cell's model and data, in memory. The model holds the base weights at first."""
+    """A cell's model and data, in memory. The model starts with the base weights."""
 
     manifest: Manifest
     loaded: LoadedModel
     shards: tuple[Sequence[Row], ...]
     """Rows of each client."""
     held_out: Mapping[str, Sequence[Row]]
-    """Rows by `test` and `validation`. No validation rows if the cell has none."""
+    """Rows by `test` and, if the cell has some, `validation`."""
     bases: Path | None = None
-    """The folder with published bases, if the cell has some."""
+    """Folder with published bases, if the cell uses some."""
 
     @property
     def task(self) -> Task:
         return self.manifest.task
 
     def score(self, encoded: Encoded) -> Scored:
-        """Run the model as it is now."""
+        """Score a batch with the current weights."""
         return forward.score_in_passes(self.loaded, encoded)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The training rows of all clients."""
+        """Training rows of all clients."""
         return [row for shard in self.shards for row in shard]
 
     @cached_property
     def public(self) -> Sequence[Row]:
-        """Rows by which models are calibrated, and which serve a shard of one class: of all clients."""
+        """Training rows of all clients by which models are calibrated. They also complete a shard of one
+        class."""
         return dataset.select(self.rows, CALIBRATION_ROWS)
 
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the model as it is now on these rows, of which there are some, as the task's loss asks."""
+        """Measure the current weights on held-out rows, with or without the prior as the task's loss
+        defines."""
         return self._measured(self.task, which)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
-        """Measure it with or without its prior, whatever the loss."""
+        """Measure the current weights with or without the prior, whatever the task's loss."""
         loss: Literal["plain", "centred"] = "centred" if calibrated else "plain"
         return self._measured(self.task.model_copy(update={"loss": loss}), which)
 
@@ -86,7 +89,8 @@ class LoadedProblem:
 
 
 def load(cell: Cell, place: Place) -> LoadedProblem:
-    """Load what a cell is about. Raises UserError BAD_OPTION, MODEL_*, DATA_*, BASES_* and DEVICE."""
+    """Load the model and the data of a cell. Raises UserError BAD_OPTION, MODEL_*, DATA_*, BASES_* and
+    DEVICE."""
     device = usable_device(place.device)
     torch.set_num_threads(place.threads)
     manifest = manifest_of(cell)
@@ -105,7 +109,7 @@ def load(cell: Cell, place: Place) -> LoadedProblem:
 
 
 def _bases(problem: Problem, manifest: Manifest) -> Path | None:
-    """Return the folder with a cell's published bases; they are found right when they are used."""
+    """Return the folder with a cell's published bases. Their content is checked on use."""
     if not problem.bases:
         return None
     file = Path(problem.bases)
@@ -117,9 +121,9 @@ def _bases(problem: Problem, manifest: Manifest) -> Path | None:
 
 
 def manifest_of(cell: Cell) -> Manifest:
-    """Return the manifest of the run that a cell simulates; its name is the cell's.
+    """Return the manifest of the simulated run, with the cell's name.
 
-    Organised if option `organised` says so, with the key `organiser_key`. Raises UserError as
+    With option `organised` the run is organised, by the key `organiser_key`. Raises UserError as
     `manifest.build`.
     """
     problem, network = cell.problem, cell.network
@@ -165,17 +169,18 @@ def organiser_key(cell: Cell) -> Ed25519PrivateKey:
 
 
 def labels_of(task: Task, rows: Sequence[Row]) -> NDArray[np.int64]:
-    """Return the class of each row, (rows,); 0 for all where a task has no classes."""
+    """Return the class of each row, (rows,). Without classes all are 0."""
     classes = {label: number for number, label in enumerate(task.verbalizer)}
     return np.array([classes.get(str(row.get(task.label_field)), 0) for row in rows], np.int64)
 
 
 def shards(cell: Cell, labels: NDArray[np.int64]) -> list[list[int]]:
-    """Return the numbers of the rows of each client; every client has as many, up to one.
+    """Return the row numbers of each client. Sizes of shards differ by one at most.
 
-    IID: dealt out after a shuffle. With a `dirichlet` concentration each client draws the shares of its
-    classes from a Dirichlet distribution around those of all rows, and its rows without replacement by these
-    shares (Hsu et al. 2019). Raises UserError BAD_OPTION if there are fewer rows than a mini-batch for each.
+    IID shards are dealt out after a shuffle. With a `dirichlet` concentration each client draws the shares of
+    its classes from a Dirichlet distribution around the shares in all rows. Then it draws its rows by these
+    shares, without replacement (Hsu et al. 2019). Raises UserError BAD_OPTION if a shard would be less than a
+    mini-batch.
     """
     clients, needed = cell.network.clients, cell.network.clients * cell.batch_size
     if len(labels) < needed:
@@ -201,12 +206,12 @@ def _by_classes(
     for client in range(clients):
         shapes = [concentration * rows / len(labels) for rows in common]
         wanted = [random.gammavariate(shape, 1.0) if shape else 0.0 for shape in shapes]
-        if not any(wanted):  # all below the least float, of which one is by far the largest
+        if not any(wanted):  # all underflowed: one class takes everything
             wanted[random.choices(classes, common)[0]] = 1.0
         rows: list[int] = []
         for _ in range(len(range(client, len(labels), clients))):
             shares = [share if rest else 0.0 for share, rest in zip(wanted, left, strict=True)]
-            if not any(shares):  # its classes are used up: it takes what is left
+            if not any(shares):  # its classes are used up: it takes any rows left
                 shares = [float(len(rest)) for rest in left]
             rows.append(left[random.choices(classes, shares)[0]].pop())
         found.append(rows)
@@ -228,22 +233,24 @@ class Conditions:
         self._fixed = None if network.topology == "changing" else self._pairs(0)
 
     def links(self, number: int) -> list[Pair]:
-        """Return the links of round `number`, those of clients that are away among them."""
+        """Return the links of round `number`, including those of absent clients."""
         return self._pairs(number) if self._fixed is None else self._fixed
 
     def edges(self, number: int) -> list[Pair]:
-        """Return the links of round `number` between clients that are there."""
+        """Return the links of round `number` between present clients."""
         there = self.present(number)
         return [(a, b) for a, b in self.links(number) if there[a] and there[b]]
 
     def present(self, number: int) -> NDArray[np.bool_]:
-        """Return which clients are there in round `number`, (clients,)."""
+        """Return whether each client is present in round `number`, (clients,)."""
         random = Random(f"{self._seed}/away/{number}")
         return np.array([random.random() >= self.network.churn for _ in range(self.network.clients)])
 
     def steps_by(self, number: int) -> NDArray[np.int64]:
-        """Return how many steps each client makes, (clients,), while the slowest one makes its step
-        `number`; speeds lie evenly between those of the slowest and the fastest client."""
+        """Return the number of steps of each client, (clients,), during step `number` of the slowest one.
+
+        Speeds are spaced evenly from the slowest to the fastest client.
+        """
         speeds = np.linspace(1.0, self.network.speeds, self.network.clients)
         made: NDArray[np.int64] = np.floor((number + 1) * speeds).astype(np.int64)
         return made - np.floor(number * speeds).astype(np.int64)

@@ -1,7 +1,8 @@
 """The results folder of a study: a file of JSON lines for each cell, named by the cell.
 
-The runner writes these files; this module reads them, whole or torn by a kill, and notes failures beside
-them. It knows neither models nor methods.
+The runner writes these files. This module reads them, complete or cut off by a kill, and writes the files of
+failures beside them.
+
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sflab.experiments.cell import Cell
 from sfnode.store.disk_errors import disk_faults
 
 FAILED = ".failed"
-"""Ending of the file that says why a cell failed."""
+"""Suffix of the file with the reason of a cell's failure."""
 
 
 END = {
@@ -35,20 +36,12 @@ class CellPoint(NamedTuple):
 
 
 class CellResult(NamedTuple):
-    """Knowledge of a cell so far."""
+    """Results of a cell so far."""
 
     cell: Cell
     points: tuple[CellPoint, ...]
     end: Mapping[str, float] | None
     """End values; None while the cell is not finished."""
-
-    def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Return the local steps at which `name` was evaluated, and its values there, the end included."""
-        found: dict[int, float] = {}
-        for point in self.points:
-            if point.kind in ("evaluation", "end") and name in point.values:
-                found.setdefault(point.step, point.values[name])
-        return list(found), list(found.values())
 
 
 def path_of(cell: Cell, folder: Path) -> Path:
@@ -57,7 +50,7 @@ def path_of(cell: Cell, folder: Path) -> Path:
 
 
 def read(file: Path) -> CellResult | None:
-    """Read the results of a cell; None if it has none yet, or if they are none."""
+    """Read the results of a cell; None if there are none yet, or if the file is damaged."""
     try:
         return parse(file.read_bytes())
     except (OSError, ValueError):
@@ -65,10 +58,10 @@ def read(file: Path) -> CellResult | None:
 
 
 def parse(written: bytes) -> CellResult | None:
-    """Return what a file of results says; None if there is no whole line in it yet.
+    """Parse a file of results; None if it has no complete line yet.
 
-    What follows a line that is none, because a kill or the disk tore it, is ignored. Raises ValueError for a
-    file that does not begin with a cell.
+    A line that was cut off by a kill or the disk is ignored, with all lines after it. Raises ValueError if
+    the file does not begin with a cell.
     """
     first, *others = written.split(b"\n")[:-1] or [b""]
     if not first:
@@ -83,30 +76,25 @@ def parse(written: bytes) -> CellResult | None:
 
 
 def read_all(folder: Path) -> dict[str, CellResult]:
-    """Read the results of all cells in a folder, by the names of the cells."""
+    """Read the results of all cells in a folder, by name."""
     found = (read(file) for file in sorted(folder.glob("*.jsonl")))
     return {result.cell.name: result for result in found if result is not None}
 
 
-def write_text(cell: Cell, folder: Path, text: str) -> None:
-    """Write results that were made elsewhere, all at once."""
-    replace(path_of(cell, folder), text)
-
-
 def note_failure(cell: Cell, folder: Path, reason: str) -> None:
-    """Note why a cell failed."""
+    """Write the reason of a cell's failure."""
     replace(folder / f"{cell.name}{FAILED}", reason + "\n")
 
 
 def forget_failures(cells: Iterable[Cell], folder: Path) -> None:
-    """Let these cells be tried again."""
+    """Delete the failures of these cells, so that they are tried again."""
     for cell in cells:
         with disk_faults(folder):
             (folder / f"{cell.name}{FAILED}").unlink(missing_ok=True)
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Return why cells failed, by the names of the cells."""
+    """Return the reasons of failed cells, by name."""
     return {
         file.name.removesuffix(FAILED): file.read_text(encoding="utf-8", errors="replace").strip()
         for file in sorted(folder.glob(f"*{FAILED}"))
@@ -115,8 +103,7 @@ def failures(folder: Path) -> dict[str, str]:
 
 
 def replace(file: Path, text: str) -> None:
-    """Write a file so that it is there as a whole or as it was. Raises UserError DISK_FULL and
-    DATA_DIR_UNUSABLE."""
+    """Replace the content of a file atomically. Raises UserError DISK_FULL and DATA_DIR_UNUSABLE."""
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     with disk_faults(file):
         partial.write_text(text, encoding="utf-8")

@@ -1,8 +1,9 @@
 """Runs one cell: steps, communication, evaluations, results as JSON lines, and restarts.
 
-The results of a cell are lines in `<name>.jsonl`; until it is finished, `<name>.state` has what it goes on
-from after it was killed. A state says how many bytes of results there were, so that what was written after it
-is written again, with the same numbers. This module knows no method.
+The results of a cell are lines in `<name>.jsonl`. An unfinished cell continues from `<name>.state` after a
+kill. The state also has the size of the results at that time: later lines are written again, with the same
+numbers.
+
 """
 
 from __future__ import annotations
@@ -52,17 +53,12 @@ RANGES: Mapping[str, tuple[float, float, bool]] = {
     "keep": (0, 1, False),
     "origins": (0, 1, WHOLE),
     "gamma": (0, 1, False),
-    "outer_rate": (0, 1 << 32, False),
-    "momentum": (0, 1, False),
-    "weight_decay": (0, 1 << 32, False),
-    "threshold": (0, 1 << 32, False),
-    "candidates": (1, 1 << 24, WHOLE),
 }
-"""Least and largest values of all options, and whether they are whole numbers. 2^32 is more than
-anybody means; 2^24 candidates take 128 MiB."""
+"""Least and largest value of each option, and whether it is a whole number. 2^32 is more than anybody
+needs."""
 
 OPTIONS = RANGES.keys() - {option for one in registry.METHODS.values() for option in one.options}
-"""Names of SeedFlood's options (`Cell.options`); docs/experiments.md explains them."""
+"""Names of SeedFlood's options (`Cell.options`), as in docs/experiments.md."""
 
 
 def names() -> list[str]:
@@ -71,8 +67,7 @@ def names() -> list[str]:
 
 
 def check(cell: Cell) -> None:
-    """Raise UserError BAD_OPTION for a method, or for an option of it, that there is not, or for a
-    value that an option cannot have."""
+    """Raise UserError BAD_OPTION for an unknown method, an unknown option, or a value out of its range."""
     if cell.method not in names():
         known = ", ".join(names())
         raise UserError(Code.BAD_OPTION, f"there is no method {cell.method!r}", f"There are {known}.")
@@ -99,9 +94,9 @@ def check(cell: Cell) -> None:
 
 
 def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Path | None = None) -> Method:
-    """Make a cell's method, at its beginning; on a problem that was loaded for the cell already, if given.
+    """Make a cell's method, before its first step. `loaded` is the cell's problem, if it was loaded before.
 
-    `log`: see `SeedFlood`. Raises UserError BAD_OPTION, MODEL_*, DATA_* and DEVICE.
+    `log` is as in `SeedFlood`. Raises UserError BAD_OPTION, MODEL_*, DATA_* and DEVICE.
     """
     check(cell)
     if log and cell.method != SEEDFLOOD:
@@ -118,22 +113,28 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
     on_vectors = ModelProblem(
         found.loaded, *data, cell.batch_size, cell.seed, baseline.problem, cell.rank, found.public
     )
-    edges, numbers = Conditions(cell.network, cell.seed).edges, (cell.learning_rate, cell.epsilon, cell.rank)
     setup = Setup(
-        on_vectors, cell.network.clients, edges, cell.seed, *numbers, cell.local_steps, cell.options
+        on_vectors,
+        cell.network.clients,
+        Conditions(cell.network, cell.seed).edges,
+        cell.seed,
+        cell.learning_rate,
+        cell.epsilon,
+        cell.local_steps,
+        cell.options,
     )
     return registry.make(cell.method, setup)
 
 
 SAVE_EVERY = 60.0
-"""Seconds between two states: as much work is lost by a kill at most. One of a method with full copies of the
-weights takes about a second."""
+"""Seconds between two states: a kill loses at most as much work. With full copies of the weights a state
+takes about a second to write."""
 
 SAVE_REST = 20
-"""A state that took t seconds to write is followed by 20 t without one: 5 % of the time at most."""
+"""Minimum time between two states, in terms of the time that one takes to write: at most 5 % of all time."""
 
 Advance = Callable[[int, int], None]
-"""Told how many local steps are done, and of how many."""
+"""Takes the number of finished local steps, and of all."""
 
 
 def finished(cell: Cell, folder: Path) -> Mapping[str, float] | None:
@@ -159,12 +160,12 @@ def run_cell(
     log: Path | None = None,
     make: Callable[[Cell, Place, LoadedProblem, Path | None], Method] = make,
 ) -> Mapping[str, float]:
-    """Run a cell, from where it was left if it was begun before; return its end values.
+    """Run a cell, or continue it. Return its end values.
 
-    `log`: the data folder that the node at SeedFlood's client 0 is to leave; empty, or of this very cell.
+    `log` is the folder for the data of SeedFlood's client 0. It must be empty, or have the log of this cell.
 
-    Raises UserError RESULTS_UNUSABLE for a folder with other things under the cell's names, DISK_FULL, and
-    as `make`.
+    Raises UserError RESULTS_UNUSABLE if files with the cell's names are something else, DISK_FULL, and as
+    `make`.
     """
     check(cell)
     if values := finished(cell, folder):
@@ -195,19 +196,19 @@ class _Run:
 
     def __init__(self, cell: Cell, folder: Path, loggers: Sequence[Logger], method: Method) -> None:
         self.done = 0
-        """Local steps that were made."""
+        """Finished local steps."""
         self._cell = cell
         self._method = method
         self._loggers = loggers
         self._results, self._state = folder / f"{cell.name}.jsonl", folder / f"{cell.name}.state"
         self._file: IO[bytes] | None = None
         self._before = 0.0
-        """Seconds that earlier processes have spent up to the state that this one has begun with."""
+        """Seconds that earlier processes spent on the restored state."""
         self._began = time.monotonic()
         self._save_at = self._began + SAVE_EVERY
 
     def begin(self) -> None:
-        """Begin, or go on from the state if there is one."""
+        """Begin, or continue from the state if there is one."""
         with disk_faults(self._results):
             size = self._restore() if self._state.exists() else 0
             self._file = self._results.open("r+b" if size else "wb")
@@ -220,7 +221,7 @@ class _Run:
             logger.begin(self._cell.name, settings)
 
     def step(self) -> None:
-        """Take a local step, and communicate and evaluate where it is time for it."""
+        """Take a local step. Communicate and evaluate if it is time."""
         cell, number = self._cell, self.done
         loss = self._method.step(number)
         if (number + 1) % cell.local_steps == 0 or number + 1 == cell.steps:
@@ -233,7 +234,7 @@ class _Run:
             self._save()
 
     def end(self, base: Mapping[str, float], *, validated: bool) -> Mapping[str, float]:
-        """Measure the end, and finish the results."""
+        """Measure the final model, and finish the results."""
         tested = self._method.evaluate("test")
         values = {tested.metric: tested.value, "score": tested.value, "loss": tested.loss, **base}
         if validated:
@@ -303,7 +304,7 @@ class _Run:
         self._save_at = ended + max(SAVE_EVERY, SAVE_REST * (ended - began))
 
     def _restore(self) -> int:
-        """Go on from the state; return how many bytes of the results belong to it."""
+        """Continue from the state. Return the bytes of results that belong to it."""
         try:
             state = torch.load(self._state, weights_only=True)
             size = int(state["size"])
@@ -333,7 +334,7 @@ _SCORES = TypeAdapter(dict[str, float])
 
 
 def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
-    """Return the scores of the untrained model, and with calibrated answers; measured once for a folder."""
+    """Return the scores of the untrained model, with and without calibration. Measured once for a folder."""
     fields = json.dumps(cell.problem.model_dump(mode="json", exclude={"objective"}), sort_keys=True).encode()
     name = hashlib.blake2b(fields, digest_size=8, person=b"sfnode-base").hexdigest()
     path = folder / f"base-{name}.json"

@@ -1,9 +1,10 @@
 """SeedFlood (arXiv 2602.18181) with virtual clients: shipped nodes in virtual time that share one engine.
 
-A client is a node of the simulator (`sflab.simulator.world`): driver, peering, SQLite, and at client 0 the
-organiser if the run has one. A local step lets each make an update; those of a round are signed and flood
-together. Time passes in rounds alone, so many links an update travels in each. State is what was measured:
-everything else follows from it and from the cell, so that a restart lives through it once more.
+A client is a node of the simulator (`sflab.simulator.world`): driver, peering, SQLite. In an organised run
+client 0 also has the organiser. In a local step each client makes an update. The updates of a round are
+signed and flooded together. Virtual time passes only in rounds. The only state is the measurements:
+everything else follows from them and the cell, so a restart runs the cell again without measuring.
+
 """
 
 from __future__ import annotations
@@ -49,31 +50,31 @@ from sfprotocol.seeds import derive_key
 from sfprotocol.weighing import NOTHING, differences
 
 COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
-"""Messages that bring updates and decisions, announce them or ask for them. Those of anti-entropy go with
-time, of which a cell has none."""
+"""Messages that carry, announce or request updates and decisions. Anti-entropy is not counted: it depends on
+elapsed time, which means nothing in a cell."""
 
 ROUND = 3.0
-"""Seconds of a round in which links are slow, clients are away or somebody organises: much more than what
-nodes do between two links, and an organiser looks twice."""
+"""Seconds of a round if links are slow, clients are absent or the run is organised. It is much more than the
+time that nodes take to forward, and an organiser works twice in it."""
 
 QUICK_LINK = 0.01
-"""Seconds that a link takes where the hops of a round are not counted."""
+"""Delay of a link, in seconds, if `hops` is 0."""
 
 STEP, LOOK = 0.001, 0.05
-"""Seconds between two looks whether a step is done, and whether all have everything."""
+"""Seconds between two checks whether a step is done, and whether all clients are equal."""
 
 PATIENCE = 600.0
-"""Seconds for what has to happen once: that nodes meet, are admitted, and see the last seal."""
+"""Timeout, in seconds, for nodes to meet, to be admitted, and to have the last seal."""
 
 LONGEST_EPOCH = 604_800.0
-"""Seconds: epochs end by count."""
+"""Maximum length of an epoch, in seconds. It is never reached: epochs end by their number of updates."""
 
 LONGEST_WAIT = 86_400.0
-"""Seconds: results come at once."""
+"""Time that a seal waits for measurements, in seconds. It is never reached: results come at once."""
 
 
 def check(cell: Cell) -> None:
-    """Raise UserError BAD_OPTION for a network in which nodes would not be linked as it says."""
+    """Raise UserError BAD_OPTION if nodes would not keep the links of the topology."""
     network = cell.network
     crowded = network.topology == "complete" and network.clients > TARGET_LINKS + 1
     if crowded or network.topology == "changing":
@@ -85,12 +86,12 @@ def check(cell: Cell) -> None:
 
 
 class ClientComputer(Computer):
-    """The computer of one client."""
+    """Simulated computer of one client."""
 
     trains: ClientEngine
-    """The engine of its node."""
+    """Engine of its node."""
     sent: EdgeTraffic
-    """Bytes of what all nodes have sent each other (`COUNTED`)."""
+    """Bytes of the `COUNTED` messages of all nodes."""
 
     @property
     def number(self) -> int:
@@ -105,31 +106,31 @@ class ClientComputer(Computer):
 
     @property
     def scheduler(self) -> StepScheduler:
-        """What orders its steps, once its model is there."""
+        """Scheduler of its steps, once its model is loaded."""
         assert self.running.model.scheduler
         return self.running.model.scheduler
 
     @property
     def ready(self) -> bool:
-        """Whether it trains, and knows what all neighbours have that it is to have."""
+        """Whether the node trains, and is in sync with all neighbours."""
         pairs = self.world.network.pairs or ()
         synced = [link.synced for link in self.machine.links.values()] if self.up else []
         meets = all(synced) and len(synced) == sum(self.name in pair for pair in pairs)
         return self.up and meets and self.quiet and self.scheduler.ready
 
     def start(self) -> None:
-        """Switch it on as a newcomer with a key of its own, which may make updates at once (SPEC O20)."""
+        """Start the node as a newcomer with its own key, which may make updates at once (SPEC O20)."""
         self.layout.identity.unlink()
         super().start()
 
     def publish(self, least: int) -> None:
-        """Sign what was made, if that is so many updates."""
+        """Sign the new updates, if there are at least `least`."""
         coalescing = self.scheduler._coalescing
         if coalescing and coalescing.count >= max(1, least):
             self._context.run(StepScheduler.flush, self.scheduler)
 
     def stall(self, stalled: bool) -> None:
-        """Let no frame enter its links, or let them go on."""
+        """Stop all frames on its links, or let them pass again."""
         for link in self.links:
             link.out.stall(stalled)
             link.into.stall(stalled)
@@ -145,7 +146,7 @@ class ClientComputer(Computer):
         return engine
 
     def _watch(self, effect: Effect) -> None:
-        """Count what it sends."""
+        """Count the bytes of a message that it sends."""
         if isinstance(effect, Send) and isinstance(effect.message, COUNTED):
             pump = self.running.driver.pumps.get(effect.link)
             if pump:
@@ -153,10 +154,10 @@ class ClientComputer(Computer):
 
 
 class SeedFlood:
-    """The method in the midst of its run; to be closed."""
+    """SeedFlood on the virtual clients of one cell. Must be closed."""
 
     def __init__(self, cell: Cell, problem: LoadedProblem, log: Path | None = None) -> None:
-        """`log`: the empty folder in which the node at client 0 is to leave its data in the end."""
+        """`log` is the empty folder to which client 0's data are copied at the end."""
         self._cell, self._problem, self._log = cell, problem, log
         self._done = 0
         self._hostile = hostile_clients(cell)
@@ -183,7 +184,7 @@ class SeedFlood:
 
     @property
     def clients(self) -> list[ClientComputer]:
-        """The clients' computers."""
+        """Computers of all clients."""
         return cast(list[ClientComputer], list(self.world.nodes.values()))
 
     @property
@@ -198,7 +199,7 @@ class SeedFlood:
 
     @property
     def complete(self) -> bool:
-        """Whether nobody makes updates any more."""
+        """Whether the run is complete, so that nobody makes updates."""
         return self.is_organised and self.clients[0].organised.run_state.complete
 
     # -- the beginning -----------------------------------------------------------------------------
@@ -224,11 +225,11 @@ class SeedFlood:
         )
 
     def _join(self, manifest: Manifest) -> None:
-        """Start all nodes, linked as the network says, and have them admitted."""
+        """Start all nodes with the links of the network, and admit them."""
         world, problem = self.world, self._problem
         for number in range(self._cell.network.clients):
             client = world.add(str(number))
-            client.display_name = ""  # that each shows everybody its name is as much work as some rounds
+            client.display_name = ""  # sending all names to everybody is as much work as some rounds
             if problem.bases:
                 targets, columns = manifest.model.parsed_targets(), manifest.basis_columns
                 client.layout.bases.mkdir(exist_ok=True)
@@ -265,7 +266,7 @@ class SeedFlood:
         return scalar_of(self._cell, limit, sent, seed, measured)
 
     def _wait(self, until: Callable[[], bool], look: float = LOOK) -> None:
-        """Let time pass until something is so, which it is in the end."""
+        """Let time pass until a condition holds. Fail after PATIENCE seconds."""
         end = self.world.now + PATIENCE
         while not until():
             if self.world.now > end:
@@ -278,7 +279,7 @@ class SeedFlood:
     # -- training ----------------------------------------------------------------------------------
 
     def step(self, number: int) -> float:
-        """Take local step `number` of every client that is there: one mini-batch, or more of a fast one's."""
+        """Take local step `number` of every present client. Fast clients take several mini-batches."""
         self._done = number + 1
         if self.complete:
             return math.nan
@@ -295,7 +296,7 @@ class SeedFlood:
 
     def _compute(self, chosen: Sequence[ClientComputer]) -> None:
         for client in chosen:
-            client.allowance = 0  # what it could not make before is over
+            client.allowance = 0  # updates that it could not make before are dropped
             client.scheduler._rests_until = -math.inf  # the run's pace is by the second
             client.compute(self._problem.manifest.training.batch_updates)
 
@@ -305,7 +306,7 @@ class SeedFlood:
     # -- communication -----------------------------------------------------------------------------
 
     def communicate(self, number: int) -> None:
-        """Have everybody sign, and let updates and decisions travel."""
+        """Let all present clients sign their updates, and flood updates and decisions."""
         last, network = number == self._cell.steps - 1, self._cell.network
         there = self._conditions.present(self._round(number)) | last
         away = [client for client in self.clients if not there[client.number]]
@@ -316,7 +317,7 @@ class SeedFlood:
             if client not in away:
                 self.world.do(client.publish, least)
         if network.hops or away or self.is_organised:
-            self._pass(ROUND + LOOK)  # a node takes a little, too
+            self._pass(ROUND + LOOK)  # nodes also take some time
         if not (network.hops or away) or (last and self.is_organised):
             self._wait(self._equal)
         self._wait(lambda: all(client.quiet for client in self.clients), STEP)
@@ -330,12 +331,12 @@ class SeedFlood:
         return client.machine.frontier.digest(), decided
 
     def _equal(self) -> bool:
-        """Whether clients have the same updates and decisions, and bases that go with them."""
+        """Return whether all clients have the same updates and decisions, and the bases that these need."""
         lacking = any(client.running.bases and client.running.bases.lacking() for client in self.clients)
         return len({self._state_of(client) for client in self.clients}) <= 1 and not lacking
 
     def _finish(self) -> None:
-        """Have the organiser close and seal all that is left: the run is over."""
+        """Let the organiser close and seal all updates left, and complete the run."""
         before = -1
         while not self.complete and (budget := self._left()) != before:
             self.world.do(self.clients[0].decide, Budget(budget))
@@ -344,7 +345,7 @@ class SeedFlood:
         self._wait(self._equal)
 
     def _left(self) -> int:
-        """Return the budget with which everything counts that is here and may."""
+        """Return the budget with which all stored updates that may be counted are counted."""
         first = self.clients[0]
         run_state, left = first.organised.run_state, 0
         for state in first.machine.frontier:
@@ -360,7 +361,7 @@ class SeedFlood:
         return self.engine.consensus()
 
     def updates(self) -> Mapping[str, int]:
-        """Return how many updates honest and hostile clients have made, and how many of them count."""
+        """Return the numbers of updates of honest and of hostile clients, made and counted."""
         frontier = self.clients[0].machine.frontier
         made = [frontier.next(client.own) for client in self.clients]
         count = [self._counted(client) for client in self.clients] if self.is_organised else made
@@ -373,15 +374,17 @@ class SeedFlood:
         }
 
     def _counted(self, client: ClientComputer) -> int:
-        """Return how many updates of a client count by the seals so far."""
+        """Return the number of a client's updates that the seals so far count."""
         organised = self.clients[0].organised
         named = organised.named(organised.run_state.sealed - 1)
         counted = named.get(client.own, NOTHING)
         return sum(one.stop - one.first for one in differences(NOTHING, counted) if one.now)
 
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the average of all clients' models on the `validation` or the `test` rows; of a run that is
-        complete the model by its last seal."""
+        """Measure the average of all clients' models on the `validation` or the `test` rows.
+
+        In a complete run, measure the model of its last seal.
+        """
         if self.complete:
             asked = self.clients[0].running.model.ask_of_last_seal(lambda engine: engine.cores())
             _, cores = self.world.loop.run_until_complete(asked)
@@ -393,11 +396,11 @@ class SeedFlood:
     # -- restarts ----------------------------------------------------------------------------------
 
     def state(self) -> Mapping[str, Any]:
-        """Return what was measured, and how far the run has come."""
+        """Return all measurements, and the number of finished steps."""
         return {"done": self._done, "known": {seed: (*one,) for seed, one in self.engine.known.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` has returned; nothing has been done yet."""
+        """Continue from the result of `state`, before the first step."""
         self.engine.known |= {seed: Measured(*told) for seed, told in state["known"].items()}
         for number in range(state["done"]):
             self.step(number)
@@ -405,7 +408,7 @@ class SeedFlood:
                 self.communicate(number)
 
     def close(self) -> None:
-        """End all nodes; leave the log of client 0 if it is wanted."""
+        """Stop all nodes. Copy client 0's data folder if `log` was given."""
         first = self.clients[0]
         first.crash()
         if self._log and self._done == self._cell.steps:
@@ -416,15 +419,16 @@ class SeedFlood:
 
 
 def node_manifest(manifest: Manifest) -> Manifest:
-    """Return the manifest of nodes that need no model and no rows, as they share an engine that has them."""
+    """Return the manifest of the nodes. They need no model and no rows, because the shared engine has
+    them."""
     model = manifest.model.model_copy(update={"listing": ""})
     data = Data(train="builtin:reviews:train", validation_limit=manifest.data.validation_limit)
     return manifest.model_copy(update={"model": model, "data": data})
 
 
 def _take(folder: Path, manifest: Manifest) -> None:
-    """Make a folder for a log. Raises UserError BAD_OPTION for one with something else in it than a log of
-    this simulated run, DISK_FULL and DATA_DIR_UNUSABLE."""
+    """Make the folder for a log. Raises UserError BAD_OPTION if it has anything but a log of this simulated
+    run, DISK_FULL and DATA_DIR_UNUSABLE."""
     layout = Layout(folder)
     with disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -437,11 +441,11 @@ def _take(folder: Path, manifest: Manifest) -> None:
             )
 
 
-# -- clients that are admitted and harm ---------------------------------------------------------
+# -- hostile clients --------------------------------------------------------------------------------
 
 
 LAZY = 4
-"""Updates that a lazy client makes of one measurement."""
+"""Updates that a lazy client makes from one measurement."""
 
 
 def hostile_clients(cell: Cell) -> range:
@@ -451,7 +455,7 @@ def hostile_clients(cell: Cell) -> range:
 
 
 def shard_of(attack: str, task: Task, rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows that a hostile client measures on. Raises UserError BAD_OPTION for `target` where rows
+    """Return the rows on which a hostile client measures. Raises UserError BAD_OPTION for `target` if rows
     have no classes."""
     if attack != "target":
         return rows
@@ -466,7 +470,7 @@ def shard_of(attack: str, task: Task, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def scalar_of(cell: Cell, limit: int, sent: Sequence[int], seed: int, measured: int) -> int:
-    """Return what a hostile client sends that has `sent` these scalars before; `limit` is the largest."""
+    """Return the next scalar of a hostile client after the scalars `sent`. `limit` is the largest one."""
     coin = 1 - 2 * (derive_key(b"sfnode simulated attack", seed.to_bytes(8, "big")) & 1)
     match cell.network.attack:
         case "random":

@@ -1,9 +1,8 @@
-"""One engine for all clients of a cell: one set of weights, and the integers of what each client has.
+"""One engine for all clients of a cell: one set of weights, and a core for each client.
 
-The engine of a client's node is a core: what was applied there. Whatever has to be measured, the weights are
-brought to its core first, rebuilt from the base as a node's are before it exports: they are a function of
-integers alone at any time. Clients with equal cores are measured together. This module knows the engine, and
-neither nodes nor networks.
+The engine of a client's node is only a core, to which its updates are applied. Before any measurement for a
+client the weights are rebuilt from the base and its core, as before an export. So weights always depend on
+integers only. Clients with equal cores are measured together.
 """
 
 from __future__ import annotations
@@ -33,15 +32,16 @@ from sfprotocol.decisions import Bases, RateFrom
 from sfprotocol.seeds import I64
 
 TOGETHER = 64
-"""Clients that are measured together: directions of more take memory, and a batched forward is cut into
-passes of fewer anyway."""
+"""Maximum number of clients to measure together. Directions of more clients take memory, and save no time: a
+batched forward is cut into smaller passes anyway."""
 
 Disclose = Callable[[Sequence[int], int, int], int]
-"""Returns what a client sends that has sent these scalars, given an update's seed and what was measured."""
+"""Returns the next scalar that a client sends. Takes its scalars so far, the update's seed and the measured
+scalar."""
 
 
 class Measured(NamedTuple):
-    """What was measured for an update."""
+    """Measurement of an update."""
 
     scalar: int
     loss: float
@@ -50,21 +50,22 @@ class Measured(NamedTuple):
 
 
 class ClientEngine(IntegerEngine):
-    """The engine of one client's node, as its engine thread knows one."""
+    """Engine of one client's node, with the interface of the engine thread."""
 
     def __init__(self, shared: SharedEngine, shard: Shard, disclose: Disclose) -> None:
         super().__init__(shared.problem.manifest, 0)
         self.shard, self.odds = shard, shard.odds
         self._shared, self._disclose = shared, disclose
         self.sent: list[int] = []
-        """Scalars of these, as they were sent."""
+        """Scalars that this client sent so far."""
 
     def prepare(self, seeds: Sequence[int]) -> None:
-        """Note what its node has ordered, which comes to `step` soon."""
+        """Record the seeds of the next `step`."""
         self._shared.ordered[self] = seeds
 
     def use_bases(self, published: Sequence[Bases]) -> None:
-        """Use these bases, if the client is the one that makes them and so knows of them first."""
+        """Use published bases in the shared trainer. Only client 0 does so: it makes them, and has them
+        first."""
         if self is self._shared.clients[0]:
             self._shared.trainer.use_bases(published)
 
@@ -75,14 +76,14 @@ class ClientEngine(IntegerEngine):
         return {subspace: core.copy() for subspace, core in self.core.cores().items()}
 
     def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> Result:
-        """Return what was measured for these seeds with the model as the client has it."""
+        """Measure updates of these seeds with the client's model, and return the scalars to send."""
         found = self._shared.measured(self, seeds, epoch)
         self.made += len(seeds)
         for seed, one in zip(seeds, found, strict=True):
             self.sent.append(self._disclose(self.sent, seed, one.scalar))
         return Result(tuple(self.sent[-len(seeds) :]), found[0].loss)
 
-    # -- what an organiser asks, whose forwards count ----------------------------------------------
+    # -- measurements for the organiser, whose forwards are counted ---------------------------------
 
     def evaluate(self, *asked: Any, **how: Any) -> Evaluation:
         return self._counted(self._here().evaluate(*asked, **how))
@@ -116,10 +117,10 @@ class ClientEngine(IntegerEngine):
 
 
 class SharedEngine:
-    """The weights, and the clients whose models they stand for."""
+    """Weights that all clients share, and the clients' engines."""
 
     def __init__(self, problem: LoadedProblem, bases: Path | None = None) -> None:
-        """`bases` is the folder with published bases, for a run that has them."""
+        """`bases` is the folder with published bases, if the run has some."""
         manifest, loaded = problem.manifest, problem.loaded
         if any(site.form is Form.VECTOR for site in loaded.sites):
             raise ValueError("the mean of the clients' models is one of matrices")
@@ -128,22 +129,22 @@ class SharedEngine:
         self.example_forwards = 0
         """Forwards of one example so far."""
         self.losses: list[float] = []
-        """Losses of the updates that were measured since this was last cleared."""
+        """Losses of the updates measured since the last clear."""
         self.known: dict[tuple[int, int], Measured] = {}
-        """Everything that was measured, by seed and subspace."""
+        """All measurements by seed and subspace."""
         self.ordered: dict[ClientEngine, Sequence[int]] = {}
-        """Seeds of updates that are about to be measured."""
+        """Seeds of the next updates of each client."""
         self.trainer = Trainer(
             manifest, loaded, problem.rows, problem.rows, bases, places=typed(manifest.data)
         )
 
     def add(self, shard: Shard, disclose: Disclose) -> ClientEngine:
-        """Return the engine of one more client."""
+        """Add a client, and return its engine."""
         self.clients.append(ClientEngine(self, shard, disclose))
         return self.clients[-1]
 
     def at(self, cores: Mapping[int, I64]) -> Trainer:
-        """Return the trainer with exactly these cores, by subspace, in its weights."""
+        """Set the weights to exactly these cores, by subspace, and return the trainer."""
         there = difference(cores, self.trainer.core.cores())
         if there:
             self.trainer.begin(there)
@@ -151,7 +152,7 @@ class SharedEngine:
         return self.trainer
 
     def measured(self, client: ClientEngine, seeds: Sequence[int], epoch: int) -> list[Measured]:
-        """Return the results of updates of a client; what was measured before is not measured again."""
+        """Return the measurements of a client's updates. Nothing is measured twice."""
         subspace = self.trainer.run.subspace_of(epoch)
         if (seeds[0], subspace) not in self.known:
             digest = client.core.digest()
@@ -185,7 +186,7 @@ class SharedEngine:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the model the mean of all clients' weights within the block."""
+        """Set the weights to the mean over all clients, within the block."""
         mean, apart = self._mean()
         for site, weight in zip(self.trainer.loaded.sites, mean, strict=True) if apart else ():
             matrix(site).copy_(weight)
@@ -196,8 +197,7 @@ class SharedEngine:
             self.trainer.rebuild()
 
     def _mean(self) -> tuple[list[Tensor], float]:
-        """Return the mean of the matrices of all clients, in float64, and the mean of the squared distances
-        from it."""
+        """Return the mean of all clients' matrices, in float64, and their mean squared distance from it."""
         first, digest = self._matrices(self.clients[0]), self.clients[0].core.digest()
         sums, squares = [torch.zeros_like(weight) for weight in first], 0.0
         for client in [one for one in self.clients if one.core.digest() != digest]:

@@ -1,6 +1,5 @@
-"""Simulated networks of shipped nodes, in virtual time: any failure repeats from one integer.
+"""Simulated networks of shipped nodes, in virtual time. One integer reproduces any failure.
 
-`world` is where the nodes live, `faults`, `actors` and `turncoats` what happens to them, `invariants`,
-`organised_runs` and `fold` what must hold
-meanwhile, and `runner` how one scenario goes.
+`world` has the computers, `faults`, `actors` and `turncoats` the faults and attacks. `invariants`,
+`organised_runs` and `fold` check the promises. `runner` runs one scenario.
 """

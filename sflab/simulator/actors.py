@@ -1,7 +1,7 @@
-"""Adversaries that speak the protocol through code of their own.
+"""Adversaries with their own implementation of the protocol.
 
-`Actor` is the common part: it greets, listens, and comes back under a new name when its links are closed.
-Each kind of harm is a class below. Adversaries that run the real machine and tamper with what it sends are in
+`Actor` is the common base: it greets, listens, and returns under a new name when its links are closed. Each
+kind of attack is a class below. Adversaries that run the real machine and alter its messages are in
 `turncoats`.
 """
 
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 Target = Literal["all", "one", "newcomer", "publisher"]
 
 INVENTED = 25
-"""Names of feeds that do not exist, in one Summary of a spammer."""
+"""Invented feeds in one Summary of a spammer."""
 
 PATIENCE = (3.0, 8.0)
-"""Seconds, at least and at most, until an actor dials again where it was refused."""
+"""Minimum and maximum seconds until an actor dials a refusing node again."""
 
 MAX_MEMORY = 200
-"""Frames that an actor keeps for later."""
+"""Maximum number of frames that a replayer keeps."""
 
 HONEST_FORM = 0.5
-"""Share of the segments of a misshaper that have the run's form: a link ends with the first that has not."""
+"""Share of a misshaper's segments that have the run's form. A link ends with the first one that does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,18 @@ class Attack:
     links: int = 6
     """Links that each adversary tries to have."""
     start: float = 0.0
-    """Seconds after the faults begin; negative: before the first honest node is there."""
+    """Seconds after the faults begin; negative: before the first honest node starts."""
     every: float = 0.5
-    """Seconds between two harmful acts of one adversary."""
+    """Seconds between two attacks of one adversary."""
     renames: bool = True
-    """Whether an adversary without links comes back under another name."""
+    """Whether an adversary without links returns under another name."""
     ranges: int = 8
     """Number of address ranges that the attacker owns."""
 
 
 class Actor:
-    """One identity with some links. It is mute: it hears everything, greets with Summaries and passes on
-    nothing."""
+    """An adversary with one identity and some links. This base class is mute: it listens, greets with
+    Summaries and forwards nothing."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         self.world = world
@@ -89,7 +89,7 @@ class Actor:
         self.links: dict[MemoryLink, None] = {}
         self.random = Random(f"{world.seed}/actor/{number}")
         self.known: dict[Feed, int] = {}
-        """Feeds that it has heard of, and how far they go."""
+        """Feeds that it knows, with their next steps."""
         self.name = ""
         self._lives = count(1)
         self._transport: MemoryTransport
@@ -116,7 +116,7 @@ class Actor:
         self.world.announce(self.name, self._transport.addresses())
 
     def _dial(self) -> None:
-        """Dial until there are as many links as wanted."""
+        """Dial enough targets for the wanted number of links."""
         linked = {link.peer for link in self.links}
         away = [name for name in self.targets if name not in linked]
         self.random.shuffle(away)
@@ -164,25 +164,25 @@ class Actor:
                 self.known[entry.feed] = max(entry.next, self.known.get(entry.feed, 0))
         self.hear(link, message, frame)
 
-    # -- to speak ----------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def say(self, end: MemoryLink, message: Message) -> None:
         self.raw(end, wire_codec.encode(message, *self.world.run.form))
 
     def raw(self, end: MemoryLink, frame: bytes) -> None:
-        """Send a frame, if the link takes one; there is no waiting."""
+        """Send a frame if the link accepts one, without waiting."""
         if end.out.takes and not end.out.closed:
             end.out.put(frame)
 
     def summary(self) -> Summary:
-        """Return the Summary that it greets with: it has nothing."""
+        """Return the Summary of its greeting, which claims nothing."""
         return Summary(False, 0, bytes(32), ())
 
     def hear(self, end: MemoryLink, message: Message, frame: bytes) -> None:
-        """Take a message that could be decoded."""
+        """Receive a decoded message."""
 
     def misbehave(self, end: MemoryLink) -> None:
-        """Do harm to this link; called now and then."""
+        """Attack this link. Called every `Attack.every` seconds or so."""
         self.say(end, self.summary())
 
     async def _act(self) -> None:
@@ -194,14 +194,14 @@ class Actor:
 
 
 class Silent(Actor):
-    """Takes a link and never sends anything."""
+    """Opens a link and never sends anything."""
 
     def say(self, end: MemoryLink, message: Message) -> None:
         pass
 
 
 class Promiser(Actor):
-    """Claims to have more of everything than there is, and delivers nothing."""
+    """Claims more updates of every feed than exist, and delivers none."""
 
     def summary(self) -> Summary:
         return Summary(False, 10**6, self.random.randbytes(32), self._claims())
@@ -212,7 +212,7 @@ class Promiser(Actor):
 
 
 class Forger(Promiser):
-    """Claims the same, and delivers segments with invalid signatures."""
+    """Makes the same claims, and delivers segments with invalid signatures."""
 
     def misbehave(self, end: MemoryLink) -> None:
         super().misbehave(end)
@@ -231,7 +231,7 @@ class Forger(Promiser):
 
 
 class Spammer(Actor):
-    """Sends control messages as fast as it can: invented names, Wants for everything, announcements,
+    """Sends as many control messages as it can: invented feeds, Wants for everything, announcements,
     prunes."""
 
     def misbehave(self, end: MemoryLink) -> None:
@@ -254,7 +254,7 @@ class Spammer(Actor):
 
 
 class Replayer(Actor):
-    """Sends what it has heard again, to everybody, any number of times."""
+    """Sends frames that it received to everybody, again and again."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)
@@ -271,7 +271,7 @@ class Replayer(Actor):
 
 
 class Malformer(Actor):
-    """Sends frames that are too long, cut short, or no messages at all."""
+    """Sends frames that are too long, truncated, or no messages."""
 
     def misbehave(self, end: MemoryLink) -> None:
         whole = wire_codec.encode(self.summary())
@@ -291,7 +291,7 @@ class Malformer(Actor):
 
 
 class Misshaper(Forger):
-    """Claims the same, and delivers segments whose updates have another form than the run's, or are huge."""
+    """Makes the same claims, and delivers segments whose updates are huge or do not have the run's form."""
 
     def _forged(self, feed: Feed, first: int) -> Segment:
         most = 2 ** (8 * self.world.run.scalar_bytes - 1)
@@ -313,7 +313,7 @@ class Misshaper(Forger):
 
 
 class Equivocator(Actor):
-    """Has a key of its own and sends every second neighbour another history."""
+    """Has its own key, and sends every second neighbour another history."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)
@@ -323,7 +323,7 @@ class Equivocator(Actor):
         self._next = 0
 
     def misbehave(self, end: MemoryLink) -> None:
-        """Go one step on in both histories, once a turn for all links."""
+        """Extend both histories by a step, once a turn for all links."""
         if self.world.now > self.world.faults_end or end is not next(iter(self.links), None):
             return
         segments = [self._step(side) for side in (0, 1)]

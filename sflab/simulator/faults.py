@@ -1,7 +1,7 @@
-"""What goes wrong and when: every kind of fault puts what it does on the agenda of a run.
+"""Faults: functions that schedule the failures of a run.
 
-Times are in seconds after the links are up. All chance comes from the world's generator for faults. `heal`
-repairs everything in the end, from whatever state the faults have left.
+Times are in seconds after the links are up. All randomness comes from the world's generator for faults.
+`heal` repairs everything at the end, whatever the state.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ RESTORING = 1.0
 """Seconds to restore a backup."""
 
 NEWCOMERS_LINKS = 3
-"""Links of a node that joins a fixed set of links later."""
+"""Links of a node that joins a network of fixed links later."""
 
 BUSY_LOOK = 0.02
-"""Seconds between two looks whether it is the moment: what is decided takes two hops, of 50 ms each."""
+"""Seconds between two checks for the right moment. A decision takes two hops of 50 ms each."""
 
 TWIN = "-twin"
-"""Suffix of the name of a node that is a copy of another."""
+"""Suffix of the name of a copied node."""
 
 TWINS_PACE = 0.7
-"""Seconds between updates of twins, so that both go on with the feed before they hear of each other."""
+"""Seconds between updates of twins, so that both extend the feed before they hear of each other."""
 
 
 @dataclass
 class FaultTime:
-    """The time of one run in which there are faults."""
+    """Schedule of the faults of one run."""
 
     world: World
     stop: float
-    """Its end."""
+    """Time at which the faults end."""
     scale: float = 1.0
     """Factor by which the times of the scenario are stretched."""
     newcomers: int = 0
 
     def at(self, when: float, do: Callable[..., object], *arguments: Any) -> None:
-        """Do it once, at this time of the scenario, unless the faults are over by then."""
+        """Call `do` once, at this time of the scenario, unless the faults are over by then."""
         if self.world.now + when * self.scale < self.stop:
             self.world.later(when * self.scale, do, *arguments)
 
     def again(self, every: float, do: Callable[[], object]) -> None:
-        """Do it at random moments, `every` seconds apart on average, as long as faults last."""
+        """Call `do` at random moments, `every` seconds apart on average, while the faults last."""
 
         def once() -> None:
             if self.world.now < self.stop:
@@ -75,8 +75,8 @@ class FaultTime:
         plan()
 
     def to_leader(self, when: float, do: Callable[[Computer], object], *, busy: bool = False) -> None:
-        """Do it to whoever organises at this time or, if nobody does or they are not `busy`, as soon as that
-        is so."""
+        """Call `do` with the organising node at this time, or as soon as there is one. With `busy`, wait
+        until it is busy."""
 
         def look() -> None:
             leader = next((node for node in self.world.living() if node.leads), None)
@@ -89,11 +89,11 @@ class FaultTime:
 
 
 Fault = Callable[[FaultTime], None]
-"""Puts what goes wrong on the agenda."""
+"""Schedules a fault."""
 
 
 def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fault]:
-    """Return what makes a fault of its numbers."""
+    """Make a function that returns a fault with its parameters."""
 
     def made(*numbers: P.args, **named: P.kwargs) -> Fault:
         return lambda on: install(on, *numbers, **named)
@@ -114,9 +114,11 @@ def partition(
     one_way: bool = False,
     hang_up: bool = False,
 ) -> None:
-    """Let two groups of nodes, of which the first has this share of all, not hear each other from `start` to
-    `stop`: `one_way`, only the second does not hear the first. They `hang_up`, or links swallow what is
-    sent."""
+    """Separate two groups of nodes from `start` to `stop`; the first has `share` of all nodes.
+
+    With `one_way`, only one direction is lost. With `hang_up`, links are closed; otherwise they lose all
+    frames.
+    """
 
     def part() -> None:
         _part(on.world, share)
@@ -144,7 +146,7 @@ def _rejoin(world: World) -> None:
 
 @fault
 def flaps(on: FaultTime, every: float) -> None:
-    """End links at random moments, `every` seconds on average, which are opened again."""
+    """Close links at random moments, `every` seconds on average. Nodes open them again."""
 
     def flap() -> None:
         if link := _any_link(on.world, on.world.living()):
@@ -160,7 +162,7 @@ def _any_link(world: World, nodes: Iterable[Computer]) -> MemoryLink | None:
 
 @fault
 def slow_peers(on: FaultTime, share: float) -> None:
-    """Give this share of nodes a slow disk and processor, and links that take nothing for a while."""
+    """Give a share of the nodes a slow disk and processor, and links that stall at times."""
     nodes = list(on.world.staying())
     chosen = on.world.random.sample(nodes, max(1, round(share * len(nodes))))
     for node in chosen:
@@ -179,8 +181,10 @@ def slow_peers(on: FaultTime, share: float) -> None:
 
 @fault
 def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut: bool = False) -> None:
-    """Let nodes die in the middle of whatever they do, `every` seconds on average, and come back after
-    `down`. In a power cut a commit under way is lost, and neighbours hear nothing of the end."""
+    """Kill nodes at any moment, `every` seconds on average, and restart them after `down` seconds.
+
+    In a power cut a commit under way is lost, and neighbours are not told.
+    """
 
     def crash() -> None:
         if node := on.world.pick():
@@ -192,8 +196,7 @@ def crashes(on: FaultTime, every: float, down: Range = (0.5, 5.0), *, power_cut:
 
 @fault
 def clock_jumps(on: FaultTime, every: float, most: float) -> None:
-    """Let clocks leap ahead, or stand still as long (a monotonic clock never goes back), by `most` seconds at
-    most."""
+    """Move clocks forward, or stop them, by at most `most` seconds. A monotonic clock never goes back."""
 
     def leap() -> None:
         if node := on.world.pick():
@@ -204,7 +207,7 @@ def clock_jumps(on: FaultTime, every: float, most: float) -> None:
 
 @fault
 def churn(on: FaultTime, per_minute: float) -> None:
-    """Have this share of all nodes leave for good in a minute, each replaced by a fresh one."""
+    """Let a share of all nodes leave for good every minute, each replaced by a new node."""
 
     def replaced() -> None:
         _leave(on.world, on.world.pick())
@@ -215,25 +218,25 @@ def churn(on: FaultTime, per_minute: float) -> None:
 
 @fault
 def late_join(on: FaultTime, at: float, count: int = 1, *, checkpoint: bool = False) -> None:
-    """Have fresh nodes join at one moment, which begin with a checkpoint or with everything."""
+    """Let `count` new nodes join at one moment. They start from a checkpoint or from the whole log."""
     for _ in range(count):
         on.at(at, _join, on, checkpoint)
 
 
 @fault
 def pruning(on: FaultTime, share: float) -> None:
-    """Let this share of nodes, never the organiser, keep nothing before the newest checkpoint that they have
+    """Let a share of the nodes, never the organiser, delete everything before the newest checkpoint that they
     compared."""
     nodes = [node for node in on.world.staying() if not node.organises]
     for node in on.world.random.sample(nodes, round(share * len(nodes))):
         node.prunes = True
-        node.crash()  # a setting of the node, which holds from its next start on
+        node.crash()  # the setting takes effect at the next start
         node.start()
 
 
 @fault
 def archive_leaves(on: FaultTime, at: float) -> None:
-    """Let a node that keeps everything, and is not the organiser, leave for good."""
+    """Let a node with the whole log leave for good, but not the organiser."""
 
     def leave() -> None:
         archives = [node for node in on.world.living() if not (node.prunes or node.organises)]
@@ -262,7 +265,7 @@ def _join(on: FaultTime, begins_with_checkpoint: bool = False) -> None:
 
 
 def _attach(world: World, node: Computer) -> None:
-    """Start it and link it with some that are there."""
+    """Start a node, and link it with some others."""
     name = node.name.removesuffix(TWIN)
     others = [other for other in world.living() if other.name.removesuffix(TWIN) != name]
     for other in world.random.sample(others, min(NEWCOMERS_LINKS, len(others))):
@@ -275,7 +278,7 @@ def _attach(world: World, node: Computer) -> None:
 
 @fault
 def old_backup(on: FaultTime, taken: float, restored: float) -> None:
-    """Let a node crash at `restored` and come back with the disk that it had at `taken`."""
+    """Crash a node at `restored`, and restart it with its disk from time `taken`."""
 
     def back_up() -> None:
         if node := _author(on.world):
@@ -291,10 +294,10 @@ def old_backup(on: FaultTime, taken: float, restored: float) -> None:
 
 @fault
 def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0) -> None:
-    """Begin at `start` with a second machine that has a copy of a node's disk and key; both go on.
+    """Start a second machine at `start`, with a copy of a node's disk and key. Both continue.
 
-    The copy is `told` that it is one, and takes an incarnation of its own; for `apart` seconds the two are on
-    different sides of a partition, so that neither hears of the other.
+    If the copy is `told` that it is one, it takes its own incarnation. For `apart` seconds a partition
+    separates the two, so that neither hears of the other.
     """
 
     def begin() -> None:
@@ -317,7 +320,7 @@ def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0
 
 
 def _author(world: World) -> Computer | None:
-    """Return a random node that has made updates, and is no twin."""
+    """Return a random node with updates of its own that is no twin."""
     authors = [node for node in world.living() if not node.name.endswith(TWIN) and node.said]
     return world.random.choice(authors) if authors else None
 
@@ -333,8 +336,8 @@ def _replace_disk(node: Computer, files: disk.Files) -> None:
 
 @fault
 def organiser_away(on: FaultTime, start: float, stop: float, taken: float | None = None) -> None:
-    """Let the organiser be gone from `start` to `stop`, and come back with its own disk or, if that was
-    `taken`, with the copy from that time."""
+    """Stop the organiser from `start` to `stop`. It restarts with its own disk, or with the copy from time
+    `taken`."""
     world, began = on.world, on.world.now
 
     def back_up() -> None:
@@ -349,7 +352,7 @@ def organiser_away(on: FaultTime, start: float, stop: float, taken: float | None
 
 @fault
 def organiser_lost(on: FaultTime, at: float, succeeded: float) -> None:
-    """Let the organiser be gone for good at `at`, with its key; at `succeeded` the deputies name another."""
+    """Remove the organiser and its key for good at `at`. At `succeeded` the deputies name another one."""
 
     def lose() -> None:
         node = _organiser(on.world)
@@ -362,8 +365,11 @@ def organiser_lost(on: FaultTime, at: float, succeeded: float) -> None:
 
 @fault
 def organiser_twice(on: FaultTime, start: float, succeeded: float) -> None:
-    """Have a second node with the organiser's key: at `start` both sign at one position, and who organises
-    hears of it like everybody; at `succeeded` the deputies pass the control feed on to a third one."""
+    """Give a second node the organiser's key. At `start` both sign a decision at the same position.
+
+    The organiser hears of the fork like everybody. At `succeeded` the deputies pass the control feed to a
+    third node.
+    """
     world, updates = on.world, [0]
 
     def begin() -> None:
@@ -381,7 +387,7 @@ def organiser_twice(on: FaultTime, start: float, succeeded: float) -> None:
         updates[0] = world.oracle.updates
         on.world.later(RESTORING / 2, ask_all)
 
-    def ask_all() -> None:  # newcomers have room for few updates, and may have made those
+    def ask_all() -> None:  # some nodes may have used up the room of newcomers already
         for node in world.living():
             node.compute(1)
 
@@ -400,7 +406,7 @@ def organiser_twice(on: FaultTime, start: float, succeeded: float) -> None:
 
 @fault
 def undo(on: FaultTime, at: float, what: Literal["revoke", "void", "amend"]) -> None:
-    """Let the owner take back something of a random member's."""
+    """Let the owner undo some work of a random member."""
 
     def take_back() -> None:
         node = _organiser(on.world)
@@ -422,7 +428,7 @@ def undo(on: FaultTime, at: float, what: Literal["revoke", "void", "amend"]) -> 
 
 @fault
 def loss(on: FaultTime, at: float) -> None:
-    """Have named steps of a random feed be gone from every disk from one moment on; all nodes die."""
+    """Delete listed steps of a random feed from all disks at one moment. All nodes die."""
 
     def lose() -> None:
         node = _organiser(on.world)
@@ -444,7 +450,7 @@ def loss(on: FaultTime, at: float) -> None:
 
 
 def _organiser(world: World) -> Computer:
-    """Return the node with the organiser's key, or the last one that has got it."""
+    """Return the last node that got the organiser's key."""
     return [node for node in world.staying() if node.organises][-1]
 
 
@@ -453,7 +459,7 @@ def _others(world: World) -> list[Computer]:
 
 
 def _succeed(on: FaultTime) -> None:
-    """Let the deputies pass the control feed on, to a node that has as much of it as any."""
+    """Let the deputies pass the control feed to a node with the longest copy of it."""
     world, others = on.world, _others(on.world)
     longest = max(node.organised.control.feed.stop for node in others)
     node = world.random.choice([node for node in others if node.organised.control.feed.stop == longest])
@@ -475,7 +481,7 @@ def _take_over(world: World, node: Computer, key: Ed25519PrivateKey) -> None:
 
 
 def _victim(world: World, node: Computer) -> int | None:
-    """Return the number of a random feed that is named, of whose origin nothing was taken back yet."""
+    """Return the number of a random listed feed whose origin has no undone work yet."""
     run_state, spared = node.organised.run_state, {node.origin} | world.undone
     positions = run_state.positions(run_state.sealed - 1)
     named = [n for n, stop in positions.items() if stop and run_state.feed(n).origin not in spared]
@@ -491,8 +497,10 @@ def _victim(world: World, node: Computer) -> int | None:
 
 @fault
 def leader_falls(on: FaultTime, at: float, back: float | None = None, *, during: bool = False) -> None:
-    """Let whoever organises a run with stand-ins die, for good or until `back`; `during`, in the middle of a
-    decision of any kind that others are to hold, or of an evaluation."""
+    """Kill the organising stand-in, for good or until `back`.
+
+    With `during`, kill it while it waits for others to hold a decision, or evaluates.
+    """
 
     def fall(leader: Computer) -> None:
         on.world.leaderless_since = on.world.now
@@ -500,7 +508,7 @@ def leader_falls(on: FaultTime, at: float, back: float | None = None, *, during:
             leader.crash()
             on.world.later((back - at) * on.scale, restart, on.world, leader)
             return
-        leader.organises = False  # as only such leave
+        leader.organises = False  # otherwise it could not leave
         _leave(on.world, leader)
 
     on.to_leader(at, fall, busy=during)
@@ -508,7 +516,7 @@ def leader_falls(on: FaultTime, at: float, back: float | None = None, *, during:
 
 @fault
 def hand_over(on: FaultTime, at: float) -> None:
-    """Let whoever organises pass that on to another stand-in."""
+    """Let the organising node hand over to another stand-in."""
 
     def hand(leader: Computer) -> None:
         organising = leader.running.organising
@@ -521,8 +529,11 @@ def hand_over(on: FaultTime, at: float) -> None:
 
 @fault
 def split(on: FaultTime, start: float, stop: float, groups: tuple[int, ...]) -> None:
-    """Let stand-ins in groups of these sizes hear nothing of each other from `start` to `stop`, whoever
-    organises in the first; other nodes are with some of them."""
+    """Separate stand-ins into groups of these sizes from `start` to `stop`. The first has the organising
+    node.
+
+    Other nodes are in random groups.
+    """
     world = on.world
 
     def part(leader: Computer) -> None:
@@ -542,23 +553,23 @@ def split(on: FaultTime, start: float, stop: float, groups: tuple[int, ...]) -> 
 
 @fault
 def stopped(on: FaultTime, at: float, seconds: float, shown: float) -> None:
-    """Stop whoever organises for `seconds`, after which its clock says that `shown` passed."""
+    """Stop the organising node for `seconds`. Its clock then shows that `shown` seconds passed."""
     on.to_leader(at, lambda leader: leader.freeze(seconds * on.scale, shown))
 
 
 @fault
 def clock_ahead(on: FaultTime, at: float, seconds: float) -> None:
-    """Let the clock of whoever organises leap."""
+    """Move the clock of the organising node forward."""
     on.to_leader(at, lambda leader: leader.leap(seconds))
 
 
 def _standing(world: World) -> list[Computer]:
-    """Return the honest nodes that stand in and are up."""
+    """Return the honest stand-ins that are up."""
     return [node for node in world.living() if node.organised.control.elections.takes_part]
 
 
 def _is_busy(leader: Computer) -> bool:
-    """Whether others are to hold a decision of its, or an evaluation is under way."""
+    """Return whether it waits for others to hold a decision, or evaluates."""
     elections, organising = leader.organised.control.elections, leader.running.organising
     return elections._ahead().stop > leader.organised.control.feed.stop or bool(
         organising and organising._running
@@ -569,13 +580,13 @@ def _is_busy(leader: Computer) -> bool:
 
 
 def restart(world: World, node: Computer) -> None:
-    """Start a node that is down, but has not left for good."""
+    """Start a node that is down, unless it left for good."""
     if node.off and node.name not in world.left:
         node.start()
 
 
 def heal(world: World, hardware: Hardware) -> None:
-    """End all faults: every node is up, everything works, and there is a path between any two nodes."""
+    """End all faults. Every node is up, everything works, and there is a path between any two nodes."""
     world.network.conditions = CALM
     world.network.deaf = set()
     for node in list(world.staying()):
@@ -584,7 +595,7 @@ def heal(world: World, hardware: Hardware) -> None:
         for link in node.links:
             link.out.stall(False)
         restart(world, node)
-    if world.left and not world.managed:  # who left may have been the only path between others
+    if world.left and not world.managed:  # a node that left may have been the only path between others
         for one, other in pairwise(list(world.staying())):
             if not world.linked(one, other):
                 world.want(one, other)

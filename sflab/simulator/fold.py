@@ -1,7 +1,7 @@
-"""A second fold of what counts in an organised run: by decision and by update (SPEC O5 to O8).
+"""Reference implementation of counting in an organised run, by decision and by update (SPEC O5 to O8).
 
-Written down a second time and as plainly as can be, so that it can be held against what nodes have applied.
-Takes every decision for valid where it stands, as an organiser's are.
+It is independent of the machine and as plain as possible, to be compared with the cores of nodes. It assumes
+that every decision is valid, as those of an organiser are.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sfprotocol.seeds import update_seeds
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 ONE = 4096
-"""Factor 1 (SPEC O8). Written down here once more, as the machine may be wrong."""
+"""Factor 1 (SPEC O8). Defined here again, because the machine may be wrong."""
 
 OPEN, SKIPPED, COUNTED, VOID = "open", "skipped", "counted", "void"
 
 
 @dataclass
 class Step:
-    """A step that a close has named."""
+    """A step that a close lists."""
 
     epoch: int
     verdict: str = OPEN
@@ -42,11 +42,11 @@ class Fold:
     rates: list[RateFrom]
     members: list[bytes] = field(default_factory=list)
     steps: dict[int, list[Step]] = field(default_factory=dict)
-    """Named steps by the number of the feed."""
+    """Listed steps, by the number of the feed."""
     ended: set[int] = field(default_factory=set)
 
     def take(self, decision: Decision) -> None:
-        """Take in the next decision."""
+        """Apply the next decision."""
         match decision:
             case Admit(origin=origin) if origin not in self.members:
                 self.members.append(origin)
@@ -76,18 +76,18 @@ class Fold:
         return [(number, step) for number, steps in self.steps.items() for step in steps]
 
     def rate(self, label: int) -> RateFrom:
-        """Return the rate of updates with this label, with their unit and limit."""
+        """Return the rate of updates with this label, with its unit and limit."""
         return [rate for rate in self.rates if rate.epoch <= label][-1]
 
     def moves(self, label: int, values: Values) -> bool:
-        """Return whether an update with this label adds anything (SPEC U11)."""
+        """Return whether an update with this label changes the weights (SPEC U11)."""
         if isinstance(values, int):
             return values != 0
         squares, limit = sum(value**2 for value in values), self.rate(label).limit
         return limit**2 / 64 <= squares <= limit**2
 
     def weight(self, feed: Feed, step: int, label: int) -> int:
-        """Return the weight of an update that is held, in units of 2^-32."""
+        """Return the weight of a stored update, in units of 2^-32."""
         number = self.members.index(feed.origin) * 64 + feed.incarnation
         named = self.steps.get(number, [])
         factor = named[step].factor if step < len(named) else 0 if number in self.ended else ONE
@@ -95,15 +95,17 @@ class Fold:
         return rate.rate * rate.unit * factor // (ONE * UNIT_ONE)
 
     def counts(self, feed: Feed, step: int) -> bool:
-        """Return whether an update that is held counts, if it moves anything."""
+        """Return whether a stored update is counted, provided that it changes the weights."""
         named = self.steps.get(self.members.index(feed.origin) * 64 + feed.incarnation, [])
         return step < len(named) and named[step].verdict == COUNTED and named[step].factor > 0
 
 
 def judged(node: Computer) -> tuple[bytes, int]:
-    """Return the digest of the cores of all that a node holds, each update with its weight by the decisions
-    on disk, and how many of these updates count. All of them are judged: of others live weights are another
-    matter."""
+    """Return the digest of the cores of all updates that a node stores, and the number of counted ones.
+
+    Each update has its weight by the decisions on disk. All updates must be sealed: live weights of others
+    differ.
+    """
     log, run, counted = node.log, node.world.run, 0
     assert log
     fold = Fold([RateFrom(0, run.rate, UNIT_ONE, run.norm_limit)])

@@ -1,7 +1,7 @@
-"""Invariants: what must hold at every moment, and what must hold in the end.
+"""Invariants of all nodes together, at every moment and at the end.
 
-That nothing counts twice or with a gap is checked where it would happen (`computer`); that nobody admits what
-was not made, at the oracle. Here are the checks that look at many nodes at once.
+`computer` checks on the spot that no update is counted twice or after a gap. The oracle checks that all
+admitted updates were made by their origin.
 """
 
 from __future__ import annotations
@@ -23,45 +23,44 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed
 
 GRACE = 5.0
-"""Seconds within which a node must dial a peer that it knows and that would take the link: two checks of its
+"""Seconds within which a node must dial a known peer that would accept the link. It needs two checks of its
 links and a dial."""
 
 TABLES = 15
-"""Tables of a link that may have an entry for a feed: a bound on what a link remembers of each feed."""
+"""Maximum number of a link's tables with an entry for one feed."""
 
 SPARE = 64
-"""Entries of a link that have nothing to do with feeds."""
+"""Maximum number of a link's entries that are not about feeds."""
 
 NAMES = 2 * 65_536
-"""Entries that one hostile link may cost: names of feeds that do not exist, up to the limit (SPEC 15), in two
-tables."""
+"""Maximum number of entries of one hostile link: invented feeds up to the limit (SPEC 15), in two tables."""
 
 MAX_LINKS = 12
-"""Most hostile links of one node."""
+"""Maximum number of hostile links of one node."""
 
 TABLE_TYPES = (dict, list, set)
 
 SAMPLE = 6
-"""Nodes whose memory is checked at one moment."""
+"""Number of nodes whose memory is checked each time."""
 
 
 class Checks:
-    """The checks of one run; remembers which digest belonged to which set."""
+    """Checks of one run, which remember the digest of every set of updates."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._few_since: dict[str, float] = {}
-        """The time since which a node has had fewer links of its own choice than it could."""
+        """Time since which a node has too few outbound links, although it could have more."""
         self._organised = OrganisedRuns(world) if world.run.organised else None
         self.stand_ins = StandIns(world) if world.elects else None
         self._total_of: dict[bytes, int | bytes] = {}
         self._digest_of: dict[int | bytes, bytes] = {}
         self._turn = 0
         self.peak_entries = 0
-        """Most entries that one machine has had in its tables."""
+        """Maximum number of entries in the tables of one machine so far."""
 
     def look(self) -> None:
-        """Make all checks that hold at any moment. Raises Violation."""
+        """Make all checks of this moment. Raises Violation."""
         living = [node for node in self._world.living() if node.quiet]
         for node in living:
             self._exact(node)
@@ -78,7 +77,7 @@ class Checks:
                 self._organised.look(node)
 
     def _exact(self, node: Computer) -> None:
-        """Check that digests are equal exactly for equal sets, over all nodes and all times."""
+        """Check that equal sets, and only they, have equal digests, over all nodes and times."""
         assert node.engine
         assert node.log
         digest, total = node.machine.frontier.digest(), node.engine.total
@@ -95,12 +94,12 @@ class Checks:
             )
 
     def _own_feed(self, node: Computer) -> None:
-        """Check that a node that starts again continues the feed that it has now (SPEC I3)."""
+        """Check that a restart of the node would continue its present feed (SPEC I3)."""
         if node.log and last_feed(node.log, node.origin) != node.machine.own:
             raise Violation("own", f"{node.name} does not remember its own feed", (node.name,))
 
     def _named(self, node: Computer) -> None:
-        """Check that every card says what its origin calls itself."""
+        """Check that every card has its origin's name."""
         for card in node.machine.cards:
             if card.name not in self._world.names.get(card.feed.origin, {card.name}):
                 raise Violation(
@@ -110,8 +109,10 @@ class Checks:
                 )
 
     def _outbound(self) -> None:
-        """Check that nodes have MIN_OUTBOUND links of their own choice, or cannot have them, within GRACE:
-        without them its neighbours are whoever came first."""
+        """Check that nodes have MIN_OUTBOUND outbound links within GRACE, if they can.
+
+        Without them, all neighbours of a node would be those who dialled it first.
+        """
         now = self._world.now
         few = [node.name for node in self._world.living() if _could_have_more(self._world, node)]
         self._few_since = {name: self._few_since.get(name, now) for name in few}
@@ -125,7 +126,7 @@ class Checks:
         self.peak_entries = max(self.peak_entries, size)
         links = node.machine.links
         bound = (len(links) + 1) * (TABLES * (len(self._world.oracle.stories) + 1) + SPARE)
-        if self._world.others:  # also what links that have just ended have left behind
+        if self._world.others:  # hostile links, those that have just ended included
             bound += MAX_LINKS * NAMES
         if size > bound:
             raise Violation(
@@ -142,7 +143,7 @@ def _could_have_more(world: World, node: Computer) -> bool:
 
 
 def _prospects(world: World, one: Computer) -> list[str]:
-    """Return the peers that `one` may dial now and that would take the link."""
+    """Return the peers that `one` may dial now and that would accept the link."""
     manager = one.running.peering.manager
     ready = (peer for peer in manager.book.dialable(world.now) if peer not in manager.linked)
     return [peer for peer in ready if world.network.reaches(one.name, peer) and _would_take(world, peer, one)]
@@ -157,7 +158,7 @@ def _would_take(world: World, peer: str, one: Computer) -> bool:
 
 
 def entries(machine: Machine) -> int:
-    """Return the number of entries in all tables of the machine but the frontier."""
+    """Return the number of entries in all tables of the machine, except the frontier."""
     of_links = sum(sum(map(len, tables_of(link))) for link in machine.links.values())
     others = (value for name, value in vars(machine).items() if name not in ("run", "frontier", "links"))
     return of_links + sum(map(_size, others))
@@ -170,7 +171,7 @@ def tables(link: Link) -> Iterator[tuple[str, Sized]]:
 
 @cache
 def _paths(kind: Any) -> tuple[str, ...]:
-    """Return the dotted names of the tables of a dataclass and of its parts, by their types; none of another
+    """Return the dotted names of all tables in a dataclass and its parts, by their types; () for another
     class."""
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     found: list[str] = []
@@ -186,11 +187,12 @@ def _is_table(hint: Any) -> bool:
 
 
 tables_of: Callable[[Link], tuple[Sized, ...]] = attrgetter(*_paths(Link))
-"""Returns the tables of a link and of its parts. To look for them each time took a third of a fuzzed run."""
+"""Returns the tables of a link and of its parts. Searching for them each time took a third of a fuzzed
+run."""
 
 
 def _size(holder: Any) -> int:
-    """Return the number of entries of a table, or of the tables that an object has."""
+    """Return the number of entries of a table, or of all tables of an object."""
     if hasattr(holder, "__len__"):
         return 0 if isinstance(holder, (str, bytes)) else len(holder)
     values = getattr(holder, "__dict__", {}).values()
@@ -201,7 +203,7 @@ def _size(holder: Any) -> int:
 
 
 def equal(world: World) -> bool:
-    """Return whether all that stay are up and of one digest, and have it on disk; cheap."""
+    """Return whether all staying nodes are up, with one digest that is on disk. Cheap."""
     nodes = list(world.staying())
     return (
         all(node.up and node.synced for node in nodes)
@@ -211,12 +213,12 @@ def equal(world: World) -> bool:
 
 
 def stored(node: Computer, feed: Feed) -> int:
-    """Return the first step of a feed that is not on the disk of a node; 0 while that is off."""
+    """Return the first step of a feed that is not on a node's disk; 0 while the node is off."""
     return node.log.stop(feed) if node.log else 0
 
 
 def delivered(world: World) -> float:
-    """Return the share of all updates on any disk that the nodes have which are up and stay."""
+    """Return the mean share of all stored updates that staying nodes have now."""
     nodes = list(world.staying())
     ends = [max(node.counted(feed) for node in nodes) for feed in world.oracle.stories]
     there = [node.machine.frontier.known for node in nodes if node.up]
@@ -224,7 +226,7 @@ def delivered(world: World) -> float:
 
 
 def complete(world: World) -> str:
-    """Return what equal nodes lack of the union of all updates; empty if nothing."""
+    """Describe the updates of the union that equal nodes are missing; empty if there are none."""
     nodes = list(world.staying())
     frontier = nodes[0].machine.frontier
     ends: dict[Feed, int] = {}
@@ -249,7 +251,7 @@ def complete(world: World) -> str:
 
 
 def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
-    """Return what is wrong with a forked feed; if two branches survived it must be cut where they part."""
+    """Describe what is wrong with a forked feed. If two branches survived, it must be cut at the fork."""
     common = world.oracle.stories[feed].common
     branches = {
         node.log.past(feed, common + 1)[0] for node in nodes if node.log and stored(node, feed) > common
@@ -261,7 +263,7 @@ def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
 
 
 def differences(world: World) -> tuple[str, tuple[str, ...]]:
-    """Return in words how much each node has, and the nodes that differ from most."""
+    """Describe how much each node has, and return the nodes that differ from the majority."""
     counts: dict[tuple[int, bytes], list[str]] = {}
     for node in world.staying():
         if node.up:

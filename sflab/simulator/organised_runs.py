@@ -1,6 +1,7 @@
-"""Checks of organised runs: what must hold at every moment and in the end.
+"""Checks of organised runs, at every moment and at the end.
 
-Equal digests, decisions and cores are invariants of every run; here is what an organiser's decisions promise.
+They check the promises of an organiser's decisions. `invariants` has the checks of all runs, such as equal
+digests.
 """
 
 from __future__ import annotations
@@ -16,41 +17,41 @@ from sfprotocol import decisions, validation
 from sfprotocol.decisions import Amend, Close, Seal, Void, read
 from sfprotocol.frontier import FeedState
 from sfprotocol.messages import Feed
-from sfprotocol.run_state import Run, RunState
+from sfprotocol.run_state import RunState, Span
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 WORKED_OUT = ("_credits", "_judged")
-"""Figures that a Counting works out when it is asked: not all nodes have been asked the same."""
+"""Attributes that a RunState computes on demand. Nodes differ in them, because they are asked differently."""
 
 
 class OrganisedRuns:
-    """Looks at one node at a time; remembers what seals have counted there."""
+    """Checks of one node at a time, which remember the work that its seals counted."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Run, ...]]]] = {}
-        """Decisions of a node, the chain hash after them, and what seals had counted, at the last look."""
+        self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Span, ...]]]] = {}
+        """Number of a node's decisions, the chain hash after them, and the runs counted by seals, at the last
+        check."""
         self._looked: dict[tuple[str, Feed], tuple[int, bytes, bytes]] = {}
-        """What was held of a feed, and which decisions, when that was last found to be right."""
+        """Next step and chain of a feed, and the chain of decisions, at its last successful check."""
 
     def look(self, node: Computer) -> None:
-        """Raise Violation for what must never be."""
+        """Check a node. Raises Violation."""
         for state in node.machine.frontier:
             self._applied(node, state.feed)
             now = state.next, state.chain, node.organised.control.feed.chain
-            if self._looked.get((node.name, state.feed)) != now:  # else all is as it was
+            if self._looked.get((node.name, state.feed)) != now:  # else nothing changed
                 self._within(node, state.feed)
                 self._meant(node, state.feed)
                 self._looked[node.name, state.feed] = now
         self._sealed(node)
 
     def _applied(self, node: Computer, feed: Feed) -> None:
-        if applied(node, feed) != node.machine.runs(feed):
+        if applied(node, feed) != node.machine.spans(feed):
             raise Violation("applied", f"{node.name} has not applied what counts of a feed", (node.name,))
 
     def _within(self, node: Computer, feed: Feed) -> None:
-        """Check quotas, labels and incarnations. After a fork of the control feed what was labelled by it may
-        be here."""
+        """Check quotas, labels and incarnations. Updates labelled by a forked control feed may remain."""
         run_state, forks = run_state_of(node), self._world.may_fork
         member = run_state.member_number(feed.origin)
         labels = labels_of(node, feed, node.machine.frontier.next(feed))
@@ -68,7 +69,7 @@ class OrganisedRuns:
             raise Violation("feed", f"{node.name} holds a feed that its member has left", (node.name,))
 
     def _meant(self, node: Computer, feed: Feed) -> None:
-        """Check that what is held is of the history that the last close it reaches has named."""
+        """Check that a stored feed has the history listed by the last close that it reaches."""
         run_state, state = run_state_of(node), node.machine.frontier.state(feed)
         number = run_state.number(feed)
         passed = (
@@ -81,7 +82,7 @@ class OrganisedRuns:
                 )
 
     def _sealed(self, node: Computer) -> None:
-        """Check that what seals have counted stays, as long as decisions are only added."""
+        """Check that counted work stays counted while decisions are only added."""
         feed, run_state = node.organised.control.feed, run_state_of(node)
         decided, chain, counted = self._seen.get(node.name, (0, b"", {}))
         if (decided, chain) == (feed.stop, feed.chain):
@@ -90,31 +91,33 @@ class OrganisedRuns:
             news = [decisions.read(entry.record).decision for entry in feed.entries[decided:]]
             undone = any(isinstance(d, Void | Amend) or (isinstance(d, Seal) and d.recounted) for d in news)
             for number, runs in counted.items():
-                if not undone and run_state.runs(number, runs[-1].stop) != runs:
+                if not undone and run_state.spans(number, runs[-1].stop) != runs:
                     raise Violation("sealed", f"what was counted of feed {number} has changed", (node.name,))
         counted = {
-            number: run_state.runs(number, stop)
+            number: run_state.spans(number, stop)
             for number, stop in run_state.positions(run_state.sealed - 1).items()
             if stop and run_state.sealed
         }
         self._seen[node.name] = feed.stop, feed.chain, counted
 
 
-def applied(node: Computer, feed: Feed) -> tuple[Run, ...]:
-    """Return the factors with which a node's engine has applied the updates of a feed."""
+def applied(node: Computer, feed: Feed) -> tuple[Span, ...]:
+    """Return the factors with which a node's engine applied the updates of a feed."""
     thread = node.running.model.thread
     found = thread._applied.get(feed) if thread else None
-    return found.runs if found else ()
+    return found.spans if found else ()
 
 
 def total(node: Computer) -> int | bytes | None:
-    """Return what stands for all that a node has applied."""
+    """Return the engine's total of all applied updates."""
     return node.engine.total if node.engine else None
 
 
 def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
-    """Return the labels of the first `stop` steps with the number of updates of each, in order; of those
-    before the feed's base, the last label alone."""
+    """Return the labels of the first `stop` steps in order, each with its number of updates.
+
+    Of the steps before the feed's base, only the last label is returned.
+    """
     found: list[tuple[int, int]] = []
     while stop > node.disk.base(feed).step:
         found.append(node.disk.label(feed, stop))
@@ -123,7 +126,7 @@ def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
 
 
 def run_state_of(node: Computer) -> RunState:
-    """Return what counts by the decisions that a node has."""
+    """Return the run state by a node's decisions."""
     return node.organised.run_state
 
 
@@ -131,7 +134,7 @@ def run_state_of(node: Computer) -> RunState:
 
 
 def lacking(world: World) -> str:
-    """Return what the organiser has still to do; empty if everything that is held is judged."""
+    """Describe the organiser's remaining work; empty if all stored updates are sealed."""
     for node in world.staying():
         if not node.up:
             return f"; {node.name} is away"
@@ -153,8 +156,10 @@ def lacking(world: World) -> str:
 
 
 def _waits(node: Computer, state: FeedState, named: int) -> bool:
-    """Return whether steps that no close has named are there, and one of them moves, or may, as it is not on
-    disk yet: the others alone close no epoch."""
+    """Return whether unlisted steps wait for a close.
+
+    At least one of them must change the weights, or not be on disk yet. Others alone close no epoch.
+    """
     if named >= state.next:
         return named > state.next
     told = node.disk.read(state.feed, named, MAX_SEGMENT_UPDATES)
@@ -164,7 +169,7 @@ def _waits(node: Computer, state: FeedState, named: int) -> bool:
 
 
 def complete(world: World) -> str:
-    """Return what equal nodes lack of what was made and may count; empty if nothing."""
+    """Describe the work that should be counted and is not; empty if there is none."""
     nodes = list(world.staying())
     first, run_state = nodes[0], run_state_of(nodes[0])
     for node in nodes[1:]:
@@ -186,7 +191,7 @@ def complete(world: World) -> str:
             return "updates were made for a feed that nobody may hold"
         stop = max(node.disk.stop(feed) for node in nodes)
         undone = feed.origin in world.undone or story.forked
-        runs = run_state.runs(number, first.machine.frontier.next(feed))
+        runs = run_state.spans(number, first.machine.frontier.next(feed))
         counted = world.judged or all(run.factor for run in runs)
         last = runs[-1].stop if runs else 0
         if not undone and not (counted and last == stop) and not _taken_back(world, feed, last):
@@ -195,7 +200,7 @@ def complete(world: World) -> str:
 
 
 def _taken_back(world: World, feed: Feed, step: int) -> bool:
-    """Whether a succession has dropped the decision that opened the epoch for which this step was made."""
+    """Return whether a succession dropped the decision that opened the epoch of this step."""
     nodes = list(world.staying())
     control = nodes[0].organised.control.feed
     opened = [
@@ -213,20 +218,20 @@ def _state(run_state: RunState) -> dict[str, str]:
 
 @dataclass
 class StandIns:
-    """Looks at all nodes; tells how long elections have taken."""
+    """Checks of all nodes in a run with stand-ins, which measure the time of elections."""
 
     world: World
     elections: list[float] = field(default_factory=list)
-    """Seconds from each death of whoever organised until somebody else did."""
-    run_state: list[float] = field(default_factory=list)
-    """The same until more updates counted."""
+    """Seconds from each death of the organising node until another one organised."""
+    counting: list[float] = field(default_factory=list)
+    """Seconds from each such death until more updates were counted."""
     _seen: dict[str, tuple[object, int]] = field(default_factory=dict)
-    """The node's life and the number of its decisions when it was last looked at."""
+    """Node object and number of decisions of each computer, at the last check."""
     _fallen: float | None = None
     _counted: int = 0
 
     def look(self, living: list[Computer]) -> None:
-        """Raise Violation where decisions are gone that a node had."""
+        """Check that no node lost decisions. Raises Violation."""
         for node in living:
             feed = node.organised.control.feed
             life, stop = self._seen.get(node.name, (None, 0))
@@ -243,5 +248,5 @@ class StandIns:
             self._fallen, world.leaderless_since = world.leaderless_since, None
             self._counted = leader.organised.run_state.counted
         if self._fallen is not None and leader and leader.organised.run_state.counted > self._counted:
-            self.run_state.append(world.now - self._fallen)
+            self.counting.append(world.now - self._fallen)
             self._fallen = None

@@ -1,4 +1,5 @@
-"""Runs one scenario: first faults, with all checks; then none, and all must become equal in bounded time."""
+"""Runs one scenario: first with faults, then without. After the faults all nodes must become equal in
+time."""
 
 from __future__ import annotations
 
@@ -40,40 +41,39 @@ from sfnode.virtual_time import NotInVirtualTimeError
 from sfprotocol.decisions import Budget, StandIn, StandIns
 
 STAGGER = 1.0
-"""Seconds within which the first nodes start, so that they do not tick in step."""
+"""Seconds within which the first nodes start, so that their ticks are not synchronous."""
 
 WARM = 3.0
-"""Seconds after which the links are up and the faults begin."""
+"""Seconds after the start, when the links are up and the faults begin."""
 
 FINE, COARSE = 0.1, 0.5
-"""Seconds between looks at all nodes, in small and in large networks."""
+"""Seconds between checks of all nodes, in small and in large networks."""
 
 SMALL = 32
 
 MOST_AUTHORS = 32
-"""Nodes that compute, of those there are at first. Every link must learn the name of every feed once; with a
+"""Maximum number of initial nodes that compute. Every link must learn the name of every feed once. With a
 thousand authors and a few hundred updates a run would consist of little else."""
 
 KNOWN = 2
-"""Addresses that a user has for a node that finds its neighbours itself."""
+"""Addresses that a node knows first, if it finds its neighbours itself."""
 
 APPOINTED = 60.0
-"""Seconds within which members are admitted and named as stand-ins: an offer that was lost is said again
-after 30 s."""
+"""Maximum seconds until members are admitted and named as stand-ins. A lost offer is repeated after 30 s."""
 
 MORE = 20
-"""Updates that a run with stand-ins lacks when all else is over, until it is complete."""
+"""Updates that complete a run with stand-ins at the end."""
 
 AFTERMATH = 3.0
-"""Seconds after convergence in which nothing may change any more."""
+"""Seconds after convergence in which nothing may change."""
 
 LAST_ENTRIES = 40
-"""Entries of the trace that are shown with a failure."""
+"""Entries of the trace to show with a failure."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The violation that ended a run, and when."""
+    """Violation that ended a run, and its time."""
 
     checker: str
     what: str
@@ -92,12 +92,12 @@ class Outcome:
     seconds: float
     failure: Failure | None = None
     settled: float | None = None
-    """Seconds from the end of the faults until all were equal."""
+    """Seconds from the end of the faults until all nodes were equal."""
     updates: int = 0
     forks: int = 0
     deliveries: int = 0
     delivered: float = 0.0
-    """Share of everything made that the nodes had when the faults ended."""
+    """Share of all updates that the nodes had when the faults ended, on average."""
     latency_p50: float = 0.0
     latency_p99: float = 0.0
     latency_max: float = 0.0
@@ -107,14 +107,14 @@ class Outcome:
     bytes: dict[str, int] = field(default_factory=dict)
     peak_entries: int = 0
     bytes_in: float = 0.0
-    """Bytes a second that an honest node receives, on average; `bytes_out` likewise."""
+    """Mean bytes per second that an honest node receives; `bytes_out`: sends."""
     bytes_out: float = 0.0
     elections: list[float] = field(default_factory=list)
-    """Seconds from each death of whoever organised a run with stand-ins until somebody else did."""
-    run_state: list[float] = field(default_factory=list)
-    """The same until more updates counted."""
+    """Seconds from each death of an organising stand-in until another one organised."""
+    counting: list[float] = field(default_factory=list)
+    """Seconds from each such death until more updates were counted."""
     drops: dict[str, int] = field(default_factory=dict)
-    """Links that honest nodes dropped, by the rule that was broken."""
+    """Links that honest nodes dropped, by the broken rule."""
     steps: int = 0
     trace_hash: str = ""
     wall: float = 0.0
@@ -131,7 +131,7 @@ class Outcome:
 
 
 class Run:
-    """One scenario with one seed; to be closed by `with`."""
+    """One scenario with one seed, as a context manager."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class Run:
         trace_file: TextIO | None = None,
         patience: float = 0.0,
     ) -> None:
-        """Count the run as hanging after `patience` seconds of real time; 0 means never, other values work in
-        the main thread only."""
+        """A run that takes more than `patience` seconds of real time hangs; 0: no limit. Other values work
+        only in the main thread."""
         self.patience = patience
         self.scenario = scenario
         self.nodes = nodes or scenario.nodes
@@ -180,7 +180,7 @@ class Run:
                 self.judge()
         except Violation as violation:
             failure = self._failure(violation.checker, violation.what, violation.nodes)
-        except Exception as error:  # whatever the machine may raise is a finding
+        except Exception as error:  # any error of the machine is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
             failure = self._failure("exception", said, self.world.who)
@@ -195,7 +195,7 @@ class Run:
     # -- phases ------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Start the nodes and let links come up."""
+        """Start the nodes, and wait for their links."""
         world, width = self.world, len(str(self.nodes - 1))
         names = [f"n{index:0{width}}" for index in range(self.nodes)]
         for name in names:
@@ -212,7 +212,7 @@ class Run:
             self._appoint(names)
 
     def _appoint(self, names: list[str]) -> None:
-        """Have members stand in for the organiser: admitted ones offer it, and it names them."""
+        """Appoint stand-ins: admitted members offer themselves, and the organiser names them."""
         world, offered = self.world, set[str]()
         organiser, *others = (world[name] for name in names[: self.scenario.stand_ins])
         others += self._false()
@@ -263,7 +263,7 @@ class Run:
                 return names
 
     def disturb(self) -> None:
-        """Let updates be made while faults happen."""
+        """Make updates while faults happen."""
         stop = self.world.now + self.seconds
         self.world.faults_middle, self.world.faults_end = self.world.now + self.seconds / 2, stop
         on = FaultTime(self.world, stop, self.seconds / self.scenario.seconds)
@@ -274,7 +274,7 @@ class Run:
         self._delivered = invariants.delivered(self.world)
 
     def settle(self) -> None:
-        """Repair everything; in bounded time all must be equal, and stay so."""
+        """Repair everything. All nodes must become equal in bounded time, and stay equal."""
         world = self.world
         world.do(heal, world, self.scenario.hardware)
         start = world.now
@@ -297,7 +297,7 @@ class Run:
             self._finish()
 
     def _finish(self) -> None:
-        """Let the run come to an end by its budget, which takes somebody who organises."""
+        """Complete the run by its budget, for which somebody must organise."""
         world = self.world
         start, staying = world.now, list(world.staying())
         leader = next((node for node in [*staying, *self._false()] if node.leads), None)
@@ -311,8 +311,8 @@ class Run:
             self._run(1.0)
 
     def _settled_now(self) -> bool:
-        """Whether all are equal and, in an organised run, everything has been judged, and applied: an engine
-        takes in a decision some milliseconds after it is on disk."""
+        """Return whether all nodes are equal. In an organised run everything must be sealed and applied, too:
+        an engine applies a decision some milliseconds after it is on disk."""
         world = self.world
         judged = not world.run.organised or (
             not organised_runs.lacking(world) and all(node.quiet for node in world.staying())
@@ -320,7 +320,7 @@ class Run:
         return judged and invariants.equal(world)
 
     def judge(self) -> None:
-        """Check what else the scenario requires."""
+        """Check the limits of the scenario."""
         limits, traffic = self.scenario.limits, self.world.traffic
         _, p99, worst = quantiles(traffic.latencies)
         for what, figure, limit in (
@@ -334,7 +334,7 @@ class Run:
     # -- pieces ------------------------------------------------------------------------------------
 
     def _run(self, seconds: float) -> None:
-        """Let time pass, with the checks at intervals."""
+        """Let time pass, and check all nodes at intervals."""
         end = self.world.now + seconds
         every = FINE if self.nodes <= SMALL else COARSE
         while self.world.now < end - 1e-9:
@@ -356,7 +356,7 @@ class Run:
         compute()
 
     def _authors(self, chosen: list[str]) -> list[Any]:
-        """Return the nodes that were chosen in the beginning, and those that came later."""
+        """Return the chosen initial nodes, and all that joined later."""
         nodes = self.world.nodes
         return [node for name, node in nodes.items() if name in chosen or name not in self._founders]
 
@@ -394,7 +394,7 @@ class Run:
             bytes_in=sum(node.bytes_in for node in nodes) / node_seconds,
             bytes_out=sum(node.bytes_out for node in nodes) / node_seconds,
             elections=self.checks.stand_ins.elections if self.checks.stand_ins else [],
-            run_state=self.checks.stand_ins.run_state if self.checks.stand_ins else [],
+            counting=self.checks.stand_ins.counting if self.checks.stand_ins else [],
             drops=dict(sorted(drops.items())),
             steps=world.loop.turns,
             trace_hash=world.trace.digest(),
@@ -403,7 +403,7 @@ class Run:
 
 
 def manifest_of(scenario: Scenario, seed: int) -> Manifest:
-    """Return the run that is simulated."""
+    """Return the manifest of the simulated run."""
     if not scenario.organised:
         return runs.OPEN_RUN
     organised, turn = runs.manifest(seed), seed % 4
@@ -420,7 +420,7 @@ def _policy_of(scenario: Scenario) -> OrganiserPolicy | None:
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[None]:
-    """Raise Violation in whatever is running when `seconds` of real time are over."""
+    """Raise Violation in the running code after `seconds` of real time."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         where = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame else "nowhere"
@@ -439,19 +439,19 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _pairs(topology: str, names: list[str], random: Random) -> list[tuple[str, str]]:
-    """Return which node is told of which: the links or, where nodes choose, some addresses to begin with."""
+    """Return pairs of nodes, of which the first knows the second: the links, or some first addresses."""
     if topology != MANAGED:
         return TOPOLOGIES[topology](names, random)
     return [(name, names[n - back]) for n, name in enumerate(names) for back in range(1, KNOWN + 1)]
 
 
 def simulate(scenario: Scenario, seed: int, **options: Any) -> Outcome:
-    """Run `scenario` once; `options` as of `Run`."""
+    """Run `scenario` once, with the options of `Run`."""
     with Run(scenario, seed, **options) as run:
         return run.outcome()
 
 
-# -- what would be otherwise the next time is not asked for -------------------------------------
+# -- calls that would make a run irreproducible -------------------------------------------------
 
 
 ASKING: tuple[tuple[Any, str], ...] = (
@@ -466,22 +466,22 @@ ASKING: tuple[tuple[Any, str], ...] = (
     (subprocess, "Popen"),
     (threading.Thread, "start"),
 )
-"""What asks the system for the time, for chance, for what else runs here, or takes real time."""
+"""Calls that ask the system for time, randomness or other processes, or that take real time."""
 
 HARMLESS = {
-    "sfnode.store.data_folder": "the lock of a folder has the process in it, and waits for who only asks",
+    "sfnode.store.data_folder": "the lock of a folder has the process in it, and waits for others that look",
     "sfnode.store.identity": "a key is written under a name that nobody sees, and renamed",
     "sfnode.node.training.engine_thread": "how long steps take counts where the owner limits it",
     "sfnode.node.training.limiter": "the same of this process",
     "sfnode.peers.contacts": "a file for people says when it was written",
     "sfnode.node.state": "the status tells the process",
 }
-"""Modules that may ask, as nothing that a node does follows from it."""
+"""Modules that may make such calls, because the behaviour of a node does not depend on them."""
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Have `sfnode` ask the system for nothing meanwhile. What it calls, such as SQLite, may."""
+    """Forbid such calls to `sfnode` within the block. Libraries, such as SQLite, may make them."""
     before = [(module, name, getattr(module, name)) for module, name in ASKING]
     try:
         for module, name, function in before:
@@ -506,7 +506,8 @@ def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def lines(outcome: Outcome) -> list[str]:
-    """Return the outcome in lines: what happened, what it cost, and if it failed why and how to repeat it."""
+    """Format the outcome in lines: results, costs and, after a failure, its reason and the command that
+    repeats it."""
     head = f"{outcome.scenario}: {outcome.nodes} nodes, {outcome.topology}, seed {outcome.seed}"
     said = [f"{head}: {'FAILED' if outcome.failure else 'ok'}"]
     said += _result(outcome)
@@ -518,7 +519,7 @@ def lines(outcome: Outcome) -> list[str]:
 
 
 def line(outcome: Outcome) -> str:
-    """Return the outcome in one line."""
+    """Format the outcome in one line."""
     settled = "-" if outcome.settled is None else f"{outcome.settled:.1f}"
     failed = f"  FAILED [{outcome.failure.checker}]" if outcome.failure else ""
     return (
@@ -550,7 +551,7 @@ def _elections(outcome: Outcome) -> list[str]:
     if not outcome.elections:
         return []
     led, counted = (
-        ", ".join(f"{seconds:.0f}" for seconds in found) for found in (outcome.elections, outcome.run_state)
+        ", ".join(f"{seconds:.0f}" for seconds in found) for found in (outcome.elections, outcome.counting)
     )
     return [
         f"  elections {led} s from the death of whoever organised; more updates counted after {counted} s"

@@ -1,8 +1,8 @@
-"""The table of scenarios: a scenario is everything that a run needs besides its seed, as data.
+"""The table of scenarios. A scenario has everything that a run needs besides its seed, as data.
 
-Network conditions and faults of every kind, one at a time and all together; then attacks after those of
-gossipsub-hardening, and the limits that honest nodes keep meanwhile. These run with nodes that find their
-neighbours themselves, and the adversaries stay to the end: honest nodes must become equal all the same.
+First come network conditions and faults of every kind, one at a time and all together. Then come attacks like
+those of gossipsub-hardening, with limits that honest nodes must keep. In these, nodes find their neighbours
+themselves. The adversaries stay until the end, and honest nodes must become equal nevertheless.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from sfnode.transport.memory import CALM, Conditions, Latency
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The updates that are made while the faults last."""
+    """Updates made while the faults last."""
 
     rate: float = 4.0
-    """Times a second that some node finishes updates, in the whole network."""
+    """Rate at which nodes finish updates, per second, in the whole network."""
     most: int = 8
-    """Most updates that are finished at once."""
+    """Maximum number of updates finished at once."""
     origins: int = 0
-    """Number of nodes that compute; 0 means all, up to the number that `runner` allows."""
+    """Number of nodes that compute; 0: all, up to `runner.MOST_AUTHORS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that a run must keep besides convergence; None where there is no limit."""
+    """Limits that a run must keep, besides convergence; None: no limit."""
 
     p99: float | None = None
-    """Seconds from the signing of an update to its admission, 99th percentile over honest nodes."""
+    """Seconds from the signing of an update to its admission: 99th percentile over honest nodes."""
     worst: float | None = None
     copies: float | None = None
     """Payload copies sent per delivery."""
@@ -42,36 +42,36 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One row of the table."""
+    """A scenario: one row of the table."""
 
     name: str
     says: str
-    """One sentence."""
+    """Description in one sentence."""
     topology: str = "random"
     nodes: int = 16
     seconds: float = 20.0
-    """Seconds that the faults last."""
+    """Duration of the faults, in seconds."""
     settle: float = 30.0
-    """Seconds of virtual time within which all must be equal once the faults are over."""
+    """Virtual seconds after the faults within which all nodes must be equal."""
     conditions: Conditions = CALM
     hardware: Hardware = field(default_factory=Hardware)
     load: Load = field(default_factory=Load)
     faults: tuple[Fault, ...] = ()
     attack: Attack | None = None
     organised: bool = False
-    """Whether an organiser, on the first node, says what counts."""
+    """Whether the first node organises the run."""
     stand_ins: int = 0
-    """Honest nodes that stand in for the organiser, itself among them; adversaries that do come on top."""
+    """Number of honest stand-ins, the organiser included. Hostile stand-ins come in addition."""
     judged: bool = False
-    """Whether its seals have factors of all kinds, rates of coming epochs, and skip and recount feeds."""
+    """Whether its seals have all kinds of factors, set rates of coming epochs, and skip and recount feeds."""
     first_order: bool = False
-    """Whether an update has a scalar for every cell, whatever the seed: so it is in organised runs with every
-    fourth one."""
+    """Whether updates have a scalar for every cell with any seed. Other organised runs have it with every
+    fourth seed."""
     limits: Limits = field(default_factory=Limits)
 
 
 WORK = Hardware(work=0.0001)
-"""Hardware with a cost per frame: about what the machine takes in CPython."""
+"""Hardware with a cost per frame, about that of the machine in CPython."""
 
 CONDITIONS = Conditions(Latency("uniform", 0.05, 0.1))
 """Conditions with round trips of 100 ms."""
@@ -80,7 +80,7 @@ PROMPT = Limits(p99=1.0, worst=3.0)
 
 HONEST = 12
 SYBILS = 480
-"""Adversaries that make forty connections for every honest one."""
+"""Number of adversaries that makes forty connections for every honest one."""
 
 
 def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **more: object) -> Scenario:

@@ -1,6 +1,6 @@
-"""Adversaries that run the real machine and tamper with what it sends: hard to tell from honest nodes.
+"""Adversaries that run the real machine and alter its messages, so that they look like honest nodes.
 
-Some stand in for the organiser, and say of themselves what is not so (SPEC O22, O23).
+Some stand in for the organiser, and lie in their statements (SPEC O22, O23).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 DEGRADED_SHARE = 0.9
-"""Share of all segments that a degrading node does not pass on."""
+"""Share of all segments that a degrading node does not forward."""
 
 DEGRADED_DELAY = 1.0
-"""Seconds by which it delays the others."""
+"""Seconds by which it delays the other segments."""
 
 
 class Turncoat(Computer):
-    """A node that is linked with everybody as others are, and means harm."""
+    """A hostile node with the links of an honest one."""
 
     hostile = True
 
@@ -66,16 +66,16 @@ class Turncoat(Computer):
         return [Send(send.link, message, wire_codec.encode(message, *self.world.run.form))]
 
     def _keep_back(self, send: Send) -> None:
-        if isinstance(send.message, Segment):  # the machine waits to hear that it has left
+        if isinstance(send.message, Segment):  # the machine waits for the event that it was sent
             self.running.driver.post(Writable(send.link))
 
     def tamper(self, message: Message) -> Message | None:
-        """Return what is sent instead; None for nothing."""
+        """Return the message to send instead; None for nothing."""
         return message
 
 
 class Censor(Turncoat):
-    """Passes on everything but the updates of one origin."""
+    """Forwards everything but the updates of one origin."""
 
     def tamper(self, message: Message) -> Message | None:
         node = self.world.nodes[self.targets[0]]
@@ -95,7 +95,7 @@ class Censor(Turncoat):
 
 
 class Degrader(Turncoat):
-    """Passes on few segments, and those late."""
+    """Forwards few segments, and those late."""
 
     def _tampered(self, send: Send) -> list[Effect]:
         if not isinstance(send.message, Segment):
@@ -111,7 +111,7 @@ class Degrader(Turncoat):
 
 
 class Sleeper(Turncoat):
-    """Behaves well until half of the time is over; then none of them passes on anything."""
+    """Behaves well for half of the time, then forwards nothing."""
 
     def tamper(self, message: Message) -> Message | None:
         awake = self.world.now > self.world.faults_middle
@@ -119,18 +119,18 @@ class Sleeper(Turncoat):
 
 
 FLOOD = 0.05
-"""Seconds between two statements of one that floods: more than are passed on."""
+"""Seconds between two statements of a flooding stand-in: they come faster than nodes forward statements."""
 
 
 class FalseStandIn(Turncoat):
-    """A stand-in that lies in every statement, in the way that the seed says."""
+    """A stand-in that lies in every statement, in a way that the seed chooses."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)
         lies = self._floods, self._elects_everybody, self._leaps, self._holds_more, self._is_silent
         self._lies: Callable[[Statement], list[Statement]] = lies[(world.seed + number) % len(lies)]
         self._number = 1 << 40
-        """Of its last statement: higher than any that its own node gives."""
+        """Number of its last statement, higher than any number of its own node."""
 
     def _began(self, running: RunningNode) -> None:
         super()._began(running)
@@ -155,10 +155,10 @@ class FalseStandIn(Turncoat):
         return [self._said(send.link, lie) for lie in self._lies(said)]
 
     def _said(self, link: LinkId, said: Statement) -> Send:
-        """Return how a statement is sent, with the next number."""
+        """Sign a statement with the next number, and return its Send."""
         self._number += 1
         said = replace(said, number=self._number)
-        self._elections._beats[self._number] = self.world.now  # or nobody's answer would let it organise
+        self._elections._beats[self._number] = self.world.now  # or no answer would let it organise
         message = statement_message(self.world.run.run_id, said)
         signed = replace(said, signature=self.organised.control.sign(message))
         return Send(link, signed, wire_codec.encode(signed, *self.world.run.form))
@@ -167,18 +167,18 @@ class FalseStandIn(Turncoat):
         if not self.up:
             return
         driver, own = self.running.driver, self._elections._own
-        if own and own.silent:  # when others elect
+        if own and own.silent:  # while others elect
             for link in driver.pumps:
                 driver._send(self._said(link, own))
         self.world.later(FLOOD, self._flood)
 
-    # -- what it says ------------------------------------------------------------------------------
+    # -- lies --------------------------------------------------------------------------------------
 
     def _floods(self, said: Statement) -> list[Statement]:
         return [said]
 
     def _elects_everybody(self, said: Statement) -> list[Statement]:
-        """Elect whoever stands, and before anybody does everybody."""
+        """Elect all candidates or, without any, everybody."""
         others = [heard.said for heard in self._elections._heard.values()]
         standing = [one for one in others if one.candidate == one.key and one.voted > said.term]
         return [self._elects(said, one) for one in standing or others] or [said]
@@ -190,7 +190,7 @@ class FalseStandIn(Turncoat):
         return replace(said, voted=term, candidate=one.key, ballot=ballot, silent=True)
 
     def _leaps(self, said: Statement) -> list[Statement]:
-        """Stand in a term that is as late as may be, and answer in it."""
+        """Stand in the latest possible term, and answer in it."""
         term = said.term + LEAP - 1
         message = election_message(self.world.run.run_id, term, said.stop, said.chain, said.key)
         ballot = self.organised.control.sign(message)

@@ -1,1 +1,1 @@
-"""Studies: many simulated training runs that are compared, such as those of the SeedFlood paper."""
+"""Studies: comparisons of many simulated training runs, such as that of the SeedFlood paper."""

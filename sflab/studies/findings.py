@@ -1,6 +1,7 @@
 """Findings of a study so far: groups of cells that differ in nothing but the seed, and their means.
 
-Everything that the report says and draws is asked of `StudyFindings`, which knows neither words nor figures.
+The report takes all its numbers from `StudyFindings`.
+
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom."""
 
 MORE_975 = 2.201
-"""Quantile of 11 degrees of freedom; with more of them the interval is at most an eighth too wide."""
+"""Quantile for 11 degrees of freedom or more. With more, the interval is at most an eighth too wide."""
 
 
 class Interval(NamedTuple):
-    """A mean over seeds and its 95 % t-interval, which is the mean alone if there is one seed."""
+    """A mean over seeds and its 95 % t-interval. With one seed the interval is the mean alone."""
 
     mean: float
     low: float
@@ -39,7 +40,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Return the mean of finite values with its interval; None if there is none."""
+    """Return the mean of the finite values with its interval; None without finite values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -52,47 +53,41 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 class Group(NamedTuple):
-    """Cells that differ in nothing but the seed, in one part of a study."""
+    """Cells of one part of a study that differ only in the seed."""
 
     cell: Cell
-    """Any of them; its learning rate is that of the winner, if there is one yet."""
+    """One of the cells, with the winner's learning rate if there is a winner yet."""
     results: tuple[CellResult, ...]
-    """Seeds that are finished."""
+    """Results of the finished cells."""
     wanted: int
-    """Number of cells that the study has."""
+    """Number of the group's cells in the study."""
 
     def of(self, name: str) -> Interval | None:
-        """Return an end value's mean over seeds."""
+        """Return the mean of an end value over seeds."""
         return interval([value for _, value in self.by_seed(name)])
 
     def by_seed(self, name: str) -> list[tuple[int, float]]:
-        """Return the seeds of finished cells with an end value of each."""
+        """Return the seed and an end value of each finished cell."""
         ends = ((result.cell.seed, result.end or {}) for result in self.results)
         return [(seed, end[name]) for seed, end in ends if name in end]
-
-    def curve(self, name: str) -> tuple[list[int], list[float]]:
-        """Return the local steps at which `name` was evaluated in all finished cells, and its means there."""
-        series = [dict(zip(*result.series(name), strict=True)) for result in self.results]
-        steps = [step for step in (series[0] if series else {}) if all(step in one for one in series)]
-        return steps, [statistics.fmean(one[step] for one in series) for step in steps]
 
 
 class Tuning(NamedTuple):
     """The trials of one method on one task."""
 
     trials: tuple[tuple[Cell, Interval | None], ...]
-    """Rates with their validation losses; None: not run or failed."""
+    """Cells of all rates with their validation losses; None: not run or failed."""
     winner: Cell | None
 
     @property
     def at_the_edge(self) -> bool:
-        """Whether the winner has the smallest or the largest rate, so that the best may lie beyond."""
+        """Whether the winner has the smallest or the largest rate. Then a better rate may lie beyond."""
         rates = [cell.learning_rate for cell, _ in self.trials]
         return self.winner is not None and self.winner.learning_rate in (min(rates), max(rates))
 
 
 class StudyFindings:
-    """The results of a study, finished or not."""
+    """Results of a study, finished or not."""
 
     def __init__(self, plan: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> None:
         self.study = plan
@@ -142,7 +137,8 @@ class StudyFindings:
         return problem.task if self._one_model else f"{problem.task}, {Path(problem.model).name}"
 
     def untrained(self, task: str) -> dict[str, Interval]:
-        """Return scores and losses of the untrained model on a task's test rows, calibrated and as it is."""
+        """Return scores and losses of the untrained model on a task's test rows, with and without
+        calibration."""
         ends = [
             result.end
             for result in self._found.values()
@@ -154,11 +150,12 @@ class StudyFindings:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks, in the study's order, as `subject` tells them."""
+        """Names of the tasks from `subject`, in the study's order."""
         return list(dict.fromkeys(self.subject(cell) for cell in self.cells()))
 
     def cells(self) -> list[Cell]:
-        """Return the cells of the study, each once; those whose rate is open, with the first rate tried."""
+        """Return the cells of the study, each once. A cell whose rate is open has the first rate of its
+        tuning."""
         return study.distinct(self.study)
 
     def finished(self) -> int:

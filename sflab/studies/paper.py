@@ -1,8 +1,9 @@
 """The comparison of the SeedFlood paper (arXiv 2602.18181) as a study, in four sizes.
 
-A preset says how large; the model and the tasks are the caller's. Learning rates are tuned for every method
-on validation rows, by three each and more where the best is at the edge, with the first seed on a ring; all
-other cells take the winner's.
+A preset defines the size. The caller chooses the model and the tasks. Learning rates are tuned for every
+method on validation rows, with the first seed on a ring: three rates, and more if the best one is at the
+edge. All other cells take the best rate.
+
 """
 
 from __future__ import annotations
@@ -21,32 +22,33 @@ PAPER_METHODS = (SEEDFLOOD, "dsgd", "dzsgd", "chocosgd", "dsgd-lora", "dzsgd-lor
 """The paper's own table."""
 
 RATE = 6e-6
-"""Learning rate per update around which SeedFlood's are tried: the best of a sweep with opt-mini-sst. The
-other zeroth-order grids (`registry`) were chosen for the same model and scale with it."""
+"""SeedFlood's default learning rate per update, in the middle of its grid: the best of a sweep with
+opt-mini-sst. The other zeroth-order grids (`registry`) were chosen for the same model, and scale with this
+rate."""
 
 GRID = (1 / 3, 1.0, 3.0)
-"""Rates of SeedFlood that are tried, as multiples of the one in the middle."""
+"""Grid of SeedFlood's rates, as multiples of the middle rate."""
 
 MOST = 1.0
-"""Largest rate that is tried, which is a manifest's."""
+"""Maximum rate of a trial, which is that of a manifest."""
 
 LORA_RANK = 8
-"""Rank of adapters, the paper's."""
+"""Rank of adapters, as in the paper."""
 
 SEGMENT = 32
-"""Local steps between two rounds in which a client signs full segments."""
+"""Local steps between two rounds in the cells where a client signs full segments."""
 
 
 class StudySize(NamedTuple):
-    """Size of a study; the default one unless it says otherwise."""
+    """Size of a study. The defaults are those of the default size."""
 
     clients: int = 16
     zeroth_steps: int = 160
-    """Local steps of a client, for methods with two-point estimates."""
+    """Local steps of a client with two-point estimates."""
     first_steps: int = 40
-    """The same for methods with gradients."""
+    """Local steps of a client with gradients."""
     short_steps: int = 80
-    """Local steps of zeroth-order cells outside the table of methods; gradients: in proportion."""
+    """Local steps of zeroth-order cells outside the table of methods. Others make proportionally fewer."""
     refresh: int = 80
     batch_size: int = 4
     rows: int = 1024
@@ -54,11 +56,11 @@ class StudySize(NamedTuple):
     test_rows: int = 400
     min_words: int = 4
     evaluations: int = 3
-    """Evaluations on validation rows in a run."""
+    """Evaluations on validation rows during a run."""
     methods: Sequence[str] = PAPER_METHODS
     topologies: Sequence[Topology] = ("ring",)
     sizes: Sequence[int] = (16, 32, 64, 128)
-    """Numbers of clients that are compared."""
+    """Numbers of clients to compare."""
     sized_methods: Sequence[str] = (SEEDFLOOD,)
     hops: Sequence[int] = (1, 2, 4, 0)
     ranks: Sequence[int] = (8, 32)
@@ -66,13 +68,13 @@ class StudySize(NamedTuple):
     dirichlets: Sequence[float] = (1.0, 0.1)
     sharded_methods: Sequence[str] = (SEEDFLOOD, "dsgd")
     all_tasks: bool = False
-    """Whether the parts besides the table of methods are done for all tasks, not for the first alone."""
+    """Whether all tasks have the parts besides the table of methods, or only the first task."""
     rank: int = 32
     local_steps: int = 5
     beyond: int = 4
-    """Rates beyond the edge of its grid that are tried for a method, at most."""
+    """Maximum number of trials beyond the edge of a method's grid."""
     segments: int = 2
-    """Full segments that a client signs where bytes are counted."""
+    """Full segments that a client signs in the cells that count bytes."""
     rate: float = RATE
 
 
@@ -112,7 +114,6 @@ LONG = DEFAULT._replace(
     validation_rows=500,
     test_rows=1000,
     evaluations=8,
-    methods=(SEEDFLOOD, *(name for name in registry.METHODS)),
     topologies=("ring", "grid"),
     sized_methods=(SEEDFLOOD, "dsgd", "dzsgd"),
     hops=(1, 2, 4, 8, 0),
@@ -139,15 +140,17 @@ PRESETS = {"smoke": SMOKE, "default": DEFAULT, "long": LONG, "full": FULL}
 TOO_SMALL: dict[str, tuple[str, ...]] = {
     "smoke": ("A study of this size shows that everything works. Its figures mean nothing.",)
 }
-"""Words that belong to a size."""
+"""Notes of a size."""
 
 FULL_MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "facebook/opt-2.7b")
 FULL_TASKS = ("sst2", "rte", "boolq", "wic", "multirc", "record")
 
 
 def study(name: str, problems: Sequence[Problem], seeds: int, rate: float, command: str) -> Study:
-    """Describe the study of a preset, of these models and tasks, whose numbers of rows it sets; `rate`:
-    around which SeedFlood's are tried, 0 for the preset's."""
+    """Make the study of a preset for these problems, with the preset's numbers of rows.
+
+    `rate` is the middle of SeedFlood's grid; 0: the preset's.
+    """
     preset = PRESETS[name]
     if rate:
         preset = preset._replace(rate=rate)
@@ -166,20 +169,15 @@ def study(name: str, problems: Sequence[Problem], seeds: int, rate: float, comma
 
 
 def rates(method: str, rate: float) -> list[float]:
-    """Return the learning rates that are tried for a method, ascending; see `RATE`."""
+    """Return the grid of a method's learning rates, ascending. `rate` is the middle of SeedFlood's."""
     if method == SEEDFLOOD:
         return [rate * factor for factor in GRID]
     usual = registry.METHODS[method].rates
     return list(usual) if first_order(method) else [min(one * rate / RATE, MOST) for one in usual]
 
 
-def centralised(method: str) -> bool:
-    """Return whether a method has one model, for which it is all the same who is whose neighbour."""
-    return method in registry.METHODS and registry.METHODS[method].centralised
-
-
 class _Plan:
-    """Cells of a preset, in the order in which they are of use."""
+    """Cells of a preset, the most useful first."""
 
     def __init__(self, preset: StudySize, problems: Sequence[Problem], seeds: int) -> None:
         self._preset, self._problems, self._seeds = preset, problems, seeds
@@ -193,7 +191,7 @@ class _Plan:
         )
 
     def _cell(self, problem: Problem, method: str, steps: int, **changes: object) -> Cell:
-        """Return a cell on a ring with the first seed; `changes` are fields of cells, networks or
+        """Return a cell on a ring with the first seed. `changes` are fields of cells, networks or
         problems."""
         preset = self._preset
         if first_order(method):
@@ -228,8 +226,6 @@ class _Plan:
         preset = self._preset
         others = self._problems if preset.all_tasks else self._problems[:1]
         for topology, problem, method in product(preset.topologies, self._problems, preset.methods):
-            if topology != preset.topologies[0] and centralised(method):
-                continue
             yield from self._seeded("methods", problem, method, preset.zeroth_steps, topology=topology)
         for problem in others:
             yield from self._bytes(problem)

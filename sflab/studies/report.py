@@ -1,46 +1,44 @@
-"""The report of a study, finished or not: tables, the paper's claims with a verdict each, and figures.
+"""The report of a study, finished or not: tables, and the paper's claims with a verdict each.
 
-All of it follows from the results alone: the same folder gives the same bytes. A claim is met or not by the
-means over seeds; whether the difference exceeds its noise is said beside it. Every table and figure of scores
-has those of the untrained model, as it is and with calibrated answers.
+The report depends only on the results: the same folder gives the same bytes. Means over seeds decide whether
+a claim is met. The report also says whether the difference exceeds its noise. Every table of scores includes
+the untrained model, with and without calibrated answers.
 """
 
 from __future__ import annotations
 
-import io
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sflab.baselines import registry
 from sflab.experiments import results
 from sflab.experiments.cell import Cell
 from sflab.studies.findings import Group, Interval, StudyFindings, interval
 from sflab.studies.study import describe, short, total
-from sfnode.errors import Code, UserError
-from sfnode.store.disk_errors import disk_faults
 
-REPORT, FIGURES = "report.md", "figures"
+REPORT = "report.md"
 
 SHOWN_MISSING = 40
-"""Missing cells that are named; of more, the number is said."""
+"""Maximum number of missing cells to list. The report gives only the number of the others."""
 
 ABSENT = "-"
 
 CONTROLS = {"base": "untrained", "calibrated": "untrained, calibrated"}
 
+RATE_OF_SEEDFLOOD = "an update; clients' updates are added"
+RATE_OF_AVERAGED = "a local step of a client; clients are averaged"
+
 
 class StudyPart(NamedTuple):
-    """A part of a study: a table for each task, and a figure of the score by what differs."""
+    """Part of a study, shown as a table for each task."""
 
     name: str
     title: str
     axis: str
     of: Callable[[Cell], str]
     line: str = "method"
-    """Name of what cells of one line of the figure have in common."""
+    """Heading of the first column."""
     of_line: Callable[[Cell], str] = lambda cell: cell.method
 
 
@@ -83,18 +81,12 @@ PARTS = (
 
 
 def write(folder: Path) -> Path:
-    """Write the report of a results folder, `report.md` with `figures/*.svg`, and return the former.
+    """Write `report.md` to a results folder, and return its path.
 
-    Raises UserError RESULTS_UNUSABLE, EXTRA_MISSING, DISK_FULL and DATA_DIR_UNUSABLE.
+    Raises UserError RESULTS_UNUSABLE, DISK_FULL and DATA_DIR_UNUSABLE.
     """
     findings = StudyFindings.load(folder)
-    charts = list(_charts(findings))
-    with disk_faults(folder / FIGURES):
-        (folder / FIGURES).mkdir(exist_ok=True)
-    for chart in charts:
-        results.replace(folder / FIGURES / f"{chart.name}.svg", drawn(chart))
-    figures = (f"![{chart.title}](figures/{chart.name}.svg)" for chart in charts)
-    blocks = [*_summary(findings), *_tables(findings), *_claims(findings), *figures, *_missing(findings)]
+    blocks = [*_summary(findings), *_tables(findings), *_claims(findings), *_missing(findings)]
     results.replace(folder / REPORT, "\n\n".join(blocks) + "\n")
     return folder / REPORT
 
@@ -170,7 +162,7 @@ def _tuning(findings: StudyFindings) -> str:
         tried = "; ".join(f"{trial.learning_rate:.2g}: {_shown(loss)}" for trial, loss in one.trials)
         best = f"{one.winner.learning_rate:.2g}" if one.winner else ABSENT
         edge = "at the edge" if one.at_the_edge else ""
-        rate_of = registry.METHODS[cell.method].rate if cell.method in registry.METHODS else registry.UPDATE
+        rate_of = RATE_OF_AVERAGED if cell.method in registry.METHODS else RATE_OF_SEEDFLOOD
         rows.append([cell.method, findings.subject(cell), tried, best, edge, rate_of])
     return table(("method", "task", "rate: validation loss", "chosen", "", "rate of"), rows)
 
@@ -185,7 +177,7 @@ def _missing(findings: StudyFindings) -> Iterator[str]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
+    """Format a table in Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
 
 
@@ -206,23 +198,23 @@ PAPER_UPDATES = 80_000
 """Updates of the paper's longest run: 16 clients with 5,000 steps each."""
 
 PAPER_BYTES = 400_000
-"""Bytes per edge that the paper counts for them."""
+"""Bytes per edge of these updates in the paper."""
 
 PAPER_GAP = -0.06
-"""Score of SeedFlood relative to DSGD in the paper, at worst (-4 % at best)."""
+"""Lowest score of SeedFlood relative to DSGD in the paper (the highest is -4 %)."""
 
 RIVALS = ("dzsgd", "dzsgd-lora", "chocosgd-lora")
-"""Methods that SeedFlood does not fall below in the paper."""
+"""Methods that do not score higher than SeedFlood in the paper."""
 
 NOT_MEASURED = "its cells are not finished, or not in this study"
 
 
 class PaperClaim(NamedTuple):
-    """A claim of the paper beside what was found."""
+    """A claim of the paper, with the finding about it."""
 
     words: str
     met: bool | None
-    """None: it was not measured."""
+    """Whether the claim is met; None: not measured."""
     found: str = NOT_MEASURED
 
     def __str__(self) -> str:
@@ -231,7 +223,7 @@ class PaperClaim(NamedTuple):
 
 
 def claims(findings: StudyFindings) -> list[PaperClaim]:
-    """Compare a study with the paper, claim by claim."""
+    """Judge all claims of the paper by a study."""
     found = []
     for task in findings.tasks:
         by_method = {
@@ -248,7 +240,7 @@ def claims(findings: StudyFindings) -> list[PaperClaim]:
 
 
 def paired(one: Group, other: Group, name: str = "score") -> Interval | None:
-    """Return the mean difference of an end value between cells of the same seed, with its interval."""
+    """Return the mean difference of an end value between cells with the same seed, with its interval."""
     others = dict(other.by_seed(name))
     return interval([value - others[seed] for seed, value in one.by_seed(name) if seed in others])
 
@@ -259,7 +251,7 @@ def _claims(findings: StudyFindings) -> Iterator[str]:
 
 
 def _not_below(words: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
-    """Return whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
+    """Judge whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
     difference = paired(ours, theirs) if ours and theirs else None
     if ours is None or theirs is None or difference is None:
         return PaperClaim(words, None)
@@ -278,7 +270,7 @@ def _gap(task: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
 
 
 def noise(difference: Interval) -> str:
-    """Write a difference with its interval, and whether it exceeds what seeds make of it."""
+    """Format a difference with its interval, and whether the interval includes 0."""
     if difference.seeds == 1:
         return f"difference {difference.mean:+.3f}, one seed: nothing is known of the noise"
     includes = "includes" if difference.low <= 0 <= difference.high else "does not include"
@@ -289,8 +281,7 @@ def noise(difference: Interval) -> str:
 
 
 def _bytes(findings: StudyFindings, task: str) -> Iterator[PaperClaim]:
-    """Yield what an edge carries, both directions together, signatures included: the paper leaves them
-    out."""
+    """Judge the bytes of an edge in both directions, with signatures, which the paper does not count."""
     words = f"{task}: an edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
     for group in findings.groups("bytes"):
         cell, size = group.cell, group.of("bytes_per_edge")
@@ -328,138 +319,3 @@ def _consensus(findings: StudyFindings) -> PaperClaim:
     return PaperClaim(
         words, not any(errors), f"largest consensus error of {len(errors)} runs: {max(errors):g}"
     )
-
-
-# -- figures -------------------------------------------------------------------------------------------
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#6A6A6A")
-"""Okabe and Ito (2008): people with any kind of colour vision tell them apart."""
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "sfnode", "font.size": 9, "legend.frameon": False}
-
-Points = Sequence[tuple[float, float, float]]
-"""Places, means, and half the widths of their intervals."""
-
-
-class StudyFigure(NamedTuple):
-    """A figure: a panel for each task, in it points of some series."""
-
-    name: str
-    title: str
-    panels: Mapping[str, Mapping[str, Points]]
-    controls: Mapping[str, Mapping[str, float]]
-    """Scores of the untrained model by task, to be marked."""
-    x: str
-    y: str = "score on test rows"
-    ticks: Sequence[str] = ()
-    """Names of the places 0, 1, ...; without them the axis is of numbers."""
-    x_scale: str = "linear"
-    y_scale: str = "linear"
-
-
-def _charts(findings: StudyFindings) -> Iterator[StudyFigure]:
-    controls = {
-        task: {
-            words: value.mean
-            for kind, words in CONTROLS.items()
-            if (value := findings.untrained(task).get(f"{kind}_score"))
-        }
-        for task in findings.tasks
-    }
-    for part in PARTS:
-        groups = findings.groups(part.name)
-        ticks = list(dict.fromkeys(part.of(group.cell) for group in groups))
-
-        def place(group: Group, part: StudyPart = part, ticks: list[str] = ticks) -> Points:
-            score = group.of("score")
-            return [(ticks.index(part.of(group.cell)), score.mean, score.half)] if score else []
-
-        panels = _panels(findings, groups, place, part.of_line)
-        yield StudyFigure(part.name, part.title, panels, controls, part.axis, ticks=ticks)
-    ring = [group for group in findings.groups("methods") if group.cell.network.topology == "ring"]
-    panels = _panels(findings, ring, _by_bytes, lambda cell: cell.method)
-    yield StudyFigure(
-        "bytes", "Score by bytes per edge, on a ring", panels, controls, "bytes per edge", x_scale="log"
-    )
-    panels = _panels(findings, ring, _consensus_curve, lambda cell: cell.method)
-    title = "Consensus error by local step, on a ring"
-    yield StudyFigure("consensus", title, panels, {}, "local steps", "consensus error", y_scale="symlog")
-
-
-def _panels(
-    findings: StudyFindings,
-    groups: Iterable[Group],
-    points: Callable[[Group], Points],
-    line: Callable[[Cell], str],
-) -> dict[str, dict[str, Points]]:
-    panels: dict[str, dict[str, Points]] = {}
-    for group in groups:
-        series = panels.setdefault(findings.subject(group.cell), {})
-        series[line(group.cell)] = sorted([*series.get(line(group.cell), ()), *points(group)])
-    return panels
-
-
-def _by_bytes(group: Group) -> Points:
-    score, size = group.of("score"), group.of("bytes_per_edge")
-    return [(size.mean, score.mean, score.half)] if score and size and size.mean > 0 else []
-
-
-def _consensus_curve(group: Group) -> Points:
-    return [(step, value, 0.0) for step, value in zip(*group.curve("consensus"), strict=True)]
-
-
-def matplotlib() -> Any:
-    """Return the library without its windows. Raises UserError EXTRA_MISSING."""
-    try:
-        import matplotlib as found
-    except ImportError as error:
-        raise UserError(
-            Code.EXTRA_MISSING,
-            "the report's figures cannot be drawn: matplotlib is not installed",
-            "Install it: pip install 'sfnode[lab]'; results are kept, "
-            "and `sfnode lab simulate report` writes the report then.",
-        ) from error
-    return found
-
-
-def drawn(chart: StudyFigure) -> str:
-    """Draw a figure as SVG. Raises UserError EXTRA_MISSING."""
-    library = matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with library.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 3.8), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(1, max(1, len(chart.panels)), squeeze=False)[0]
-        for panel, task in zip(axes, chart.panels, strict=False):
-            _draw(panel, chart, task)
-        axes[0].set_ylabel(chart.y)
-        handles, names = axes[0].get_legend_handles_labels()
-        if handles:
-            figure.legend(handles, names, loc="outside lower center", ncols=4)
-        svg = io.StringIO()
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    text = svg.getvalue()
-    return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg ") :], flags=re.DOTALL)
-
-
-def _draw(panel: Any, chart: StudyFigure, task: str) -> None:
-    for (words, value), dashes in zip(chart.controls.get(task, {}).items(), (":", "--"), strict=False):
-        panel.axhline(value, color="#555555", linestyle=dashes, linewidth=1.1, label=words)
-    for number, (name, points) in enumerate(chart.panels[task].items()):
-        xs, ys, halves = zip(*points, strict=True) if points else ((), (), ())
-        # the first eight differ in colour and marker, the next in how these go together
-        marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
-        colour = COLOURS[number % len(COLOURS)]
-        panel.errorbar(xs, ys, yerr=halves, label=name, capsize=2.5, color=colour, marker=marker)
-    if chart.ticks:
-        panel.set_xticks(range(len(chart.ticks)), chart.ticks, rotation=30 * (len(chart.ticks) > 5))
-    panel.set_xscale(chart.x_scale)
-    if chart.y_scale == "symlog":  # logarithmic, with a place for 0
-        positive = [y for points in chart.panels[task].values() for _, y, _ in points if y > 0]
-        panel.set_yscale("symlog", linthresh=10.0 ** math.floor(math.log10(min(positive, default=1.0))))
-    panel.set_xlabel(chart.x)
-    panel.set_title(task)

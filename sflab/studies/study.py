@@ -1,9 +1,9 @@
-"""A study: cells whose results are compared, and the learning rates that are tried for them before.
+"""A study: cells to compare, after trials of their learning rates.
 
-It has two stages. The trials of each tuning differ in nothing but the learning rate; the one with the least
-validation loss gives its rate to the entries that name the tuning. While the best one is at the edge of what
-was tried, the next rate beyond is tried. All follows from the study and the results, so that a study that was
-interrupted goes on where it was, and a finished cell is never run again.
+A study has two stages. The trials of a tuning differ only in the learning rate. The trial with the least
+validation loss gives its rate to the entries of that tuning. While the best rate is at the edge of the grid,
+the next rate beyond it is tried. The next cells follow from the study and the results so far. So an
+interrupted study continues where it was, and a finished cell is never run again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import Section
 
 PLAN = "study.json"
-"""File of the results folder that describes the study."""
+"""File of the results folder with the study's description."""
 
 
 class StudyEntry(Section):
-    """A cell of a study, and the part of the report that it belongs to."""
+    """A cell of a study, and its part of the report."""
 
     part: str
     cell: Cell
     tuning: int | None = Field(default=None, ge=0)
-    """Number of the tuning whose winner's learning rate takes the place of the cell's own."""
+    """Number of the tuning whose best learning rate replaces the cell's own."""
     times: float = Field(default=1.0, gt=0)
     """Factor of that rate."""
 
@@ -47,17 +47,17 @@ class Study(Section):
 
     title: str
     command: str
-    """Command line that runs it."""
+    """Command line of the study."""
     preset: str = ""
     notes: tuple[str, ...] = ()
-    """Notes on the choice of cells for readers of the report."""
+    """Notes on the choice of cells, for the report."""
     tunings: tuple[tuple[Cell, ...], ...] = ()
     beyond: int = Field(default=0, ge=0)
-    """Rates beyond the edge of its grid that are tried for a tuning, at most."""
+    """Maximum number of trials beyond the edge of a tuning's grid."""
     entries: tuple[StudyEntry, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Describe the study in its results folder. Raises UserError RESULTS_UNUSABLE, and as
+        """Write the study to its results folder. Raises UserError RESULTS_UNUSABLE, and as
         `results.replace`."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,11 +83,11 @@ class Study(Section):
 
 
 def unusable(folder: Path, reason: str) -> UserError:
-    """Return the error for a folder that holds no results of a study, or cannot."""
+    """Return the error for a folder that cannot hold results, or has no results of a study."""
     return UserError(
         Code.RESULTS_UNUSABLE,
         f"{folder} cannot be used as the results of a study: {reason}",
-        "Name the folder that `sfnode lab simulate paper` or `sweep` has written to, or a new one.",
+        "Name the folder that `sfnode lab simulate paper` has written to, or a new one.",
     )
 
 
@@ -97,15 +97,15 @@ class StudyProgress(NamedTuple):
     done: int
     total: int
     fresh: int
-    """Part of `done` that was not there already when the study was started."""
+    """Part of `done` since this start."""
     cell: Cell
-    """The cell that has just ended."""
+    """Cell that ended last."""
     failure: str
-    """Reason of its failure; empty if it did not fail."""
+    """Reason why the cell failed; empty if it did not."""
 
 
 def tried(study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> list[list[Cell]]:
-    """Return the trials of each tuning by ascending rate, with those that the results so far ask for."""
+    """Return the trials of each tuning by ascending rate, those beyond the grid included."""
     return [_tried(tuning, found, failed, study.beyond) for tuning in study.tunings]
 
 
@@ -123,20 +123,20 @@ def _tried(
 
 
 def _beyond(inner: Cell, edge: Cell) -> Cell:
-    """Return the trial that is as far from the edge of a grid as the edge is from its neighbour."""
+    """Return the next trial beyond `edge`: its rate has the same ratio to `edge` as `edge` to `inner`."""
     rate = edge.learning_rate * edge.learning_rate / inner.learning_rate
     return edge.model_copy(update={"learning_rate": float(f"{rate:.4g}")})
 
 
 def trials(study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]) -> list[Cell]:
-    """Return the cells of the first stage, each once, as far as they are known from the results so far."""
+    """Return the cells of the first stage that are known so far, each once."""
     return _once(cell for tuning in tried(study, found, failed) for cell in tuning)
 
 
 def resolved(
     study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]
 ) -> list[tuple[StudyEntry, Cell | None]]:
-    """Return the entries with the cells that they come to; None where the tuning has not ended."""
+    """Return the entries with their final cells; None while the tuning has not ended."""
     winners = [winner(tuning, found, failed) for tuning in tried(study, found, failed)]
     return [(entry, _cell(entry, winners)) for entry in study.entries]
 
@@ -149,9 +149,9 @@ def _cell(entry: StudyEntry, winners: list[Cell | None]) -> Cell | None:
 
 
 def winner(tuning: Iterable[Cell], found: Mapping[str, CellResult], failed: Mapping[str, str]) -> Cell | None:
-    """Return the trial with the least validation loss, of equal ones that with the smallest rate.
+    """Return the trial with the least validation loss; among equal losses, the one with the smallest rate.
 
-    None unless all of them have ended and one of them with a finite loss. A trial that failed has lost.
+    None unless all trials ended, and at least one has a finite loss. A failed trial never wins.
     """
     losses = []
     for cell in tuning:
@@ -168,9 +168,9 @@ def winner(tuning: Iterable[Cell], found: Mapping[str, CellResult], failed: Mapp
 def run(
     study: Study, folder: Path, pool: Pool, advance: Callable[[StudyProgress], None] = lambda _: None
 ) -> dict[str, str]:
-    """Run what is not finished of a study; return why cells failed, by their names.
+    """Run the unfinished cells of a study. Return the reasons of failed cells, by name.
 
-    Raises UserError RESULTS_UNUSABLE. A KeyboardInterrupt leaves a folder that the study goes on from.
+    Raises UserError RESULTS_UNUSABLE. After a KeyboardInterrupt the study can continue from the folder.
     """
     study.save(folder)
     count = _Counter(study, advance)
@@ -202,11 +202,9 @@ def _stage(cells: list[Cell], folder: Path, pool: Pool, count: _Counter) -> None
         else:
             todo.append(cell)
 
-    def ended(cell: Cell, text: str, failure: str) -> None:
+    def ended(cell: Cell, failure: str) -> None:
         if failure:
             results.note_failure(cell, folder, failure)
-        elif text:
-            results.write_text(cell, folder, text)
         count.ended(cell, failure)
 
     run_cells(todo, pool, ended)
@@ -222,7 +220,7 @@ class _Counter:
         self._before = self._fresh = 0
 
     def expect(self, trials: Iterable[Cell]) -> None:
-        """Take note of trials, of which some may lie beyond the study's grids."""
+        """Add trials to the total, if they are beyond the study's grids."""
         self._total += total(cell for cell in trials if cell.name not in self._sure)
 
     def was_there(self, cell: Cell) -> None:
@@ -235,7 +233,7 @@ class _Counter:
 
 
 def distinct(study: Study) -> list[Cell]:
-    """Return the cells that are sure to run, each once; those whose rate is open, with the first rate."""
+    """Return the cells that will certainly run, each once. An open rate is the first rate of its tuning."""
     found = _once(cell for tuning in study.tunings for cell in tuning)
     for entry in study.entries:
         cell = entry.cell
@@ -250,11 +248,11 @@ def _once(cells: Iterable[Cell]) -> list[Cell]:
     return list({cell.name: cell for cell in cells}.values())
 
 
-# -- words for a cell and for its failure, the same on a screen and in a report ---------------------------
+# -- names of cells and failures, on a screen and in a report ------------------------------------------
 
 
 def describe(cell: Cell) -> str:
-    """Say in a line what a cell is."""
+    """Describe a cell in one line."""
     network, problem = cell.network, cell.problem
     said = [cell.method, problem.task, f"{network.clients} clients", network.topology]
     said += [f"{network.hops} hops"] if network.hops else []
@@ -264,32 +262,32 @@ def describe(cell: Cell) -> str:
 
 
 def short(failure: str) -> str:
-    """Return the line of a failure that says what happened: the last of a traceback, else the first."""
+    """Return the main line of a failure: the last line of a traceback, else the first line."""
     lines = failure.strip().splitlines() or [""]
     return lines[-1 if lines[0].startswith("Traceback") else 0].strip()
 
 
-# -- work: what a cell takes, in example-forwards, from its description alone ---------------------------
-#
-# A forward pass of one example counts 1 and a backward pass 2; so a two-point estimate costs 2 for each row
-# of its mini-batch, a group of updates as many as it has, a gradient 3. This estimates before a run; what was
-# spent is among the end values.
+# -- work: an estimate of a cell's example-forwards, from its description ------------------------------ A
+# forward pass of one example counts 1, and a backward pass 2. So a row of a mini-batch costs 2 for a
+# two-point estimate, 3 for a gradient, and the number of updates for a group. The end values have the actual
+# number.
+
 
 TWO_POINT = 2
 GRADIENT = 3
 
 SEEDFLOOD_SPEED, ZEROTH_SPEED, FIRST_SPEED = 400, 100, 140
-"""Example-forwards a second of one core with opt-mini-sst on sentences of SST-2, measured: of virtual clients
-whose models are equal, and of baselines, each of whose clients has weights of its own."""
+"""Measured example-forwards per second of one core, with opt-mini-sst on sentences of SST-2. SeedFlood's
+clients share equal models. Each client of a baseline has its own weights."""
 
 EVALUATION_SPEED = 500
 
 TEST_ROWS = 1000
-"""Rows that are assumed to be tested on where a cell tests on all that there are."""
+"""Assumed number of test rows if a cell tests on all rows."""
 
 
 def first_order(method: str) -> bool:
-    """Return whether a method takes gradients; if not, it takes two-point estimates."""
+    """Return whether a method uses gradients instead of two-point estimates."""
     baseline = registry.METHODS.get(method)
     return baseline is not None and baseline.first_order
 
@@ -301,7 +299,8 @@ def training_work(cell: Cell) -> int:
 
 
 def evaluation_work(cell: Cell) -> int:
-    """Return the rows that a cell evaluates: untrained and trained on all, in between on validation rows."""
+    """Return the rows that a cell evaluates: all rows before and after training, validation rows in
+    between."""
     problem = cell.problem
     between = (cell.steps - 1) // cell.evaluate_every if cell.evaluate_every else 0
     return 2 * (problem.test_rows or TEST_ROWS) + (2 + between) * problem.validation_rows
@@ -318,7 +317,7 @@ def total(cells: Iterable[Cell]) -> int:
 
 
 def core_seconds(cell: Cell) -> float:
-    """Estimate the seconds of one core that a cell takes with opt-mini-sst; larger models take longer."""
+    """Estimate a cell's seconds of one core with opt-mini-sst. Larger models take longer."""
     if cell.method not in registry.METHODS:
         speed = SEEDFLOOD_SPEED
     else:
@@ -327,5 +326,5 @@ def core_seconds(cell: Cell) -> float:
 
 
 def estimate(cells: Sequence[Cell], workers: int) -> float:
-    """Estimate the seconds that cells take with so many workers, for opt-mini-sst."""
+    """Estimate the seconds that `workers` workers take for these cells, with opt-mini-sst."""
     return sum(core_seconds(cell) for cell in cells) / workers

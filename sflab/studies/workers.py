@@ -1,17 +1,13 @@
-"""Runs cells in this process, in processes of this machine, or through Ray, with the same results.
+"""Runs cells in this process or in several processes of this machine, with the same results.
 
-A cell is given to a worker as a whole. A worker that dies costs the cell that it had, which is reported;
-the others go on. There is no scheduling here: cells start in the order in which they were given, or whenever
-Ray's own scheduler finds room for them.
+A worker runs one cell at a time. If a worker dies, its cell fails, and the others continue. Cells start in
+the order in which they were given.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
-import sys
-import tempfile
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,38 +15,30 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessP
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from sflab.experiments import results
 from sflab.experiments.cell import Cell
 from sfnode import die_with_parent
-from sfnode.errors import Code, UserError
-
-RAY_PATIENCE = 10.0
-"""Seconds in which a cluster has to answer."""
-
-LOCAL = "local"
-"""Address of a Ray that is started for the study alone, on this machine."""
+from sfnode.errors import UserError
 
 
 class CellJob(NamedTuple):
-    """Ways of running cells."""
+    """Function that runs cells, and its arguments."""
 
     run: Callable[[Cell, Path, str, int], object]
-    """Runs a cell to its end and writes its results to a folder; takes the device and the threads."""
+    """Runs a cell to its end and writes its results to a folder. Takes the device and the threads, too."""
     folder: Path
     device: str = "cpu"
     threads: int = 1
 
 
-CellOutcome = tuple[str, str]
-"""Results of a cell, if the worker could not write them to the folder, and the reason of its failure; empty
-if it did not fail."""
+CellFailure = str
+"""Reason why a cell failed; empty if it did not."""
 
 
-def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, str, str], None]) -> None:
-    """Run cells; `ended` is called with each one, its results if they are not in the folder, its failure."""
-    waiting, running = deque(cells), dict[Future[CellOutcome], Cell]()
+def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, CellFailure], None]) -> None:
+    """Run cells, and call `ended` with each cell and its failure."""
+    waiting, running = deque(cells), dict[Future[CellFailure], Cell]()
     while waiting or running:
         while waiting and len(running) < pool.size:
             cell = waiting.popleft()
@@ -58,11 +46,11 @@ def run_cells(cells: Iterable[Cell], pool: Pool, ended: Callable[[Cell, str, str
         finished, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in [one for one in running if one in finished]:
             cell = running.pop(future)
-            ended(cell, *_outcome(future))
+            ended(cell, _outcome(future))
 
 
 def run_here(cell: Cell, folder: Path, device: str, threads: int) -> object:
-    """Run a cell with the runner; imports torch and transformers."""
+    """Run a cell with the runner. Imports torch and transformers."""
     from sflab.experiments.cell import Place
     from sflab.experiments.runner import run_cell
 
@@ -77,8 +65,8 @@ class Here:
     def __init__(self, job: CellJob) -> None:
         self._job = job
 
-    def submit(self, cell: Cell) -> Future[CellOutcome]:
-        future: Future[CellOutcome] = Future()
+    def submit(self, cell: Cell) -> Future[CellFailure]:
+        future: Future[CellFailure] = Future()
         future.set_result(_attempt(self._job, cell))
         return future
 
@@ -90,18 +78,18 @@ class Here:
 
 
 class Processes:
-    """Runs cells in processes of this machine that serve one cell after the other.
+    """Runs cells in processes of this machine, each of which runs one cell after the other.
 
-    Each is an executor of its own, because an executor is lost as a whole when one of its processes dies.
+    Each process has its own executor: an executor is lost as a whole when one of its processes dies.
     """
 
     def __init__(self, job: CellJob, count: int) -> None:
         self.size = count
         self._job = job
         self._free: list[_Worker] = []
-        self._busy: dict[Future[CellOutcome], _Worker] = {}
+        self._busy: dict[Future[CellFailure], _Worker] = {}
 
-    def submit(self, cell: Cell) -> Future[CellOutcome]:
+    def submit(self, cell: Cell) -> Future[CellFailure]:
         for future in [one for one in self._busy if one.done()]:
             worker = self._busy.pop(future)
             if isinstance(future.exception(), BrokenExecutor):
@@ -120,12 +108,12 @@ class Processes:
         for worker in (*self._free, *self._busy.values()):
             if kind is None:
                 worker.executor.shutdown()
-            else:  # what they do is lost up to the last state that the runner has saved
+            else:  # their cells continue later from the last state that the runner saved
                 worker.kill()
 
 
 class _Worker:
-    """A process and what gives it work."""
+    """A process and its executor."""
 
     def __init__(self) -> None:
         self.executor = ProcessPoolExecutor(
@@ -140,99 +128,31 @@ class _Worker:
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
-class Ray:
-    """Runs cells through Ray, whose scheduler finds places for them and shares out processors and GPUs.
-
-    A worker's disk is its own: the results come back as text. `address` is that of a cluster, `auto`, or
-    `local`. Entering it raises UserError EXTRA_MISSING or RAY_UNAVAILABLE.
-    """
-
-    size = sys.maxsize
-
-    def __init__(self, job: CellJob, address: str) -> None:
-        self._job = job
-        self._address = address
-        self._remote: Any = None
-
-    def submit(self, cell: Cell) -> Future[CellOutcome]:
-        future: Future[CellOutcome] = self._remote.remote(self._job, cell, os.getcwd()).future()
-        return future
-
-    def __enter__(self) -> Self:
-        try:
-            import ray
-        except ImportError as error:
-            raise UserError(
-                Code.EXTRA_MISSING,
-                "cells cannot be run through Ray, which is not installed",
-                "Install it: pip install 'sfnode[lab]'; or leave --ray out.",
-            ) from error
-        try:
-            _require_listener(self._address)
-            ray.init(
-                address=None if self._address == LOCAL else self._address,
-                include_dashboard=False if self._address == LOCAL else None,
-                log_to_driver=False,
-                configure_logging=False,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(
-                Code.RAY_UNAVAILABLE,
-                f"there is no Ray at {self._address}: {error}",
-                "Start one with `ray start --head`, or say --ray local.",
-            ) from error
-        gpus = 1 if self._job.device.startswith("cuda") else 0
-        self._remote = ray.remote(num_cpus=self._job.threads, num_gpus=gpus)(_attempt_elsewhere)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        import ray
-
-        ray.shutdown()
+Pool = Here | Processes
+"""Runner of cells, `size` of them at a time. It is entered once. Leaving it, in any way, ends everything."""
 
 
-Pool = Here | Processes | Ray
-"""What runs cells, `size` of them at a time. It is entered once, and left in whatever way ends everything."""
-
-
-def _require_listener(address: str) -> None:
-    """Raise OSError if nobody listens at HOST:PORT, for which Ray itself would wait for many minutes."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host, int(port)), RAY_PATIENCE).close()
-
-
-def _outcome(future: Future[CellOutcome]) -> CellOutcome:
+def _outcome(future: Future[CellFailure]) -> CellFailure:
     error = future.exception()
     if error is None:
         return future.result()
     if isinstance(error, BrokenExecutor):
-        return "", "its worker process has died (killed, or out of memory)"
-    return "", f"its worker was lost: {str(error).strip() or type(error).__name__}"
+        return "its worker process has died (killed, or out of memory)"
+    return f"its worker was lost: {str(error).strip() or type(error).__name__}"
 
 
-def _attempt(job: CellJob, cell: Cell) -> CellOutcome:
-    """Run a cell. Errors become text: not all of them can be sent from process to process."""
+def _attempt(job: CellJob, cell: Cell) -> CellFailure:
+    """Run a cell. Return errors as text: not all of them can be sent to another process."""
     try:
         job.run(cell, job.folder, job.device, job.threads)
     except UserError as error:
-        return "", str(error)
+        return str(error)
     except Exception:
-        return "", traceback.format_exc().strip()
-    return "", ""
-
-
-def _attempt_elsewhere(job: CellJob, cell: Cell, current: str) -> CellOutcome:
-    """Run a cell in a folder that nobody else sees; names of files are relative to `current`, if there."""
-    if os.path.isdir(current):
-        os.chdir(current)
-    with tempfile.TemporaryDirectory(prefix="sfnode-cell-") as scratch:
-        folder = Path(scratch)
-        _, failure = _attempt(job._replace(folder=folder), cell)
-        return ("", failure) if failure else (results.path_of(cell, folder).read_text(encoding="utf-8"), "")
+        return traceback.format_exc().strip()
+    return ""
 
 
 def _begin(parent: int) -> None:
-    """Prepare a worker process: the driver alone answers Ctrl-C, and a worker ends with it."""
+    """Prepare a worker process: only the driver answers Ctrl-C, and the worker ends with the driver."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent.tie(parent)

@@ -1,6 +1,6 @@
-"""`sfnode organise make-bases`: bases to publish for a coming subspace, at the model of a run's last seal.
+"""`sfnode organise make-bases`: bases to publish for a coming subspace, from the model of the last seal.
 
-`sfnode organise try-reward`: what a base model gets for its answers, and whether that can be learnt.
+`sfnode organise try-reward`: the rewards of a base model's answers, and whether they can be learnt.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device:
 
 
 def words(kind: str, found: Made) -> str:
-    """Return what bases are: how much of each layer they hold, and what they have cost."""
+    """Describe bases: how much of each layer they hold, and what making them cost."""
     rank = found.pairs[0][0].shape[1]
     directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
     what = "mean gradient" if kind == "gradients" else "inputs' share in the errors"
@@ -70,7 +70,7 @@ REWARDED = tuple(name for name, one in PRESETS.items() if one.task.is_rewarded)
 """Ready-made tasks with rewards."""
 
 MOST_PROMPTS = 512
-"""Prompts whose mean reward is known to 4 points, whatever it is."""
+"""Maximum number of prompts. With 512 the mean reward is known to 4 points in any case."""
 
 
 @click.command
@@ -106,9 +106,9 @@ def try_reward(
 ) -> None:
     """Score a base model on some prompts of a reward run.
 
-    Says what answers look like and what they get, how many this machine writes, and to how many prompts some
-    answers are better than others, of several that are drawn as in training: the others teach nothing. It is
-    an error if none does.
+    Shows typical answers with their rewards and this machine's speed. Several answers are drawn to each
+    prompt, as in training. Shows the number of prompts whose answers differ in reward, because the others
+    teach nothing. Without any such prompt the command fails.
     """
     manifest = _manifest(run, {"preset": preset, "train": train} | ({} if run else {"model": model}))
     manifest = _changed(manifest, temperature)

@@ -44,7 +44,7 @@ def top(data_dir: Path, once: bool) -> None:
 
 
 MIN_TOKEN = 16
-"""Characters of a token, because anybody who reaches the port can guess without limit."""
+"""Minimum length of a token, in characters: anybody who reaches the port can guess without limit."""
 
 DEFAULT_ADDRESS = "127.0.0.1:8380"
 
@@ -83,10 +83,9 @@ def dashboard_control_option(key: str = "") -> Callable[[F], F]:
 async def shown(
     data_dir: Path, address: tuple[str, int] | None, token: str, control: bool
 ) -> AsyncIterator[None]:
-    """Serve the dashboard of the node in `data_dir` within the block, at `address` if one is given; with
-    `control` the page directs the node, too.
+    """Serve the dashboard of the node in `data_dir` within the block, at `address` if one is given.
 
-    Raises UserError PORT_IN_USE.
+    With `control` visitors can also control the node. Raises UserError PORT_IN_USE.
     """
     if address is None:
         yield

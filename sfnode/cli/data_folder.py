@@ -1,4 +1,4 @@
-"""Helpers for commands that use a data folder: ask the node that runs in it, or open the run it holds."""
+"""Helpers for commands that use a data folder: ask the running node in it, or open its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def running_node(data_dir: Path) -> SyncClient:
-    """Return a client of the node in this folder whose answers are printed and not validated."""
+    """Return a client of the node in this folder whose answers are printed without validation."""
     return SyncClient(Layout(data_dir).control_socket, checked=False)
 
 
@@ -41,7 +41,7 @@ def used_folder(data_dir: Path) -> Layout:
 
 def awaited_folder(data_dir: Path) -> None:
     """Raise UserError DATA_DIR_UNUSABLE unless a folder has a run, or a node that is about to join its first
-    one: in any other no node would ever answer."""
+    run. In any other folder no node would ever answer."""
     if holder(data_dir) is None:
         used_folder(data_dir)
 
@@ -63,9 +63,9 @@ def runs_here() -> dict[str, tuple[Manifest, Path]]:
 
 @contextmanager
 def opened_run(data_dir: Path) -> Iterator[tuple[Manifest, UpdateLog]]:
-    """Open the manifest and, for reading, the log of this folder; its node may be running or not.
+    """Open the manifest of this folder, and its log for reading. Its node may be running or not.
 
-    Raises UserError DATA_DIR_UNUSABLE if there is no run in it.
+    Raises UserError DATA_DIR_UNUSABLE if the folder has no run.
     """
     from sfnode.manifest import Manifest
     from sfnode.store.log import UpdateLog

@@ -1,4 +1,4 @@
-"""`sfnode doctor`: would a node work here? `sfnode.doctor` examines; this module prints."""
+"""`sfnode doctor`: whether a node would work here. `sfnode.doctor` examines; this module prints."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parse_ntp(_context: Any, _parameter: Any, value: str) -> tuple[str, int] | N
 def doctor(link: str | None, as_json: bool, **fields: Any) -> int:
     """Examine this machine, its network and the peers, as a node would use them.
 
-    Prints what is wrong and what to do, also whether this sfnode can join the run of --link or --run. Takes
+    Prints problems with their solutions, and whether this sfnode can join the run of --link or --run. Takes
     about 15 seconds, joins nothing and leaves nothing behind. Every finding has a number, which
     docs/doctor.md explains. Exit status 1 if there is a problem.
     """

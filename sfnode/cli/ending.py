@@ -1,7 +1,8 @@
-"""The card at the end of a run, and of a node's part in it: what the model has learnt, who did it, what next.
+"""The card at the end of a run, or of a node's part in it: the model's gain, the contributors, the next
+commands.
 
-`sfnode join` prints it once when the run is complete, or when the node leaves before; `sfnode swarm` at its
-end. Examples are public test rows: no row of anybody's own is in it.
+`sfnode join` prints it once, when the run is complete or when the node leaves before; `sfnode swarm` prints
+it at its end. Its examples are public test rows, never anybody's own rows.
 """
 
 from __future__ import annotations
@@ -32,27 +33,28 @@ if TYPE_CHECKING:
 EXAMPLES = 3
 
 LOOK = 0.5
-"""Seconds between looks at whether the run is complete."""
+"""Seconds between two checks of whether the run is complete."""
 
 SETTLING = 30.0
-"""Seconds that a complete run may take until the last state of the model was measured and asked."""
+"""Maximum time after completion until the model's last state was measured and its answers recorded, in
+seconds."""
 
 MEASURED = 256
-"""Test rows on which a node measures the model for somebody who looks on, where nobody else has."""
+"""Test rows on which a node measures the model for its owner, if no published result exists."""
 
 LONGEST = 76
-"""Characters of an example's text, of which the end is shown."""
+"""Maximum length of an example's text, in characters. Of a longer text the end is shown."""
 
 
 class Learnt(NamedTuple):
-    """The results of a model before a run and after it, on rows that nobody trains on."""
+    """Results of a model before and after a run, on rows outside the training data."""
 
     before: Evaluation | None
     now: Evaluation | None
     classes: Evaluation | None = None
-    """A result that is also by class, where `now` is not, as what an organiser publishes."""
+    """A result by class, if `now`, such as an organiser's published result, has none."""
     beside: Sequence[str] = ()
-    """Results of others on the same rows, in words."""
+    """Results of baselines on the same rows, in words."""
 
 
 def complete(name: str) -> str:
@@ -61,13 +63,13 @@ def complete(name: str) -> str:
 
 
 def changed(now: Evaluation | None, *before: Evaluation | None) -> Learnt:
-    """Return what a model has learnt since the first of these that was measured in the same way."""
+    """Return a model's gain, measured against the first of the results `before` with the same measure."""
     alike = (one for one in before if one and now and measure_of(one) == measure_of(now))
     return Learnt(next(alike, None), now)
 
 
 def card(title: str, change: Learnt, samples: Samples, work: Sequence[str], next_: Sequence[str]) -> str:
-    """Return the card; `next_` are the commands that come next, with what they are for."""
+    """Return the card. `next_` are the next commands, each with its purpose."""
     parts = (_figures(change), [*_examples(samples)], work, ["What comes next:", *next_] if next_ else [])
     told = ("\n".join(f"  {line}" for line in lines) for lines in parts if lines)
     return "\n\n".join((f"\n{title}", *told)) + "\n"
@@ -99,7 +101,7 @@ def _told(found: Evaluation) -> str:
 
 
 def _examples(samples: Samples) -> Iterator[str]:
-    """Show rows that tell most: those that are right now and were not before come first."""
+    """Yield the most instructive rows: those that are right now and were wrong before come first."""
     if not samples.moments:
         return
     now = samples.moments[-1]
@@ -116,8 +118,11 @@ def _examples(samples: Samples) -> Iterator[str]:
 def commands(
     manifest: Manifest, folder: Path, key: str | None = None, budget: int | None = None
 ) -> list[str]:
-    """Return what can be done with the run in a node's folder, each with the command for it; `budget`: with
-    which it would go on, for others as well."""
+    """Return the next commands for the run in a node's folder, each with its purpose.
+
+    `key` is the member whose part is shown. `budget` is the budget with which the run would continue, for
+    others as well.
+    """
     from sfnode.cli.use import example
 
     where = place(folder)
@@ -127,7 +132,7 @@ def commands(
         "check all work": command("sfnode", "verify", *where),
     }
     if key and manifest.organised.organiser:
-        found["show your part"] = command("sfnode", "certificate", "make", key[:16], *where)
+        found["show your part"] = command("sfnode", "log", "--why", key[:16], *where)
     if budget:
         found["invite others"] = command("sfnode", "invite", *where)
         found["and train on"] = command("sfnode", "organise", "budget", budget, *where)
@@ -135,7 +140,7 @@ def commands(
 
 
 def fork_command(seal: int | None, folder: Path) -> str:
-    """Return the command that makes a run which begins with the state of a seal; none of an open run."""
+    """Return the command that forks a run from a seal; empty for an open run."""
     if seal is None:
         return ""
     return command("sfnode", "history", "fork", seal, "--out", "FOLDER", *place(folder))
@@ -145,14 +150,15 @@ def fork_command(seal: int | None, folder: Path) -> str:
 
 
 class Ending:
-    """The end of one node's run: `watch` it until it is complete, say `farewell` when the node has left."""
+    """The end of one node's run: `watch` waits until the run is complete, `farewell` is for a node that
+    leaves before."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._told = False
 
     async def watch(self) -> None:
-        """Print the card once the run is complete; what is left to measure is measured first."""
+        """Print the card once the run is complete and the remaining measurements are done."""
         looks = int(SETTLING / LOOK)
         while looks:
             status = self._node.status()
@@ -163,7 +169,7 @@ class Ending:
         self._print(complete(self._node.manifest.name), change)
 
     def farewell(self) -> None:
-        """Print the card of a node that has left, unless it was printed, or the node has done nothing."""
+        """Print the card of a node that left, unless it was printed or the node contributed nothing."""
         running, name = self._node.running, self._node.manifest.name
         if self._told or running.sequel or not self._node.status().contributed:
             return
@@ -182,8 +188,8 @@ class Ending:
         echo(card(title, change or _published(status), samples, _work(status, counted), next_))
 
     def _settled(self, status: Status) -> bool:
-        """Return whether the model's last state was asked about the test rows, and measured by whom it is
-        for."""
+        """Return whether the model's last state was measured by the organiser, and its answers to test rows
+        recorded."""
         run, sampling = status.organised, self._node.running.sampling
         latest = run.health.latest if run else None
         return (sampling is None or sampling.current) and (
@@ -191,7 +197,8 @@ class Ending:
         )
 
     async def _measured(self) -> Learnt:
-        """Return what is published, or else what this node measures, if somebody looks on."""
+        """Return the published results. Without them, measure the model here if somebody watches the
+        terminal."""
         node = self._node
         found = _published(node.status())
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
@@ -205,19 +212,20 @@ class Ending:
             beside = baselines_in_words(now.baselines)
             beside += probe_in_words(now.probe) if now.probe else []
             return Learnt(before, found.now or now, now, beside)
-        except UserError:  # then the card does without
+        except UserError:  # the card is printed without them
             return found
 
 
 def _published(status: Status) -> Learnt:
-    """Return what the organiser has measured; the model it began with as the last one was measured."""
+    """Return the organiser's results: of the current model, and of the model at the beginning with the same
+    measure."""
     if status.organised is None or (now := status.organised.health.latest) is None:
         return Learnt(None, None)
     return changed(now, status.organised.health.calibrated, status.organised.health.base)
 
 
 def _counted(node: Node, status: Status) -> int | None:
-    """Return how many updates of a node count; None where nobody decides that, or it is not settled yet."""
+    """Return how many updates of a node count; None in an open run, or if that is not settled yet."""
     reports, run = node.running.reports, status.organised
     if reports is None or run is None or not reports.run_state.complete:
         return None
@@ -225,8 +233,8 @@ def _counted(node: Node, status: Status) -> int | None:
 
 
 def _budget_for_others(node: Node) -> int | None:
-    """Return twice the budget that the organiser here has used up alone, often before it could invite
-    anybody; None in all other cases."""
+    """Return twice the budget if the organiser used it up alone here, often before it could invite anybody.
+    Otherwise return None."""
     reports = node.running.reports if node.running.organising else None
     run_state = reports.run_state if reports else None
     if run_state is None or not run_state.complete or run_state.finished or len(run_state.members) > 1:
@@ -235,7 +243,7 @@ def _budget_for_others(node: Node) -> int | None:
 
 
 def _work(status: Status, counted: int | None) -> list[str]:
-    """Say what this node has done, by its updates that count, or by all of them while that is not settled."""
+    """Describe this node's work: its updates that count, or all of them before that is settled."""
     if not status.contributed:
         return []
     if counted == 0:

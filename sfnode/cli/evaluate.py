@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from sfnode.schema.evaluation import Evaluation
     from sfnode.schema.results import EvalResult
 
-MOST_SAMPLES = 1000
-"""Answers to a row: five times what pass@100 was estimated from (Chen et al. 2021)."""
-
 
 @click.command("eval")
 @options.model_options
@@ -35,24 +32,6 @@ MOST_SAMPLES = 1000
     type=click.IntRange(0),
     default=0,
     help="Use only so many test rows.  [default: as many as the manifest says]",
-)
-@options.option(
-    "--neutral",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Text on which both models are compared, with what the base model writes after each line: how far "
-    "training has drifted.  [default: a few sentences of sfnode's own]",
-)
-@options.option(
-    "--pass-at",
-    type=click.IntRange(1, MOST_SAMPLES),
-    metavar="K",
-    help="Reward run: estimate, too, how often one of K answers to a row is right, from answers that are "
-    "drawn at the run's temperature, or at 1.",
-)
-@options.option(
-    "--samples",
-    type=click.IntRange(1, MOST_SAMPLES),
-    help="Answers to each row for --pass-at: more than K make the estimate better.  [default: K]",
 )
 @options.verifier_option
 @options.as_of_now_option
@@ -64,25 +43,25 @@ def evaluate(
     device: str,
     dtype: str,
     limit: int,
-    neutral: Path | None,
-    pass_at: int | None,
-    samples: int | None,
     verifier: tuple[str, ...],
     as_of_now: bool,
     details: bool,
     as_json: bool,
 ) -> None:
-    """Measure the base model, and the trained model, on the run's test rows.
+    """Measure the base model and the trained model on the run's test rows.
 
-    Where a task has fixed answers the base model is measured a second time, less its prior over the answers,
-    which up to 512 training rows show without their labels: what training gains beyond that is learnt. Where
-    the run's loss is centred the trained model is measured less its own prior, too. Of a reward run it is the
-    share of the likeliest answers that are right, and their mean reward (docs/rewards.md).
-    Where a linear head alone is trained, a linear probe stands beside it, fitted here to the training rows
-    whose states are kept: what one machine with all rows would have, for no further forward pass of them.
-    The line on the drift says how far the model is from the base: by its weights, and by what it expects of
-    text that has nothing to do with the task.
-    Of an organised run it is the model of the last seal, of an open one that with all updates.
+    If a task has fixed answers, the base model is measured a second time, less its prior over the answers. Up
+    to 512 training rows without their labels show this prior. Only a gain beyond the second result was
+    learnt. If the run's loss is centred, the trained model is measured less its own prior, too. For a reward
+    run the result is the share of right greedy answers, and their mean reward (docs/rewards.md).
+
+    If only a linear head is trained, a linear probe is fitted here, to training rows with kept states. It
+    shows what one machine with all rows would reach, without another forward pass.
+
+    The line on the drift says how far the model is from the base model: by its weights, and by its
+    expectations on text unrelated to the task.
+
+    An organised run is measured at its last seal, an open run with all updates.
     """
     from sfnode.cli.trained_model import check, load
     from sfnode.store.data_folder import Layout
@@ -92,13 +71,8 @@ def evaluate(
     manifest = check(data_dir, device)
     _require_test(manifest)
     permit(manifest.task, verifier or NamedFiles.read(Layout(data_dir)).verifier)
-    text = _text(neutral) if neutral else ""
-    if pass_at or samples:
-        _require_samples(manifest, pass_at, samples)
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now)
-    result = _measured(trained, limit, text)
-    if pass_at:
-        result = _sampled(result, trained.trainer, limit, pass_at, samples or pass_at)
+    result = _measured(trained, limit)
     lines = _lines(result, trained.moment, details, data_dir)
     echo(result.model_dump_json(indent=2) if as_json else "\n".join(lines))
 
@@ -112,42 +86,7 @@ def _require_test(manifest: Manifest) -> None:
         )
 
 
-def _text(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            Code.BAD_OPTION, f"cannot read {file}: {error}", "Give --neutral a text file in UTF-8."
-        ) from error
-    if not text.strip():
-        raise UserError(Code.BAD_OPTION, f"there is no text in {file}", "Give --neutral some sentences.")
-    return text
-
-
-def _require_samples(manifest: Manifest, pass_at: int | None, samples: int | None) -> None:
-    from sfnode.tasks.verifying import require_rewards
-
-    require_rewards(manifest.task)
-    if pass_at is None or (samples is not None and samples < pass_at):
-        raise UserError(
-            Code.BAD_OPTION,
-            "--samples are the answers of which --pass-at looks at K",
-            "Give --pass-at K, and at least as many --samples.",
-        )
-
-
-def _sampled(result: EvalResult, trainer: Trainer, limit: int, k: int, count: int) -> EvalResult:
-    """Return a result with pass@k of both models."""
-    found = {}
-    for name, base in (("before", True), ("after", False)):
-        with waiting(f"writing {count} answers to each row{' by the base model' if base else ''}"):
-            more = trainer.pass_at(limit, k, count, base=base)
-        one: Evaluation = getattr(result, name)
-        found[name] = one.model_copy(update={"pass_at": (*one.pass_at, more)})
-    return result.model_copy(update=found)
-
-
-def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
+def _measured(trained: TrainedModel, limit: int) -> EvalResult:
     from sfnode.schema.results import EvalResult
 
     trainer = trained.trainer
@@ -159,7 +98,7 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
     with waiting("comparing with what is usual"):
         probe, baselines = trainer.probe(limit), trainer.baselines(limit)
     with waiting("measuring the drift"):
-        drift = trainer.drift(text)
+        drift = trainer.drift()
     return EvalResult(
         run_id=trainer.manifest.run_id.hex(),
         updates=trained.updates,
@@ -177,7 +116,8 @@ def _measured(trained: TrainedModel, limit: int, text: str) -> EvalResult:
 
 
 def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
-    """Measure the base model less its prior; None, said on standard error, if its rows cannot be read."""
+    """Measure the base model less its prior. If its rows cannot be read, warn on standard error and return
+    None."""
     manifest = trainer.manifest
     if not manifest.task.labelled or not (manifest.data.train or manifest.task.prior):
         return None
@@ -191,7 +131,7 @@ def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
 
 def _lines(result: EvalResult, moment: str, details: bool, folder: Path) -> list[str]:
     before, other, after = result.before, result.calibrated, result.after
-    if other and after.calibrated:  # what the card at the end of a run and the dashboard call so
+    if other and after.calibrated:  # as on the card and the dashboard
         before, other = other, before
     by = better_by(before.metric, before.value, after.value)
     name = metric_of(before.metric).name

@@ -19,7 +19,7 @@ from sfnode.cli.output import echo, echo_usage
 from sfnode.errors import Code, UserError
 
 DONE, FAILED, USAGE, NOT_RUNNING, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit statuses, whose meaning docs/errors.md has; 3 is what init scripts return for "not running"."""
+"""Exit statuses, described in docs/errors.md. Init scripts, too, return 3 for "not running"."""
 
 
 def status_of(error: UserError) -> int:
@@ -28,7 +28,7 @@ def status_of(error: UserError) -> int:
 
 
 def show(error: UserError) -> int:
-    """Print what has ended the command and what to do, and return the exit status."""
+    """Print the error that ended the command and its fix, and return the exit status."""
     status = status_of(error)
     code = f"SF{error.code:03d}"
     if not _printed_as_json(status, code=code, name=error.code.name, what=error.what, fix=error.fix):
@@ -37,12 +37,12 @@ def show(error: UserError) -> int:
 
 
 def warn(error: UserError) -> None:
-    """Print what the user should know, though the command goes on; on standard error, with --json too."""
+    """Print a warning on standard error, with --json too. The command continues."""
     echo(f"sfnode: {error}", err=True)
 
 
 def show_usage(error: click.ClickException) -> int:
-    """Print click's own message, and where a bad value came from if not from the command line."""
+    """Print click's own message, and the source of a bad value unless it is the command line."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     fix = f"See `{context.command_path if context else 'sfnode'} --help`."
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP:
@@ -57,14 +57,15 @@ def show_usage(error: click.ClickException) -> int:
 
 
 def interrupted() -> int:
-    """Say that the command was interrupted, and return the exit status."""
+    """Report the interruption of the command, and return the exit status."""
     if not _printed_as_json(INTERRUPTED, code="interrupted", name="INTERRUPTED", what="interrupted", fix=""):
         echo("interrupted", err=True)
     return INTERRUPTED
 
 
 def _printed_as_json(status: int, **error: str) -> bool:
-    """Print the error as the one JSON object of a command with --json that has printed none; tell whether."""
+    """Print the error as the JSON object of a command with --json that printed none. Return whether it was
+    printed."""
     if not output.state.as_json or output.state.printed:
         return False
     echo(json.dumps({"error": {**error, "status": status}}, indent=2, ensure_ascii=False))
@@ -72,7 +73,7 @@ def _printed_as_json(status: int, **error: str) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process now, without waiting for threads: a node has everything on disk."""
+    """End the process now, without waiting for threads: everything of a node is on disk."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -82,8 +83,8 @@ def leave(status: int) -> NoReturn:
 def ended_at_once() -> Iterator[None]:
     """Let signals end the process at once within the block, as without any handler.
 
-    Meant for work during which the event loop sees no signals and which leaves nothing half done, such as
-    importing a large library: on a slow machine that takes longer than a service manager waits.
+    For work during which the event loop sees no signals and which leaves nothing half done, such as importing
+    a large library. On a slow machine that takes longer than a service manager waits.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}

@@ -44,7 +44,7 @@ def format_options(function: options.F) -> options.F:
 
 
 def check_form(manifest: Manifest, out: Path, form: str, lora_rank: int | None) -> None:
-    """Refuse what cannot be written before anything is computed. Raises UserError BAD_OPTION."""
+    """Refuse impossible options before anything is computed. Raises UserError BAD_OPTION."""
     from sfnode.engine.destination import no_adapter, require_new
 
     if lora_rank is not None and form != "lora":
@@ -79,14 +79,6 @@ def parse_seal(_context: Any, _parameter: Any, value: str) -> str | int:
     help="Organised run: the last seal; the best of those that were evaluated and not "
     "taken back; or that of an epoch.",
 )
-@options.option(
-    "--push-to-hub",
-    "hub_name",
-    metavar="OWNER/NAME",
-    help="Upload the finished export to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN; "
-    "as a private model, unless --public is said.",
-)
-@options.option("--public", is_flag=True, help="With --push-to-hub: let everybody see the model.")
 def export(
     out: Path,
     form: str,
@@ -97,30 +89,19 @@ def export(
     dtype: str,
     as_of_now: bool,
     seal: str | int,
-    hub_name: str | None,
-    public: bool,
 ) -> None:
-    """Write the model of the log in a node's folder to a new folder, and put it on the hub if asked to.
+    """Write the model of a node's folder to a new folder.
 
-    Of an organised run it is that of the last seal, unless --seal names another, of an open one that with all
-    updates.
+    It is the model of the last seal, unless --seal names another; of an open run the model with all updates.
     """
     from sfnode.cli.trained_model import best_epoch, check, load, write
 
     if as_of_now and seal != "last":
         raise click.UsageError("--as-of-now is not of a seal")
-    if public and hub_name is None:
-        raise click.UsageError("--public is for --push-to-hub")
     check_form(check(data_dir, device), out, form, lora_rank)
-    if hub_name is not None:
-        from sfnode import hub
-
-        hub.check(hub_name, public=public)
     epoch = best_epoch(data_dir) if seal == "best" else None if seal == "last" else int(seal)
     trained = load(data_dir, model, device, dtype, as_of_now=as_of_now, epoch=epoch)
     echo(write(trained, out, form, lora_rank))
-    if hub_name is not None:
-        echo(f"uploaded it: {hub.push(out, hub_name, public=public)}")
 
 
 # -- archives ------------------------------------------------------------------------------------------
@@ -133,8 +114,8 @@ def export(
 def archive(out: Path, data_dir: Path, as_json: bool) -> None:
     """Verify the run in a node's folder and write it to a file: manifest, log, decisions, published bases.
 
-    It verifies itself wherever `sfnode history import` takes it in. No key and no address of this node is in
-    it, and neither is the base model (`join --model FOLDER`). Its node may be running.
+    `sfnode history import` verifies the file wherever it is imported. The file holds no key and no address of
+    this node, and no base model (`join --model FOLDER`). The node may be running.
     """
     from sfnode.store import archive as archives
     from sfnode.store.data_folder import Layout
@@ -153,11 +134,11 @@ def archive(out: Path, data_dir: Path, as_json: bool) -> None:
 @options.data_dir_option
 @options.json_option
 def import_(file: Path, data_dir: Path, as_json: bool) -> None:
-    """Verify the archive FILE and take it into a folder: a new one, or one of the same run, whose node is
-    not running.
+    """Verify the archive FILE and import it into a folder: a new folder, or one of the same run without a
+    running node.
 
-    Both together are then in the folder; of forks the organiser's decisions choose, as among peers. Nothing
-    is written before all of the archive is found sound.
+    The folder then holds the updates of both. Forks are resolved by the organiser's decisions, as among
+    peers. Nothing is written before the whole archive was verified.
     """
     from sfnode.history.exchange import take_in
 

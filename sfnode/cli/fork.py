@@ -1,7 +1,7 @@
-"""`sfnode history fork`: a new run whose base model is the state of another at one of its seals.
+"""`sfnode history fork`: a new run whose base model is the state of another run at one of its seals.
 
-Its manifest names that run, the seal and the digest of its cores, so that the new run's id commits to them;
-`sfnode verify --parent` recomputes that the base model is what it is said to be.
+The new manifest names the old run, the seal and the digest of its cores, so that the new run's id commits to
+them. `sfnode verify --parent` recomputes the base model to check this claim.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MODEL, RUN = "model", "run.toml"
-"""Names of what is written."""
+"""Names of the written folder and file."""
 
 
 CHOICES = {
@@ -44,11 +44,11 @@ CHOICES = {
     *("epsilon", "learning_rate", "scalar_delta", "scalar_limit", "measure", "dtype"),
     *("epoch_updates", "update_budget", "subspace_epochs", "quota", "description"),
 }
-"""Options of `sfnode init` by which a new run may differ from the old one, by parameter name."""
+"""Options of `sfnode init` that may change the new run, by parameter name."""
 
 
 def _options_of_init() -> list[click.Parameter]:
-    """Return the options that are those of `sfnode init`; their defaults are what the old run has."""
+    """Return these options of `sfnode init`. Their defaults are the old run's values."""
     found = [copy(one) for one in init.params if one.name in CHOICES]
     for one in found:
         if isinstance(one, click.Option):
@@ -83,12 +83,12 @@ def fork(
     measure: bool,
     **given: Any,
 ) -> None:
-    """Write a new run to a new folder that starts from the seal of EPOCH of this folder's run.
+    """Write a new run to a new folder, starting from the seal of EPOCH of this folder's run.
 
-    Its base model is the exported one, each weight rounded once. Its task, data and numbers are the same but
-    for those that you give, and it goes on at the rate that the seal has left. With other layers (all of
-    which you then name), rank, bases, loss or groups it gets bases and numbers of its own, as `sfnode init`
-    finds them. You organise it with keys of its own, and nobody is a member of it yet.
+    Its base model is the exported model, with each weight rounded once. Its task, data and numbers are the
+    same unless you change them, and it continues at the seal's rate. With other layers (you then name all of
+    them), rank, bases, loss or groups, it gets new bases and numbers, as `sfnode init` finds them. You
+    organise it with new keys, and it has no members yet.
     """
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
@@ -140,7 +140,7 @@ def fork(
 
 
 def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, RunState]:
-    """Bring the old run's data to a folder; return its manifest, and its state when the epoch was sealed."""
+    """Copy the old run's data to a folder. Return its manifest, and its state when the epoch was sealed."""
     from sfnode.store.checkout import seal_of
     from sfnode.store.disk_errors import disk_faults
     from sfnode.store.named_files import places_of
@@ -156,7 +156,8 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, RunState]
 
 
 def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
-    """Return the numbers of a run that goes on at the rate, unit and limit of another's label."""
+    """Return the training section of a run that continues at the rate, unit and limit of a label of another
+    run."""
     found: dict[str, Any] = {"learning_rate": rate.rate / RATE_ONE}
     if old.training.is_first_order:
         delta = old.training.scalar_delta * rate.unit / UNIT_ONE
@@ -181,10 +182,10 @@ def _bases_file(data_dir: Path, run_state: RunState, subspace: int) -> Path | No
 
 
 def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
-    """Recompute that the base model of a run is the state of another, as its manifest says; `parent` is a
-    data folder of that run, or its archive. Return what was found, in words.
+    """Recompute the base model of a run from its parent's state, and return the result in words.
 
-    Raises UserError PARENT_DIFFERS, WRONG_RUN, and as `trained_model.load` and `archive.unpack`.
+    `parent` is a data folder of the parent run, or its archive. Raises UserError PARENT_DIFFERS, WRONG_RUN,
+    and as `trained_model.load` and `archive.unpack`.
     """
     from sfnode.cli.trained_model import load
     from sfnode.models import files
@@ -221,7 +222,7 @@ def check_parent(manifest: Manifest, data_dir: Path, parent: Path) -> str:
 
 @contextmanager
 def _folder_of(parent: Path) -> Iterator[Path]:
-    """Yield the data folder itself, or one with what is in an archive."""
+    """Yield the data folder itself, or a folder with the contents of an archive."""
     if parent.is_dir():
         yield parent
         return
@@ -243,12 +244,12 @@ def _differs(what: str) -> UserError:
 
 
 class Ancestor(NamedTuple):
-    """A run that another has started from."""
+    """A run from which another was forked."""
 
     seal: Parent
-    """The state that the other began with."""
+    """The state with which the fork began."""
     run: Manifest | None
-    """None if no data folder of this user has it."""
+    """Manifest of the run; None if no data folder of this user has it."""
     folder: Path | None
 
     def __str__(self) -> str:
@@ -256,11 +257,11 @@ class Ancestor(NamedTuple):
 
 
 def ancestors(manifest: Manifest) -> list[Ancestor]:
-    """Return the runs from which a run has come, the last one first, as far as this user's folders tell."""
+    """Return the ancestors of a run, its parent first, as far as this user's folders show."""
     here = runs_here()
     found: list[Ancestor] = []
     said = manifest.model.parent
-    while said:  # ids are hashes that commit to the parent's: no chain leads back to itself
+    while said:  # ids are hashes over the parent's id, so there is no cycle
         run, folder = here.get(said.run_id, (None, None))
         found.append(Ancestor(said, run, folder))
         said = run.model.parent if run else None

@@ -1,4 +1,4 @@
-"""Groups of commands that are imported when they run, and completion."""
+"""Groups of commands that are imported when they run, and shell completion."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from click.shell_completion import CompletionItem, get_completion_class
 from sfnode.errors import Code, UserError
 
 LAB = "sflab"
-"""Package with the simulator and the benches, which is beside the product."""
+"""Package with the simulator and the benches, which is not part of the product."""
 
 
 MEANT = {"train": "join", "start": "join", "stop": "leave", "finish": "leave --finish", "ask": "use"}
-"""Commands that people look for by words that are none."""
+"""Existing commands, by words that people may type for them."""
 
 SHELLS = ("bash", "zsh", "fish")
 
 PROGRAM = "sfnode"
 VARIABLE = "_SFNODE_COMPLETE"
-"""The variable with which the script asks for completions; click derives it from the program's name."""
+"""Environment variable with which the script requests completions. click derives it from the program's
+name."""
 
 
 # -- a group that imports a command when it is run -----------------------------------------------------
 
 
 class Lazy(NamedTuple):
-    """A command that has not been imported."""
+    """A command that was not imported yet."""
 
     where: str
-    """`module:attribute`, or the module alone if the attribute is called as the command; of a module of this
-    package its name alone."""
+    """Place of the command, `module:attribute`, or the module alone if the attribute has the command's name.
+    In this package the module's last name is enough."""
     help: str
     """One line for lists of commands."""
     example: str = ""
-    """A command line that its help ends with, without the name of the program; groups have none."""
+    """An example at the end of its help, without the name of the program; groups have none."""
 
 
 Entry = tuple[str, str] | tuple[str, str, str]
-"""A `Lazy` as it is written in a table: its example lacks the names of the groups, too."""
+"""A `Lazy` as written in a table. Its example lacks the names of the groups, too."""
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in `entries`, by heading and name; `path` is what is typed for it."""
+    """A group of the commands in `entries`, by heading and name. `path` is what users type for the group."""
 
     def __init__(
         self, *arguments: Any, entries: Mapping[str, Mapping[str, Entry]], path: str = "", **settings: Any
@@ -64,7 +65,7 @@ class LazyGroup(click.Group):
         return self.load(name) if name in self.entries else None
 
     def load(self, name: str) -> click.Command:
-        """Return the command called `name`. Raises UserError EXTRA_MISSING where its package is missing."""
+        """Return the command called `name`. Raises UserError EXTRA_MISSING if its package is missing."""
         if name not in self.commands:
             entry = self.entries[name]
             command = _imported(name, entry.where)
@@ -74,11 +75,11 @@ class LazyGroup(click.Group):
         return self.commands[name]
 
     def example(self, name: str) -> str:
-        """Return a command line with the command called `name`."""
+        """Return an example of the command called `name`."""
         return " ".join(filter(None, ("sfnode", self.path, self.entries[name].example)))
 
     def load_installed(self, names: Iterable[str]) -> Iterator[click.Command]:
-        """Yield these commands, without those that are not installed."""
+        """Yield these commands, without the ones that are not installed."""
         for name in names:
             with suppress(UserError):
                 yield self.load(name)
@@ -93,7 +94,7 @@ class LazyGroup(click.Group):
         if words[0] not in self.entries and not (words[0].startswith("-") or context.resilient_parsing):
             root = context.find_root()
             paths = [f"{root.command_path} {path}" for path in _paths(root.command)]
-            paths += [f"{context.command_path} {name}" for name in self.entries]  # the nearest goes first
+            paths += [f"{context.command_path} {name}" for name in self.entries]  # the nearest first
             known = {word: f"{root.command_path} {meant}" for word, meant in MEANT.items()}
             known |= {path.rpartition(" ")[2]: path for path in paths}
             close = [f"`{known[one]}`" for one in get_close_matches(words[0], known)]
@@ -117,7 +118,7 @@ class LazyGroup(click.Group):
 
 
 def _paths(group: click.Command) -> Iterator[str]:
-    """Yield the commands of a group, and of those in it that are installed, by what is typed for them."""
+    """Yield the commands of a group and its installed subgroups, by what users type for them."""
     assert isinstance(group, LazyGroup)
     for name, entry in group.entries.items():
         yield name
@@ -139,13 +140,13 @@ def _imported(name: str, where: str) -> click.Command:
         raise UserError(
             Code.EXTRA_MISSING,
             f"`sfnode {name}` belongs to the lab, the package {LAB}, which is not installed",
-            "Install it: pip install 'sfnode[lab]'.",
+            "Install sfnode again, with all of its packages: pip install --force-reinstall sfnode.",
         ) from error
     return command
 
 
 def inner_commands(group: click.Group) -> Mapping[str, click.Command]:
-    """Return the commands of a group by name, imported if need be."""
+    """Return the commands of a group by name, importing them if necessary."""
     return group.load_all() if isinstance(group, LazyGroup) else group.commands
 
 

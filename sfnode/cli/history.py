@@ -1,4 +1,4 @@
-"""Commands about the past of a run: `sfnode log`, and `checkout` and `diff` of `sfnode history`."""
+"""Commands about the past of a run: `sfnode log` and `sfnode history checkout`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from sfnode.schema.node_state import UNCOUNTED_WORDS
 
 if TYPE_CHECKING:
     from sfnode.manifest import Manifest
-    from sfnode.schema.history import DiffResult, EpochEntry, HistoryEntry, HistoryResult, WhyResult
+    from sfnode.schema.history import EpochEntry, HistoryEntry, HistoryResult, WhyResult
     from sfnode.store.log import UpdateLog
 
 
 SHOWN = 4
-"""Origins of an epoch that are shown: those that have brought most."""
+"""Maximum number of origins shown for an epoch, the most updates first."""
 
 DIGITS = 8
-"""Hex digits of their keys, where no name is known."""
+"""Hex digits of an origin's key without a name."""
 
 WHEN = 16
-"""Columns of a time of arrival."""
+"""Width of a time of arrival, in columns."""
 
 
 # -- log -----------------------------------------------------------------------------------------------
@@ -55,11 +55,11 @@ WHEN = 16
 def log(
     updates: bool, why: str | None, data_dir: Path, as_of_now: bool, details: bool, as_json: bool
 ) -> None:
-    """Show what was decided in the run of a node's folder, and what became of each round, oldest first.
+    """Show the decisions in the run of a node's folder, and the outcome of each round, oldest first.
 
-    With the time at which each came to this node. Of an open run, in which nobody decides, its rounds.
-    Nothing is verified (see `sfnode verify`). --as-of-now is for --updates, which are otherwise those that
-    count by the last decision.
+    Each has the time at which it arrived at this node. For an open run, which has no decisions, the rounds
+    are shown. Nothing is verified (see `sfnode verify`). --updates lists the updates that count by the last
+    decision, or with --as-of-now all of them.
     """
     if as_of_now and not updates:
         raise UserError(
@@ -94,7 +94,7 @@ def _print_updates(manifest: Manifest, update_log: UpdateLog, as_of_now: bool) -
 
 
 def _why_lines(found: WhyResult) -> Iterator[str]:
-    """Say what became of a member's work, round by round."""
+    """Yield the outcome of a member's work, round by round."""
     for one in found.verdicts:
         because = f": {UNCOUNTED_WORDS[one.reason]}" if one.reason else ""
         yield f"round {one.epoch}: {one.counted:,} of {one.named:,} updates count{because}"
@@ -104,7 +104,7 @@ def _why_lines(found: WhyResult) -> Iterator[str]:
 
 
 def _begins(manifest: Manifest) -> Iterator[str]:
-    """Yield from which runs this one has come, the oldest first."""
+    """Yield the ancestors of this run, the oldest first."""
     from sfnode.cli.fork import ancestors
 
     for one in reversed(ancestors(manifest)):
@@ -130,7 +130,7 @@ def _lines(found: HistoryResult, details: bool) -> Iterator[str]:
 
 
 def entry_lines(entry: HistoryEntry, details: bool = False) -> Iterator[str]:
-    """Yield what to print of a part of a history; with its number, kind and figures for `details`."""
+    """Yield the lines of an entry of a history; with `details` also its number, kind and figures."""
     when = "" if entry.arrived is None else f"{datetime.fromtimestamp(entry.arrived):%Y-%m-%d %H:%M}"
     number = f"{'' if entry.position is None else entry.position:>6}  {entry.kind:<10}  " if details else ""
     figures = "".join(f", {said}" for said in _figures(entry.epoch, details)) if entry.epoch else ""
@@ -180,10 +180,10 @@ def checkout(
     device: str,
     as_json: bool,
 ) -> None:
-    """Recompute the state that the seal of EPOCH has made, and print its digests; needs no model.
+    """Recompute the state after the seal of EPOCH, and print its digests; needs no model.
 
-    It is the state by the decisions up to that seal: what was taken back later still counts in it, and
-    nothing of it ever changes. With --out the model is written, too.
+    The state follows from the decisions up to that seal. Updates that were taken back later still count in
+    it, and it never changes. With --out the model is written, too.
     """
     if out:
         from sfnode.cli.trained_model import check
@@ -203,44 +203,3 @@ def checkout(
     else:
         echo(f"up to round {epoch} {state.updates:,} updates count")
         echo(f"fingerprint  {state.core_digest}\nnamed digest {state.named_digest}")
-
-
-# -- diff ----------------------------------------------------------------------------------------------
-
-
-@click.command
-@options.epoch_argument("a")
-@options.epoch_argument("b")
-@options.data_dir_option
-@options.json_option
-def diff(a: int, b: int, data_dir: Path, as_json: bool) -> None:
-    """Show what has changed from the seal of epoch A to that of epoch B; needs no model.
-
-    Updates by origin, what was decided between the two, and the change of each matrix: its Frobenius norm and
-    the root mean square of what its weights have changed by.
-    """
-    with opened_run(data_dir) as (manifest, update_log), waiting("replaying the log"):
-        from sfnode.history import time_travel
-        from sfnode.history.time_travel import Past
-        from sfnode.store.data_folder import Layout
-
-        past = Past(manifest, update_log, data_dir)
-        found = time_travel.diff(past, a, b, Layout(data_dir).bases)
-    echo(found.model_dump_json(indent=2) if as_json else "\n".join(_diff_lines(found)))
-
-
-def _diff_lines(found: DiffResult) -> Iterator[str]:
-    for state in (found.before, found.after):
-        yield f"epoch {state.epoch}: {state.updates} updates count, core digest {state.core_digest}"
-    for one in found.evaluations:
-        yield f"epoch {one.epoch}: {measured(one)}{beside(one)}"
-    yield "updates:"
-    for origin in found.origins:
-        yield f"  {called(origin.origin[: 2 * DIGITS], origin.name)}  {origin.updates:+}"
-    yield "decisions:"
-    for entry in found.entries:
-        yield from entry_lines(entry)
-    yield f"weights: changed by {found.norm:.4g} in all"
-    width = max(len(layer.name) for layer in found.layers)
-    for layer in found.layers:
-        yield f"  {layer.name:<{width}}  {layer.norm:.4g} ({layer.per_weight:.3g} a weight)"

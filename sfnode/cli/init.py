@@ -1,4 +1,4 @@
-"""`sfnode init`: write a run manifest, from a file with data that it asks about, or from options alone."""
+"""`sfnode init`: write a run manifest, interactively from a data file, or from options alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sfnode.preparing.table import DataTable
 
 DESCRIBED = ("preset", "kind", "verifier")
-"""Options that say what is to be learnt; without them the data are asked what they suggest."""
+"""Options that describe the task. Without them the task is proposed from the data."""
 
 
 @click.command(cls=Command)
@@ -79,12 +79,12 @@ DESCRIBED = ("preset", "kind", "verifier")
 @option("--force", is_flag=True, help="Overwrite it.")
 @key_options
 def init(data: str | None, out: Path, yes: bool, organised: bool, **given: Any) -> None:
-    """Write the manifest of a new run: what is learnt, from which data, by which model.
+    """Write the manifest of a new run: its task, its data and its model.
 
-    DATA is a .csv, .tsv, .jsonl or .parquet file, or hf:NAME[:CONFIG]:SPLIT. You are shown what it has and
-    what could be learnt from it, and confirm or change it. A ready-made task (--task) needs no data, and one
-    of your own (--set task.kind=...) may have none: every trainer then brings its own. The manifest never
-    changes: its hash is the identity of the run.
+    DATA is a .csv, .tsv, .jsonl or .parquet file, or hf:NAME[:CONFIG]:SPLIT. The screen shows its contents
+    and a proposal, which you confirm or change. A ready-made task (--task) needs no data. Your own task
+    (--set task.kind=...) may have none: every trainer then brings its own. The manifest never changes: its
+    hash is the identity of the run.
     """
     if out.exists() and not given["force"]:
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
@@ -98,7 +98,7 @@ def init(data: str | None, out: Path, yes: bool, organised: bool, **given: Any) 
 
 
 def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
-    """Write the manifest of a run that the data suggest, once the user agrees."""
+    """Write the manifest of a run that is proposed from the data, once the user agrees."""
     with waiting("loading libraries"):
         from sfnode.cli import init_screen as screen
         from sfnode.preparing.plan import Answers, last_model, name_of, plan, require_plain
@@ -120,7 +120,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
         out,
         right=said.pop("label_field", ""),
         test=said.pop("test", ""),
-        skip=said.pop("skip_bad_rows") or asking,  # whoever confirms sees them
+        skip=said.pop("skip_bad_rows") or asking,  # the screen shows them before the user confirms
         model=said.pop("model", last_model()),
         organised=organised,
         share=said.pop("share_data", not said.get("private", False)),
@@ -147,7 +147,7 @@ def _ask(out: Path, yes: bool, organised: bool, said: dict[str, Any]) -> None:
 
 
 def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[str, Any]) -> None:
-    """Write the manifest of what was planned, and remember its base model."""
+    """Write the manifest of the plan, and remember its base model."""
     from sfnode.preparing.manifest import TASK_FIELDS
     from sfnode.preparing.plan import remember_model, require_plain
 
@@ -161,9 +161,9 @@ def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[s
 
 
 def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
-    """Set an option by KEY=VALUE; return it by the name of the answer that it is, if it is one.
+    """Set an option by KEY=VALUE. Return the name of the answer that it sets, if it sets one.
 
-    Raises UserError or click.UsageError for one that cannot be.
+    Raises UserError or click.UsageError for an invalid one.
     """
     keys = {one.key: one for one in init.params if isinstance(one, Option) and one.key}
     key, value = require_key(pair, keys)
@@ -177,7 +177,7 @@ def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None = None) -> None:
-    """Write the manifest, its keys and its files, all or none of them, and say what comes next."""
+    """Write the manifest, its keys and its files, all or none of them, and print the next steps."""
     bases, basis = given.pop("bases", None), given.get("made_of")
     keys_dir: Path = given.pop("keys_dir")
     check_bases(bases, basis)
@@ -240,7 +240,7 @@ def _price(given: dict[str, Any]) -> None:
 
 
 def check_bases(file: Path | None, kind: str | None) -> None:
-    """Raise UserError BAD_OPTION for a file with bases where others are to be made."""
+    """Raise UserError BAD_OPTION for a file with bases if other bases must be made."""
     if file and kind:
         raise UserError(
             Code.BAD_OPTION,
@@ -263,7 +263,7 @@ def organising_options(keys_dir: Path) -> list[str]:
 
 
 def keys_folder(keys_dir: Path, out: Path) -> Path:
-    """Return `keys_dir`, which must not be where the manifest lies: people pass that folder on."""
+    """Return `keys_dir`. It must not be the manifest's folder, which people pass on."""
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
             Code.BAD_OPTION,

@@ -1,6 +1,6 @@
-"""The options of `sfnode init` that few need: keys of --set, called as in the manifest where they are in it.
+"""The rarely needed options of `sfnode init`: keys of --set, named as in the manifest.
 
-Their defaults are in `sfnode.preparing.manifest`, which takes what is given by parameter name.
+Their defaults are in `sfnode.preparing.manifest`, which takes the given values by parameter name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfnode.verifiers.specs import PRESETS as VERIFIERS
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 
 NO_MODULES = "none"
-"""Value in place of patterns: train no linear layer, only other parameters."""
+"""Value in place of patterns, to train no linear layers but only other parameters."""
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
@@ -46,14 +46,14 @@ def parse_verbalizer(_context: Any, _parameter: Any, value: str | None) -> dict[
 
 
 def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tuple[str, ...] | None:
-    r"""Return the texts that end an answer, in which `\n` and `\t` stand for a line feed and a tab; None for
-    none."""
+    r"""Return the texts that end an answer, with `\n` and `\t` replaced by a line feed and a tab; None
+    without any."""
     return tuple(value.replace("\\n", "\n").replace("\\t", "\t") for value in values) or None
 
 
 def _key(key: str, metavar: str, text: str, *names: str, **extra: Any) -> Callable[[Any], Any]:
-    """Return the option of a key; its flag, which names its variable, is the key's end unless it is among
-    `names`."""
+    """Return the option of a key. Its flag, from which its variable is named, is the key's end unless `names`
+    has another."""
     flag = "--" + key.rpartition(".")[2].replace("_", "-")
     names = names if any(name.startswith("--") for name in names) else (flag, *names)
     kind = {"COUNT": int, "NUMBER": float}.get(metavar)
@@ -67,7 +67,7 @@ def _choice(key: str, choices: Sequence[str], text: str, *names: str) -> Callabl
 
 
 def _number(name: str, text: str, default: str = "") -> Callable[[Any], Any]:
-    """Return the option for a number of the manifest's training section; its help names the default."""
+    """Return the option for a number of the manifest's training section. Its help names the default."""
     number = getattr(Training(), name)
     metavar = "COUNT" if isinstance(number, int) else "NUMBER"
     return _key(f"training.{name}", metavar, f"{text}  [default: {default or f'{number:g}'}]")
@@ -256,5 +256,5 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def key_options(function: F) -> F:
-    """Add all of them."""
+    """Add all of these options."""
     return reduce(lambda done, add: add(done), reversed(OPTIONS), function)

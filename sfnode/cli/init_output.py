@@ -1,4 +1,4 @@
-"""The words for what `sfnode init` has made, measured and chosen."""
+"""Messages on what `sfnode init` made, measured and chosen."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from sfnode.tasks.public_files import inside, typed
 from sfnode.verifiers.plugins import is_plugin
 
 MOST = 0.5
-"""Share of scalars; a larger one that is 0 or clipped is worth a warning."""
+"""Share of scalars that are 0 or clipped, above which `init` warns."""
 
 RARE_SHOWN = 8
 
 FAR_OFF = 10.0
-"""A number that was given by hand and is as many times too large or too small draws a warning."""
+"""Factor by which a given number may be too large or too small before `init` warns."""
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
 
 def bases_words(file: Path, size: int, out: Path) -> str:
-    """Return where the bases of a run are, which take `size` bytes."""
+    """Describe where the bases of a run are. They take `size` bytes."""
     return (
         f"Its bases are in {file}: leave them beside {out.name}. "
         f"Other nodes get these {size_text(size)} from yours."
@@ -44,9 +44,11 @@ def bases_words(file: Path, size: int, out: Path) -> str:
 
 
 def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
-    """Return what is wrong with the rows by which a run is measured, and how many were not encoded; with
-    `counted` also how many there are, and on how many everybody trains. Of files alone: what is elsewhere is
-    left to the nodes. And what updates of a first-order run are."""
+    """Describe problems with the rows for measurements, and the number of rows that were not encoded.
+
+    With `counted` also describe the numbers of training and held-out rows. Only files are read: nodes check
+    other sources. For first-order runs it also describes their updates.
+    """
     data, task, numbers = manifest.data, manifest.task, manifest.training
     said = [
         f"Warning: {unread:,} rows have not been read as the model reads them, as {fitting.SECONDS:g} s were "
@@ -74,7 +76,7 @@ def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
 
 
 def _doubts(role: HeldOut, manifest: Manifest, train: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield why figures that are measured by some rows say little."""
+    """Yield reasons why measurements on some rows are unreliable."""
     if shared := dataset.shared(manifest.task, train, rows):
         yield (
             f"Warning: {shared:,} of the {len(rows):,} {role} rows have the text of a row that is trained "
@@ -90,7 +92,7 @@ def _doubts(role: HeldOut, manifest: Manifest, train: Sequence[Row], rows: Seque
 
 
 def data_words(beside: Shared, out: Path, shared: bool) -> list[str]:
-    """Return which data lie beside the manifest, and whether others get them; nothing if none of it is in
+    """Describe which data lie beside the manifest and whether others get them; empty if no data are in
     files."""
     if not beside.names:
         return []
@@ -108,7 +110,7 @@ def data_words(beside: Shared, out: Path, shared: bool) -> list[str]:
 
 
 def keys_words(kept: Path, offline: Path) -> list[str]:
-    """Return what to do with the keys of an organised run."""
+    """Describe what to do with the keys of an organised run."""
     return [
         f"Your node signs with {kept} what counts in this run: keep a copy of it, and show it to nobody.",
         f"Move {offline} to a medium that you keep offline: should the other key be lost or stolen, it alone "
@@ -117,7 +119,7 @@ def keys_words(kept: Path, offline: Path) -> list[str]:
 
 
 def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the numbers of a manifest, and what could not be measured or made."""
+    """Describe problems with the numbers of a manifest, and failed measurements."""
     numbers, found = prepared.manifest.training, prepared.sample
     if numbers.is_first_order:
         return []
@@ -138,7 +140,7 @@ def numbers_words(prepared: Prepared, given: Mapping[str, Any]) -> list[str]:
 def following_words(
     prepared: Prepared, out: Path, home: Path | None, verifier: str, organising: Sequence[str]
 ) -> list[str]:
-    """Return what comes next: the commands that train the run here, start it and invite others."""
+    """Return the next commands: train the run here, start it and invite others."""
     data, source = prepared.manifest.data, prepared.manifest.model.source
     trusted = ["--verifier", verifier] if is_plugin(verifier) else []
     trusted += ["--model", str(home)] if home and home != inside(out.parent, source) else []
@@ -155,7 +157,7 @@ def following_words(
 
 
 def _warnings(training: Training, found: SlopeSample) -> list[str]:
-    """Return what is wrong with numbers with which most scalars are 0 or clipped."""
+    """Return warnings about numbers with which most scalars are 0 or clipped."""
     zeros, clipped = scalars.shares(training, found)
     limit, delta = scalars.suitable_limit(training, found), scalars.unit_for(training, found.spread)
     coarse, better = f"scalar_delta {training.scalar_delta:g} is too coarse", f"scalar_delta={delta:.2g}"
@@ -173,7 +175,7 @@ def _warnings(training: Training, found: SlopeSample) -> list[str]:
 
 
 def _unmeasured(training: Training, reason: str) -> str:
-    """Return what it means that no scalar was measured."""
+    """Return the consequences of a failed measurement of scalars."""
     said = f"No scalars were measured ({reason}). scalar_limit is {training.scalar_limit}"
     if training.scalar_limit < training.largest_scalar:
         return f"{said}."
@@ -185,8 +187,9 @@ def _unmeasured(training: Training, reason: str) -> str:
 
 
 def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[str]:
-    """Return what to know of a head that the base model had, of the slopes of a mixture of experts unless its
-    epsilon was chosen, and that the base model is on this machine alone, if `home` is its folder here."""
+    """Return notes on the manifest: a head that the base model already had, the slopes of a mixture of
+    experts unless its epsilon was given, and a base model that is only on this machine (in the folder
+    `home`)."""
     notes = []
     base = manifest.model
     folder = files.resolve(base.source, base.revision, home)

@@ -1,6 +1,6 @@
-"""The screen of `sfnode init FILE`: what the file has, what is proposed, and lines that can be changed.
+"""The screen of `sfnode init FILE`: the file's contents, the proposal, and lines that can be changed.
 
-Whatever is typed stays: an answer that cannot be is asked for again, and an error later on comes back here.
+Answers are kept: an invalid answer is asked for again, and a later error returns to this screen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sfnode.tasks.dataset import Bad
 from sfnode.tasks.row_files import malformed
 
 SHOWN, WIDEST, NARROWEST = 5, 100, 6
-"""Rows that are shown; characters of a line, and of a column of theirs at least."""
+"""Number of rows that are shown, maximum width of a line, and minimum width of a column, in characters."""
 
 CLASSES_SHOWN = 8
 
@@ -48,7 +48,7 @@ ESTIMATORS = {
     "first-order": "by gradients: it learns most for the time",
     "zeroth-order": "by forward passes alone: it learns far less",
 }
-"""Words for what updates are."""
+"""Words for the estimators."""
 
 _ESTIMATED = {"gradients": "first-order", "forward": "zeroth-order"}
 
@@ -57,7 +57,7 @@ _ESTIMATED = {"gradients": "first-order", "forward": "zeroth-order"}
 
 
 def show_table(table: DataTable) -> None:
-    """Print how large a table is, its columns, and its first rows."""
+    """Print the size of a table, its columns, and its first rows."""
     count = len(table.columns)
     echo(f"{table.source}: {len(table.placed):,} rows, {count} column{'s' * (count != 1)}")
     for said in table.dress:
@@ -98,15 +98,15 @@ def _cell(value: Any) -> str:
 
 
 def _fitted(cell: str, width: int) -> str:
-    """Return a text in so many places of a terminal; an emoji takes two."""
+    """Return a text cut to a width on a terminal, where an emoji takes two columns."""
     text = Text(cell)
     text.truncate(width, overflow="ellipsis", pad=True)
     return text.plain
 
 
 ScreenLine = tuple[str, str, str, Callable[[str], Answers]]
-"""The title and the value of a line of the screen, what is asked to change it, and what takes the reply: it
-returns the answers with another one in this line, and raises UserError for one that cannot be."""
+"""Title and value of a line of the screen, the question for a change, and the function that takes the reply.
+The function returns the answers with a new one in this line. It raises UserError for an invalid reply."""
 
 
 def _lines(table: DataTable, answers: Answers, found: Plan) -> Iterator[ScreenLine]:
@@ -185,7 +185,7 @@ def _lines_of_task(table: DataTable, answers: Answers, found: Plan) -> Iterator[
 
 
 def _right(found: Plan) -> str:
-    """Return which column says what is right, with the classes, and which others could."""
+    """Describe the label column with its classes, and other possible columns."""
     right, classes = found.proposal.right, found.task.verbalizer
     said = "none: the model learns to write such texts" if right == NOTHING else right
     if found.task.labelled:
@@ -208,7 +208,7 @@ def _joined_words(joined: Mapping[str, str]) -> str:
 
 
 def _bad(table: DataTable, bad: Bad) -> str:
-    """Return the places of the first bad rows, and what is wrong there."""
+    """Describe the places of the first bad rows, and their problems."""
     first = "; ".join(one.removeprefix(f"{table.source}, ") for one in bad.first)
     return f"{first}; ..." if bad.count > len(bad.first) else first
 
@@ -217,7 +217,7 @@ def _bad(table: DataTable, bad: Bad) -> str:
 
 
 def ask_source(read: Callable[[str], DataTable]) -> DataTable:
-    """Ask for the file with the data until there is one that can be read."""
+    """Ask for the data file until it can be read."""
     while True:
         try:
             return read(ask("Which file has your data? (.csv, .tsv, .jsonl, .parquet)"))
@@ -231,10 +231,10 @@ def confirm(
     told: dict[str, Any],
     set_key: Callable[[str, dict[str, Any]], dict[str, Any]],
 ) -> Answers:
-    """Show the proposals until the user takes them; return the answers.
+    """Show the proposals until the user accepts them, and return the answers.
 
-    `told` are the options that have been set by their keys; `set_key` sets one there by KEY=VALUE, and
-    returns which answer that is, if it is one.
+    `told` are the options that were set by their keys. `set_key` sets an option by KEY=VALUE, and returns the
+    answer that it sets, if any.
     """
     while True:
         found = plan(table, answers, told)
@@ -270,7 +270,7 @@ def confirm(
 
 
 def _changed(line: ScreenLine, answers: Answers) -> Answers:
-    """Ask for one answer until it can be; Enter keeps the one that is there."""
+    """Ask for one answer until it is valid. Enter keeps the current answer."""
     *_, question, take = line
     while said := ask(question, default="", show_default=False).strip():
         try:
@@ -292,7 +292,7 @@ def _one_of(said: str, *choices: str) -> str:
 
 
 def _model(said: str) -> str:
-    """Return a base model. Raises UserError MODEL_NOT_FOUND for a folder that is not there."""
+    """Return a base model. Raises UserError MODEL_NOT_FOUND for a missing folder."""
     if said.startswith(("/", ".", "~")) and not Path(said).expanduser().is_dir():
         raise UserError(
             Code.MODEL_NOT_FOUND,
@@ -303,7 +303,7 @@ def _model(said: str) -> str:
 
 
 def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
-    """Return how many rows are held out, or the file with other ones."""
+    """Return the number of held-out rows, or the file with other held-out rows."""
     if not said.isdecimal():
         rows, bad = dataset.sift(said, read_table(said).placed, found.task)
         if (bad and not skip) or not rows:
@@ -319,7 +319,7 @@ def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
 
 
 def free(out: Path) -> Path:
-    """Return the path of a file that is to be written. Raises UserError BAD_OPTION if there is one."""
+    """Return the path of a new file. Raises UserError BAD_OPTION if it exists."""
     if out.exists():
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
     return out

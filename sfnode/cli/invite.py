@@ -59,14 +59,15 @@ def parse_url(_context: Any, _parameter: Any, value: str) -> str:
 )
 @json_option
 def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | None, as_json: bool) -> None:
-    """Print the link with which others join the run of this folder: `sfnode join LINK` is all they need.
+    """Print the link with which others join the run of this folder by `sfnode join LINK`.
 
-    The link holds the run's id and addresses of this node and of peers that it has met, relays first; if the
-    node does not run, only of the latter. Anybody who has the link can join; it holds no secret of this node.
+    The link holds the run's id, and addresses of this node and of peers that it met, relays first. Without a
+    running node it holds only the peers' addresses. Anybody with the link can join. It holds no secret of
+    this node.
     """
     found = _from_running_node(data_dir)
     invitation = {**vars(found or _from_folder(data_dir))}
-    invitation.pop("updated", None)  # of the file in the folder, not of what is said now
+    invitation.pop("updated", None)  # the time of the file, not of this output
     if contacts_url:
         from sfnode.peers.contacts import naming
 
@@ -89,7 +90,7 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
 
 
 def _from_running_node(data_dir: Path) -> InviteResult | None:
-    """Return the invitation by the node of this folder; None if it does not run."""
+    """Return the invitation of the running node in this folder; None if it does not run."""
     try:
         return running_node(data_dir).invitation()
     except UserError as error:
@@ -99,7 +100,7 @@ def _from_running_node(data_dir: Path) -> InviteResult | None:
 
 
 def _from_folder(data_dir: Path) -> InviteResult:
-    """Return the invitation by the peers that the node of this folder has met, which the node has kept."""
+    """Return an invitation with the peers that the node of this folder met and recorded."""
     layout = used_folder(data_dir)
     try:
         kept: InviteResult = unchecked(layout.contacts.read_bytes())
@@ -122,7 +123,7 @@ def _draw(link: str) -> None:
 
 
 def _drawn(link: str) -> str:
-    """Return the link as a QR code of half blocks for light text on a dark ground; readers accept both."""
+    """Return the link as a QR code of half blocks, light on dark; readers accept either."""
     from io import StringIO
 
     import segno
@@ -140,10 +141,9 @@ def _drawn(link: str) -> str:
 @click.command("peer-id")
 @data_dir_option
 def peer_id_command(data_dir: Path) -> None:
-    """Print the libp2p peer id of the node of this folder; make the folder and its key if there are none.
+    """Print the libp2p peer id of this folder's node. Make the folder and its key if they do not exist.
 
-    With it a node's address is known before the node runs, to anybody who knows its host and port:
-    /dns4/HOST/tcp/PORT/p2p/PEER-ID.
+    So the address of a node is known before it runs, from its host and port: /dns4/HOST/tcp/PORT/p2p/PEER-ID.
     """
     from sfnode.store.data_folder import Layout, open_data_dir
     from sfnode.transport.libp2p.keys import ensure_key, peer_id

@@ -55,7 +55,7 @@ def parse_shard(_context: Any, _parameter: Any, value: str | None) -> tuple[int,
 
 
 def parse_text(_context: Any, parameter: Any, value: str) -> str:
-    """Return a text that `Settings` accepts for the option's field."""
+    """Return a text that is valid for the option's field of `Settings`."""
     try:
         Settings.model_validate({parameter.name: value})
     except ValidationError as error:
@@ -69,8 +69,7 @@ GROUPS = {
     "--steps --until-complete --follow --from-checkpoint --display-name --team",
     "Network": "--host-maddrs --announce-maddrs --auto-relay",
     "Organising": "--organise --keys-dir",
-    "Views, and more options": "--dashboard --metrics --log-to --log-level --export-every --notify --set "
-    "--help-all -h",
+    "Views, and more options": "--dashboard --metrics --log-to --log-level --notify --set --help-all -h",
 }
 """Options by the heading under which the help lists them."""
 
@@ -122,7 +121,6 @@ GROUPS = {
 @limit_option
 @options.setting("--client-mode", key="network.client_mode")
 @options.setting("--metrics", callback=options.parse_listen_address, metavar="[HOST:]PORT")
-@options.setting("--export-every", metavar="ROUNDS")
 @options.setting("--samples", key="node.samples", metavar="ROWS")
 @options.setting("--log-to", metavar="KIND:PLACE")
 @options.setting("--notify", callback=parse_text, metavar="CMD")
@@ -163,7 +161,7 @@ def join(
         link = _link_unless_run(fields["data_dir"])
     fields = _following(link, fields) if link else fields
     set_up_logging(log_level, log_format)
-    allow_most()  # visitors and peers take descriptors, and what lacks one waits
+    allow_most()  # visitors and peers need descriptors
     note(fields["data_dir"])
     fields["limits"] = fields["limits"].changed({"threads": threads} if threads else {})
     settings = Settings(**fields)
@@ -187,8 +185,11 @@ def join(
 
 
 def _onward(settings: Settings, link: str) -> Settings:
-    """Return the settings with which a node goes on in the run to which a link leads: in a folder of its own,
-    with the same key. What leads to a run, and the old one's base model, are left out."""
+    """Return the settings with which a node continues in the run that a link names.
+
+    The node gets a new folder with the same key. Options that lead to the old run, and its base model, are
+    left out.
+    """
     from sfnode.node.following import next_folder
 
     folder = next_folder(settings.data_dir, read_link(link).run_id)
@@ -204,9 +205,9 @@ def _onward(settings: Settings, link: str) -> Settings:
 
 
 def _link_unless_run(folder: Path) -> str | None:
-    """Return the link that somebody at a terminal types; None if the folder has a run to go on with.
+    """Return a link that the user types at a terminal; None if the folder has a run to continue.
 
-    Raises UserError BAD_OPTION, which says what a link is, if there is neither a run nor a terminal.
+    Raises UserError BAD_OPTION, which explains links, if there is neither a run nor a terminal.
     """
     if Layout(folder).manifest.exists():
         return None
@@ -226,7 +227,7 @@ def _link_unless_run(folder: Path) -> str | None:
 
 
 def _following(link: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a node that joins by a link: with its peers, run and ticket (SPEC N4, N5)."""
+    """Return the options of a node that joins by a link: its peers, run and ticket (SPEC N4, N5)."""
     if is_url(link):
         return fields | {"contacts_url": link}
     said = read_link(link)
@@ -244,10 +245,11 @@ def _run(
     narration: Narration,
     passphrase: bytes | None = None,
 ) -> int | str:
-    """Run the node to its end, within the block of `beside`, and return the exit status; the link to another
-    run, if it is to go on there.
+    """Run the node to its end, within the block of `beside`. Return the exit status, and the link to another
+    run if it continues there.
 
-    `tell` is given the error that ends it. At a terminal a key that needs a passphrase is not one, yet.
+    `tell` is called with the error that ends it. At a terminal a missing passphrase does not count as such an
+    error yet.
     """
     import uvloop
 
@@ -268,8 +270,8 @@ def _run(
 
 
 async def _live(settings: Settings, narration: Narration, passphrase: bytes | None) -> str | None:
-    """Run the node until a signal, a request through the control socket, or the end of its work; return the
-    link to the run with which it is to go on, if any."""
+    """Run the node until a signal, a request through the control socket, or the end of its work. Return the
+    link to the run in which it continues, if any."""
     from sfnode.daemon import Node
 
     async with Node(settings, make_transport=_transport, passphrase=passphrase) as node:
@@ -301,17 +303,17 @@ OWN_ROWS = (
     "you have fewer): who collects these could find out whether a text that they know is among your rows, "
     "and perhaps guess words of some (docs/security.md)."
 )
-"""Words for what others could learn from the updates of a node with rows of its own."""
+"""Words for what others could learn from updates of a node with its own rows."""
 
 
 def told_first(manifest: Manifest, *, own_rows: bool, noisy: bool = False) -> str:
-    """Return what a node with rows of its own tells of them, where that is more than a number at a time."""
+    """Describe what a node with its own rows reveals of them, if that is more than one number at a time."""
     told = NOISY_ROWS if noisy else OWN_ROWS
     return told if own_rows and manifest.training.is_first_order else ""
 
 
 def _announce(node: Node, narration: Narration) -> None:
-    """Print that the node works and how others join; show how far it has caught up."""
+    """Print that the node works and how others join. Show its progress in catching up."""
     manifest = node.manifest
     narration.rest()
     if told := told_first(manifest, own_rows=bool(node.settings.data), noisy=node.settings.noisy):

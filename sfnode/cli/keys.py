@@ -1,8 +1,7 @@
-"""Options that few need, as keys of --set, and the command that has them.
+"""Rarely needed options as keys of --set, and the command that has them.
 
-An option that is declared with a `key` is no flag: it is said as `--set section.key=value`, and only
---help-all lists it. Its environment variable and its key in the configuration file are those of every other
-option.
+An option with a `key` is not a flag: users give it as `--set section.key=value`, and only --help-all lists
+it. Its environment variable and its key in the configuration file are those of every other option.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from sfnode.cli.output import echo
 from sfnode.errors import Code, UserError
 
 ALL = "sfnode.help_all"
-"""Key in a context's `meta` that says that all options are shown."""
+"""Key in a context's `meta` that is set if all options are shown."""
 
 REST, KEYS = "Other options", "Keys of --set KEY=VALUE"
-"""Headings of the options that no group names, and of the keys."""
+"""Heading of the options that no group names, and heading of the keys."""
 
 
 class Option(click.Option):
-    """An option; with a `key`, one that --set gives in place of a flag."""
+    """An option. With a `key` it is given by --set instead of a flag."""
 
     def __init__(self, *arguments: Any, key: str = "", **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -49,14 +48,15 @@ class Option(click.Option):
         return hint.replace(flags, f"'--set {self.key}'") if self.key else hint
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return its flag, or its key, and its help; the variable's name, and a key, with --help-all only."""
+        """Return its flag or key, with its help. The variable's name, and keys, are shown with --help-all
+        only."""
         everything = bool(ctx.meta.get(ALL))
         if self.key and not everything:
             return None
         shown = copy(self)
         shown.hidden, shown.show_envvar = False, everything
         if not everything and isinstance(self.type, click.IntRange | click.FloatRange):
-            shown.type = click.STRING  # whoever goes beyond its bounds is told them
+            shown.type = click.STRING  # an error states its bounds
         row = click.Option.get_help_record(shown, ctx)
         if row is None or not self.key:
             return row
@@ -70,9 +70,9 @@ def _split(pair: str) -> tuple[str, str, str]:
 
 
 class Command(click.Command):
-    """A command whose help lists its options under headings, and which has --set if an option has a key.
+    """A command whose help lists its options under headings. It has --set if an option has a key.
 
-    `groups`: flags by heading, in the order of the help.
+    `groups` are flags by heading, in the order of the help.
     """
 
     def __init__(self, *arguments: Any, groups: Mapping[str, str] | None = None, **settings: Any) -> None:
@@ -153,7 +153,7 @@ def _options(keys: Mapping[str, Option]) -> list[click.Parameter]:
 
 
 def require_key(pair: str, keys: Iterable[str]) -> tuple[str, str]:
-    """Return the key and the value of `KEY=VALUE`. Raises UserError BAD_OPTION if it is no such pair."""
+    """Return the key and the value of `KEY=VALUE`. Raises UserError BAD_OPTION for any other text."""
     key, equals, value = _split(pair)
     if key not in keys or not equals:
         raise _not_a_key(pair, key, keys)

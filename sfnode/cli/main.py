@@ -1,7 +1,7 @@
-"""The command `sfnode`: its commands by name, and what becomes of errors.
+"""The command `sfnode`: its commands by name, and the handling of errors.
 
 A command's module is imported when the command is run, and loads torch, asyncio or pydantic only if it needs
-them: `sfnode status` ends before a library like that would have been imported.
+them. `sfnode status` ends before such a library would have been imported.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sfnode.errors import Code, UserError
 from sfnode.printable import read_toml
 
 COLLECTED_AFTER = 10_000
-"""Objects after which Python looks for garbage, in place of 700: nothing that is imported is any, and looking
-takes an eighth of the time in which a node loads its libraries."""
+"""Number of objects after which Python looks for garbage, instead of 700. Imported objects are never garbage,
+and looking takes an eighth of the time in which a node loads its libraries."""
 
 COMMANDS = {
     "Join": {
@@ -60,7 +60,6 @@ COMMANDS = {
         "eval": ("evaluate:evaluate", "Measure the base and the trained model.", "eval"),
         "export": ("export", "Write the trained model to a folder.", "export --out model"),
         "verify": ("verify", "Replay the log and check every signature.", "verify"),
-        "certificate": ("main", "Certify what a member has brought."),
         "publish": ("main", "Write pages about runs for any web server."),
         "history": ("main", "Go back in a run, fork it, keep it in one file."),
     },
@@ -91,19 +90,6 @@ def group(path: str, text: str, entries: Mapping[str, Entry]) -> LazyGroup:
     """Return a group of these commands."""
     return LazyGroup(entries={"Commands": entries}, path=path, help=text)
 
-
-certificate = group(
-    "certificate",
-    "Certify what a member has brought to a run, and check such a certificate.",
-    {
-        "make": (
-            "leaderboard",
-            "Certify what the member with KEY has brought.",
-            "make 5e6f7a8b --out ada.svg",
-        ),
-        "check": ("leaderboard", "Compute a certificate anew and compare.", "check ada.svg"),
-    },
-)
 
 publish = group(
     "publish",
@@ -144,7 +130,6 @@ history = group(
     "history",
     "Go back to any seal of a run, start another from there, keep it in one file.",
     {
-        "diff": ("history", "Show what has changed between two seals.", "diff 3 7"),
         "checkout": (
             "history",
             "Recompute the state, or the model, of any seal.",
@@ -188,7 +173,7 @@ def cli(context: click.Context, config: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit; an error that a user can act on is one message, never a traceback."""
+    """Run the command line and exit. An error that a user can fix is one message, never a traceback."""
     gc.set_threshold(COLLECTED_AFTER)
     sys.exit(_status(arguments))
 
@@ -210,7 +195,7 @@ def _status(arguments: Sequence[str] | None) -> int:
 
 
 def _no_name(error: OSError) -> UserError:
-    """Return the error for a name that no file can have: a manifest of others may have any."""
+    """Return the error for an invalid file name, which a manifest of others may contain."""
     return UserError(
         Code.BAD_OPTION,
         f"a name is too long for a file: {error.filename}",
@@ -223,12 +208,12 @@ Options = dict[str, click.Option]
 
 
 def read_config(file: Path, command: click.Command, others: Iterator[click.Command]) -> dict[str, Any]:
-    """Return the values in `file` for the options of `command`, by parameter name, as text; of a group, those
-    for each of its commands, by its name.
+    """Return the values in `file` for the options of `command`, by parameter name, as text; for a group also
+    those of its commands, by name.
 
-    `others` are looked at as far as it takes to know every key. Raises UserError BAD_OPTION for a file that
-    cannot be read or parsed, for a key that no command has, and for a value of the wrong shape; whether a
-    value makes sense, the option says.
+    The options of `others` are read only until every key is known. Raises UserError BAD_OPTION for a file
+    that cannot be read or parsed, for an unknown key, and for a value of the wrong type. The option itself
+    checks the value.
     """
     try:
         values = read_toml(file.read_text(encoding="utf-8"))
@@ -251,7 +236,7 @@ def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict
 
 
 def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
-    """Return the options that the keys `values` belong to, and all others if a key belongs to none."""
+    """Return options by key: the command's own, and those of other commands until all keys are known."""
     known, unknown = dict(own), set(values) - own.keys()
     while unknown and (command := next(others, None)) is not None:
         known = _options(command) | known

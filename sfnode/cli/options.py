@@ -32,17 +32,20 @@ _FIRST = (
     *(ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT),
     *(ParameterSource.DEFAULT_MAP, ParameterSource.DEFAULT, None),
 )
-"""Places where an option can be said; an earlier one goes first."""
+"""Sources of an option's value, in order of precedence."""
 
 MAX_LINE = 4_096
-"""Characters of a line that is read: a link has half as many (`sfprotocol.invitation.MAX_LINK`)."""
+"""Maximum length of a line that is read, in characters: a link has half as many
+(`sfprotocol.invitation.MAX_LINK`)."""
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """Return `click.option` with its environment variable, which shows a default that says something; a whole
-    number is a COUNT, and a path a FILE or FOLDER, unless `metavar` says otherwise. With `key="section.key"`
-    it is said as `--set section.key=value` instead of as a flag, which then only names its variable and its
-    key in the file."""
+    """Return `click.option` with its environment variable and a meaningful default in its help.
+
+    A whole number is shown as COUNT, and a path as FILE or FOLDER, unless `metavar` names it. With
+    `key="section.key"` it is given as `--set section.key=value` instead of a flag. The flag then only names
+    its variable and its key in the file.
+    """
     flag = next(name for name in names if name.startswith("--")).partition("/")[0]
     match settings.get("type"):
         case click.IntRange():
@@ -55,25 +58,25 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 
 
 def _typed_link(context: click.Context, _parameter: Any, value: str | None) -> str | None:
-    completing = context.resilient_parsing  # by a shell, of which standard input is none of our business
+    completing = context.resilient_parsing  # by a shell: its standard input is not ours to read
     return asked_link() if value == "-" and not completing else value
 
 
 link_option = option(
     "--link", metavar="LINK|-", callback=_typed_link, help="Invitation to the run; -: ask for it."
 )
-"""Option of commands that look at the run to which a link leads."""
+"""Option of commands that examine the run that a link names."""
 
 
 link_argument = click.argument(
     "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
 )
-"""Has no key in the file, as an argument; `-` stands for one that is typed or piped."""
+"""Argument without a key in the file; `-` asks for a link that is typed or piped."""
 
 
 def asked_link() -> str:
-    """Return the link that is typed at a terminal, or that standard input has in its first line: others see
-    what stands on a command line."""
+    """Return the link that is typed at a terminal, or the first line of standard input: other users can see
+    command lines."""
     if sys.stdin.isatty():
         return output.ask("Link", err=True).strip()
     line = sys.stdin.readline(MAX_LINE).strip()
@@ -83,13 +86,13 @@ def asked_link() -> str:
 
 
 def setting(*names: str, **extra: Any) -> Callable[[F], F]:
-    """Return the option for a field of `Settings`, as the field has it: type, default, bounds, words."""
+    """Return the option for a field of `Settings`, with the field's type, default, bounds and text."""
     flag = long_name(names).partition("/")[0]
     return option(*names, **(_declared(flag.removeprefix("--").replace("-", "_")) | extra))
 
 
 def _declared(name: str) -> dict[str, Any]:
-    """Return what the field `name` of `Settings` says about its option."""
+    """Return the declaration of an option by the field `name` of `Settings`."""
     from sfnode.settings import Settings
 
     field = Settings.model_fields[name]
@@ -124,8 +127,8 @@ def out_option(metavar: str, text: str, *, required: bool = True) -> Callable[[F
 
 
 def require_new_file(out: Path, *ends: str) -> None:
-    """Raise UserError BAD_OPTION unless a file can be made, whose name has one of these ends, if there are
-    any."""
+    """Raise UserError BAD_OPTION unless a new file can be made with one of these endings, if any are
+    given."""
     if out.exists():
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
     if (ends and out.suffix not in ends) or not out.absolute().parent.is_dir():
@@ -145,7 +148,7 @@ def epoch_argument(name: str, **extra: Any) -> Callable[[F], F]:
 
 
 def data_dir_option(function: F) -> F:
-    """Add --data-dir and --profile. Commands that start at once have them, so `Settings` is not imported."""
+    """Add --data-dir and --profile. Does not import `Settings`, for commands that must start at once."""
     function = option(
         "--profile",
         metavar="NAME",
@@ -171,7 +174,7 @@ def _parse_profile(context: click.Context, _parameter: Any, value: str | None) -
 
 
 def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
-    """Return the data folder: that of the profile, unless --data-dir is said in a place that goes first."""
+    """Return the data folder: the profile's, unless --data-dir is given in a source with precedence."""
     name = context.meta["profile"]
     if name is None:
         return located(value)
@@ -189,12 +192,12 @@ as_of_now_option = option(
 
 
 def model_option(function: F) -> F:
-    """Add --model for a run that has its manifest already."""
+    """Add --model, for a run that already has its manifest."""
     return setting("--model", metavar="FOLDER")(function)
 
 
 def device_option(function: F, key: str = "") -> F:
-    """Add --device to a command that computes on one: the first, where a file names several for nodes."""
+    """Add --device to a command that computes on one device: the first, if a file names several for nodes."""
     return setting(
         "--device",
         key=key,
@@ -209,7 +212,7 @@ def _first(_context: Any, _parameter: Any, value: str) -> str:
 
 
 def devices_option(function: F) -> F:
-    """Add --device to a command that computes on one or several."""
+    """Add --device to a command that computes on one or several devices."""
     return setting(
         "--device", metavar="NAMES", callback=_parse_devices, help="cpu, cuda, mps; several: cuda:0,cuda:1."
     )(function)
@@ -231,12 +234,12 @@ def _parse_devices(_context: Any, _parameter: Any, value: str) -> str:
 
 
 def reason(error: ValidationError) -> str:
-    """Return what is wrong with a value, in pydantic's words or ours."""
+    """Return the reason why a value is invalid, in pydantic's words or ours."""
     return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
 
 
 def dtype_option(function: F, key: str = "") -> F:
-    """Add --dtype for a model that is run."""
+    """Add --dtype, for a model that is run."""
     return setting("--dtype", key=key, metavar="FORMAT", show_default=False)(function)
 
 
@@ -246,12 +249,12 @@ def model_options(function: F) -> F:
 
 
 def verifier_option(function: F) -> F:
-    """Add --verifier for a run that has its manifest already."""
+    """Add --verifier, for a run that already has its manifest."""
     return setting("--verifier", metavar="MODULE:FUNCTION")(function)
 
 
 def peers_option(text: str) -> Callable[[F], F]:
-    """Return --peers; `text` says what the command does with them."""
+    """Return --peers. `text` describes their use in the command."""
     return setting("--peers", metavar="MULTIADDR", help=text)
 
 
@@ -288,11 +291,11 @@ dry_run_option = option("--dry-run", is_flag=True, help="Only say what would cha
 details_option = option(
     "--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md)."
 )
-"""Option of commands that otherwise say it in plain words."""
+"""Option of commands that otherwise use plain words."""
 
 
 def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
-    """Have errors be JSON, too, wherever the option comes from."""
+    """Have errors printed as JSON, too, wherever the option is given."""
     output.state.as_json = output.state.as_json or value
     return value
 
@@ -318,10 +321,11 @@ def long_name(names: Iterable[str]) -> str:
 
 
 PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-"""Form of a profile's name: it is the name of a folder."""
+"""Form of a profile's name, which is the name of a folder."""
 
 MAX_LISTED = 1_000
-"""Lines of the list; beyond, those whose folders are gone leave it. Tests and swarms make many."""
+"""Maximum number of lines of the list. Beyond it, folders that no longer exist leave it. Tests and swarms
+make many."""
 
 
 def profile_folder(name: str) -> Path:
@@ -330,7 +334,7 @@ def profile_folder(name: str) -> Path:
 
 
 def place(folder: Path) -> tuple[str, ...]:
-    """Return the options that name a data folder; none for the default one."""
+    """Return the options that name a data folder; none for the default folder."""
     folder = folder.expanduser().resolve()
     if folder == located(DATA_DIR).resolve():
         return ()
@@ -339,7 +343,7 @@ def place(folder: Path) -> tuple[str, ...]:
 
 
 def known_folders() -> list[Path]:
-    """Return the folders that exist: the default one, those of profiles, others in which nodes have run."""
+    """Return the existing folders: the default one, those of profiles, and others in which nodes ran."""
     profiles = located(PROFILES)
     named = sorted(profiles.iterdir()) if profiles.is_dir() else []
     found = dict.fromkeys([located(DATA_DIR), *named, *_listed()])
@@ -347,7 +351,7 @@ def known_folders() -> list[Path]:
 
 
 def note(folder: Path) -> None:
-    """Add a folder to the list unless it is there, or is found without it."""
+    """Add a folder to the list unless the list has it, or it is found without the list."""
     folder = folder.expanduser().resolve()
     default, profiles = located(DATA_DIR).resolve(), located(PROFILES).resolve()
     listed = _listed()
@@ -355,10 +359,10 @@ def note(folder: Path) -> None:
         return
     full = len(listed) >= MAX_LISTED
     kept = [one for one in listed if one.is_dir()][1 - MAX_LISTED :] if full else []
-    with suppress(OSError):  # nothing but `sfnode list` needs it
+    with suppress(OSError):  # only `sfnode list` needs it
         file = located(FOLDERS)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file.open("w" if full else "a", encoding="utf-8") as out:  # others may add theirs now
+        with file.open("w" if full else "a", encoding="utf-8") as out:  # others may append, too
             out.write("".join(f"{line}\n" for line in (*kept, folder)))
 
 

@@ -1,7 +1,7 @@
-"""`sfnode organise`: what the owner of an organised run sees and decides, through the node that runs here.
+"""`sfnode organise`: what the owner of an organised run sees and decides, through the running node.
 
-`status` and `members` can be asked of any node of the run; what changes something, of the node with the
-organiser's key. `sfnode.cli.succession` has the commands by which the key itself changes hands.
+Any node of the run answers `status` and `members`. Decisions need the node with the organiser's key.
+`sfnode.cli.succession` has the commands that replace the key itself.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from sfprotocol.decisions import Decision
 
 PAGE = 1000
-"""Members asked for at a time, as many as a node tells (`sfnode.schema.views.MAX_PAGE`)."""
+"""Members requested at a time: as many as one answer holds (`sfnode.schema.views.MAX_PAGE`)."""
 
 KEY_DIGITS = 8
-"""Hex digits of a key that name a member; fewer are its number, which is below 2^24."""
+"""Minimum hex digits of a key that names a member. Fewer digits are its number, which is below 2^24."""
 
 SECRET_BYTES = 16
-"""Bytes of a new invitation's secret: nobody guesses them, and the link stays short."""
+"""Size of a new invitation's secret, in bytes: it cannot be guessed, and the link stays short."""
 
 MAX_U32 = (1 << 32) - 1
 
@@ -134,8 +134,11 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
 
 
 def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
-    """Return a command, with options of its own, that has the node sign the decision that `make` returns,
-    given a client of the node, and prints what that changes."""
+    """Return a command, with its own options, for the decision that `make` returns when given a client of the
+    node.
+
+    The node signs the decision, and the command prints the change.
+    """
 
     @dry_run_option
     @data_dir_option
@@ -154,10 +157,12 @@ def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
 @data_dir_option
 @json_option
 def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
-    """Publish an invitation and print its link: whoever joins by it is admitted without asking you.
+    """Publish an invitation and print its link. Everybody who joins by it is admitted without a request to
+    you.
 
-    The link is a secret, and everybody on a machine sees command lines: so `sfnode join -` asks for it, or
-    reads it from a file. `sfnode organise revoke --invitation NUMBER` takes it back, and who came by it.
+    The link is a secret, and everybody on a machine sees command lines. So `sfnode join -` asks for it, or
+    reads it from a file. `sfnode organise revoke --invitation NUMBER` revokes it, and everybody who joined by
+    it.
     """
     import secrets
 
@@ -166,7 +171,7 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
     from sfprotocol.decisions import Invite
 
     node = running_node(data_dir)
-    said = invitation.read(node.invitation().link)  # before anything is signed that then has no link
+    said = invitation.read(node.invitation().link)  # first: an invitation needs a link
     secret = secrets.token_bytes(SECRET_BYTES)
     key = invitation_key(said.run_id, secret).public_key().public_bytes_raw()
     result = _decide(node, Invite(key, uses), dry_run)
@@ -191,7 +196,8 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
 )
 @deciding
 def admit(node: SyncClient, origin: str, quota: int | None) -> Decision:
-    """Admit a newcomer, or raise a member's quota. ORIGIN is its key, or the first 8 or more digits of it."""
+    """Admit a newcomer, or raise a member's quota. ORIGIN is its key, or the first 8 or more digits of the
+    key."""
     from sfprotocol.decisions import Admit
 
     key = bytes.fromhex(_origin(node, origin.lower()))
@@ -215,7 +221,7 @@ def admit(node: SyncClient, origin: str, quota: int | None) -> Decision:
 )
 @deciding
 def revoke(node: SyncClient, member: str | None, number: int | None, from_epoch: int | None) -> Decision:
-    """Let nothing of MEMBER count from an epoch on. What is sealed stays: `void` takes that back.
+    """Revoke MEMBER: nothing of it counts from an epoch on. Sealed epochs stay; `void` takes them back.
 
     MEMBER is a number, or 8 or more digits of the key, as `sfnode organise members` shows them.
     """
@@ -240,7 +246,7 @@ def revoke(node: SyncClient, member: str | None, number: int | None, from_epoch:
 )
 @deciding
 def void(node: SyncClient, epochs: str, names: tuple[str, ...]) -> Decision:
-    """Take back what the seals of these epochs have counted. It cannot be counted again."""
+    """Take back the updates that these epochs' seals counted. They cannot be counted again."""
     from sfprotocol.decisions import Void
 
     form = re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", epochs, re.ASCII)
@@ -253,7 +259,7 @@ def void(node: SyncClient, epochs: str, names: tuple[str, ...]) -> Decision:
 @click.argument("updates", type=click.IntRange(0, MAX_U32), metavar="UPDATES")
 @deciding
 def budget(_: SyncClient, updates: int) -> Decision:
-    """Change the number of counted updates with which the run is complete."""
+    """Change the number of counted updates at which the run is complete."""
     from sfprotocol.decisions import Budget
 
     return Budget(updates)
@@ -271,10 +277,11 @@ def budget(_: SyncClient, updates: int) -> Decision:
 @data_dir_option
 @json_option
 def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_json: bool) -> None:
-    """Publish the bases in FILE for a coming subspace and those after it. Other nodes get them from yours.
+    """Publish the bases in FILE for a coming subspace and the following ones. Other nodes download them from
+    yours.
 
-    Only in a run whose bases are published (training.bases of `sfnode init`), with as many targets of the
-    same shape.
+    Only in a run with published bases (training.bases of `sfnode init`). FILE must have the same number of
+    targets of the same shapes.
     """
     from sfnode.manifest import Manifest
     from sfnode.models import bases as files
@@ -286,7 +293,7 @@ def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_js
     first = node.organising().next_subspace if subspace is None else subspace
     decision = Bases(first, bytes.fromhex(files.digest_of(file)))
     result = _decide(node, decision, dry_run=True)
-    if not dry_run:  # nobody is told of a file that could not be had from here
+    if not dry_run:  # only a file that others can download from here is published
         manifest = Manifest.from_toml(layout.manifest)
         with disk_faults(layout.bases):
             files.keep(file, layout.bases, manifest.model.parsed_targets(), manifest.basis_columns)
@@ -300,7 +307,7 @@ def bases(file: Path, subspace: int | None, dry_run: bool, data_dir: Path, as_js
 @data_dir_option
 @json_option
 def end(yes: bool, dry_run: bool, data_dir: Path, as_json: bool) -> None:
-    """Complete the run: nobody makes updates any more. There is no way back."""
+    """Complete the run: no more updates are made. This cannot be undone."""
     from sfprotocol.decisions import Finish
 
     node = running_node(data_dir)
@@ -313,7 +320,7 @@ def end(yes: bool, dry_run: bool, data_dir: Path, as_json: bool) -> None:
 @click.argument("text", metavar="TEXT")
 @deciding
 def announce(_: SyncClient, text: str) -> Decision:
-    """Tell everybody something, in 1,000 bytes at most; it is kept with the run for ever."""
+    """Send everybody a text of up to 1,000 bytes. It is kept with the run for ever."""
     from sfprotocol.decisions import Announce
 
     return Announce(text)
@@ -323,11 +330,10 @@ def announce(_: SyncClient, text: str) -> Decision:
 @click.argument("link", metavar="LINK")
 @deciding
 def announce_next(_: SyncClient, link: str) -> Decision:
-    """Announce that this run goes on as the one to which LINK leads, a fork of it.
+    """Announce that this run continues as the one that LINK names, a fork of it.
 
-    Nodes that were started with `join --follow` finish what they do here and go there by
-    themselves; the others show the announcement, with the link. It is kept with the run for ever, and so is a
-    secret in the link.
+    Nodes that were started with `join --follow` finish their work here and continue there. The others show
+    the announcement, with the link. It is kept with the run for ever, and so is a secret in the link.
     """
     from sfnode.organising.owner_decisions import announcement
     from sfnode.peers.invitations import read_link
@@ -342,7 +348,7 @@ def announce_next(_: SyncClient, link: str) -> Decision:
 def stand_in(data_dir: Path) -> None:
     """Offer that this member stands in for the organiser, until it is named, also after a restart.
 
-    More than half of those who stand in decide, and elect one of them when the organiser falls silent.
+    More than half of the stand-ins decide, and they elect one of them when the organiser falls silent.
     """
     running_node(data_dir).stand_in()
     echo("this node tells everybody that it would stand in; the organiser names it with `stand-ins`")
@@ -353,11 +359,11 @@ def stand_in(data_dir: Path) -> None:
 @option("--nobody", is_flag=True, help="Let nobody stand in any more.")
 @deciding
 def stand_ins(node: SyncClient, numbers: tuple[int, ...], nobody: bool) -> Decision:
-    """Name the members who stand in for you, by their numbers: two or four, who have offered it with
-    `stand-in`, and you. Those of before are replaced.
+    """Name the members who stand in for you, by their numbers: two or four that made the offer with
+    `stand-in`. They replace earlier ones.
 
-    Nothing is decided then that more than half of you do not hold, so that the run goes on without any one of
-    you, with nobody awake. Your recovery key outranks them all.
+    With you they hold every decision: none takes effect before more than half of you have it. So the run
+    continues without any one of you, with nobody awake. Your recovery key outranks them all.
     """
     from sfprotocol.decisions import StandIn, StandIns
 
@@ -398,7 +404,7 @@ def _decide(node: SyncClient, decision: Decision, dry_run: bool) -> told.Decisio
 
 
 def _tell(result: told.DecisionResult, as_json: bool) -> None:
-    """Print what a decision has changed, or would change."""
+    """Print what a decision changed, or would change."""
     if as_json:
         echo(json.dumps(plain(result), indent=2))
         return
@@ -419,7 +425,7 @@ def _published(result: told.DecisionResult) -> int:
 
 
 def _members(node: SyncClient, find: str) -> list[told.MemberStatus]:
-    """Return all members whose key begins with `find`, asked for page by page."""
+    """Return all members whose key begins with `find`, requested page by page."""
     found: list[told.MemberStatus] = []
     while page := node.members(offset=len(found), limit=PAGE, find=find).members:
         found += page
@@ -427,7 +433,7 @@ def _members(node: SyncClient, find: str) -> list[told.MemberStatus]:
 
 
 def _member(node: SyncClient, name: str) -> int:
-    """Return the number of a member that is named by it, or by the first digits of its key."""
+    """Return a member's number from its number or the first digits of its key."""
     if len(name) < KEY_DIGITS and name.isdecimal():
         return int(name)
     digits = name.lower()
@@ -436,12 +442,12 @@ def _member(node: SyncClient, name: str) -> int:
 
 
 def _chosen(node: SyncClient, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the numbers of members, ascending, each once."""
+    """Return the numbers of members in ascending order, without repetition."""
     return tuple(sorted({_member(node, name) for name in names}))
 
 
 def _origin(node: SyncClient, digits: str) -> str:
-    """Return the key of the newcomer, or of the member, that begins so."""
+    """Return the key of the newcomer or member that begins with these digits."""
     _check_digits(digits)
     if len(digits) == 64:
         return digits
@@ -513,7 +519,7 @@ def _told_of(one: told.StandInStatus) -> str:
 
 
 def _doubted(one: told.EvidenceStatus) -> str:
-    """Say whose work seals skip, why, and what may be done."""
+    """Describe the work that a member's evidence makes seals skip, and what to do about it."""
     measured = f"loss lowered by {nats(one.worth)} with {one.updates} measured updates"
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:

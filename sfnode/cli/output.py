@@ -1,4 +1,4 @@
-"""Standard output and standard error of commands, and what they ask for: whatever is said is printable."""
+"""Standard output, standard error and prompts of commands. All text is made printable."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import click
 from sfnode.printable import lines, paragraph, printable
 
 state = SimpleNamespace(as_json=False, printed=False)
-"""Whether the command of this process was asked for JSON, so that an error is JSON, too; and whether it has
-printed a result."""
+"""Whether the command of this process must print JSON, also for errors, and whether it has printed a
+result."""
 
 
 def begin(as_json: bool) -> None:
-    """Note what the command was asked for, before anything is printed, and have printable what libraries
-    print."""
+    """Record whether the command prints JSON, before anything is printed, and make the output of libraries
+    printable."""
     state.as_json, state.printed = as_json, False
     warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {paragraph(str(said))}\n"
     if logging.lastResort:
@@ -30,18 +30,21 @@ def begin(as_json: bool) -> None:
 def echo(
     text: str, *, err: bool = False, colour: str | None = None, end: str = "\n", whole: bool = False
 ) -> None:
-    """Print a text, perhaps in a colour. Names, addresses and reasons in it may be those of strangers, so
-    lines are cut unless they are JSON, or wanted as a `whole`."""
+    """Print a text, in a colour if one is given.
+
+    Names, addresses and reasons in it may be strangers' texts. So long lines are cut, unless they are JSON or
+    the text is wanted as a `whole`.
+    """
     state.printed = state.printed or not err
     shown = printable(text) if whole or state.as_json else lines(text)
     click.echo(click.style(shown, fg=colour) + end, err=err, nl=False)
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Return rows, the first of which has the heads, in columns as wide as their widest cells; `right`: those
-    that are aligned there.
+    """Return rows as lines, in columns as wide as their widest cells.
 
-    rich's table takes a millisecond a row, of which there are thousands, and cuts cells where no terminal is.
+    The first row has the heads. Columns in `right` are aligned right. rich's table takes a millisecond a row,
+    too long for thousands of rows, and cuts cells where there is no terminal.
     """
     from rich.cells import cell_len
 
@@ -57,19 +60,19 @@ def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
 
 
 def ask(question: str, **how: Any) -> str:
-    """Return what the user answers to a question, as click.prompt asks it."""
+    """Return the user's answer to a question, asked like click.prompt."""
     return str(click.prompt(lines(question), **how))
 
 
 def echo_usage(error: click.ClickException) -> None:
-    """Print click's message about a command line; it may quote what the data of a run are called."""
+    """Print click's message about a command line. It may quote names from data."""
     said = StringIO()
     error.show(said)
     echo(said.getvalue(), err=True, end="")
 
 
 class _Plain(logging.Formatter):
-    """Formats the log of a command that has set up none."""
+    """Formats log messages of a command without its own logging setup."""
 
     def format(self, record: logging.LogRecord) -> str:
         return paragraph(super().format(record))

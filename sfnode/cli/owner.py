@@ -1,4 +1,4 @@
-"""Words of the owner to a running node: `sfnode pause`, `resume`, `limit`, `leave`."""
+"""Requests of the owner to a running node: `sfnode pause`, `resume`, `limit`, `leave`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ EXAMPLES = (
     "not_while=steam,blender mb_per_day=500 upload_rate=500k download_rate=2M"
 )
 NAMES = dict(one.split("=") for one in EXAMPLES.split())
-"""Values, as they may be, of the fields of `Limits`, which takes long to import."""
+"""Example values of the fields of `Limits`, whose import takes long."""
 
 NO_LIMIT = ("none", "off", "")
 """Values that remove a limit."""
 
 LEAVE_DEADLINE = 10.0
-"""Seconds for a node to end; it takes less than two."""
+"""Time limit for a node to end, in seconds; it takes less than two."""
 
 _POLL = 0.05
-"""Seconds between two looks at whether it has ended."""
+"""Seconds between two checks of whether it has ended."""
 
 
 # -- pause and resume ----------------------------------------------------------------------------------
@@ -57,11 +57,11 @@ def parse_duration(_context: Any, _parameter: Any, value: str | None) -> float |
 @click.argument("duration", callback=parse_duration, required=False, metavar="[2h]")
 @data_dir_option
 def pause(duration: float | None, data_dir: Path) -> None:
-    """Have the node compute nothing for so long (2h, 90m, 1h30m), or until `sfnode resume`.
+    """Have the node compute nothing for a while (2h, 90m, 1h30m), or until `sfnode resume`.
 
-    The forward pass that is running is completed, and a GPU's memory is free within two seconds; an
-    evaluation ends without a result. The node still forwards and serves others' updates. A pause does not
-    outlast the node: one that is started again computes.
+    The running forward pass is completed, and a GPU's memory is free within two seconds; an evaluation ends
+    without a result. The node still forwards and serves others' updates. A pause ends with the node: after a
+    restart it computes.
     """
     answer = running_node(data_dir).pause(duration)
     echo(f"paused: {'; '.join(answer.pauses)}")
@@ -70,7 +70,7 @@ def pause(duration: float | None, data_dir: Path) -> None:
 @click.command
 @data_dir_option
 def resume(data_dir: Path) -> None:
-    """End a pause that was asked for. Limits stay in force."""
+    """End a pause that was requested. Limits stay in force."""
     answer = running_node(data_dir).resume()
     echo(f"still paused: {'; '.join(answer.pauses)}" if answer.pauses else "resumed")
 
@@ -113,11 +113,11 @@ def limit_lines(limits: object) -> str:
 
 
 _SEVERAL = re.compile(r",(?=[ ]*[a-z_-]+[ ]*=)")
-"""Stands between two limits in one word; a comma within a value is followed by no name."""
+"""Separator of limits in one word: a comma before a name. A comma within a value has no name after it."""
 
 
 def _changes(words: Iterable[str]) -> dict[str, str | None]:
-    """Return the limits that words such as `cpu=50,hours=22:00-07:00` name, by field; None removes one."""
+    """Return the limits in words such as `cpu=50,hours=22:00-07:00`, by field. None removes a limit."""
     return dict(_change(text) for word in words for text in _SEVERAL.split(word))
 
 
@@ -142,9 +142,9 @@ def _form(names: Iterable[str]) -> str:
 def leave(finish: bool, data_dir: Path) -> None:
     """End the node that runs in this folder within two seconds, as Ctrl-C does, and wait for that.
 
-    A step that is running is given up, unless you say --finish: that takes as long as the step, some seconds
-    more if there is no neighbour, and half a minute at most if the neighbours do not take it. Interrupting
-    the command does not call it off.
+    A running step is discarded, unless --finish is given. --finish waits for the step. Without a neighbour it
+    takes some seconds more, and at most half a minute if no neighbour accepts the step. Interrupting the
+    command does not revoke it.
     """
     node = running_node(data_dir)
     if finish:
@@ -171,7 +171,7 @@ def _wait_until_gone(data_dir: Path, deadline: float | None) -> None:
 
 
 def parse_limits(_context: Any, _parameter: Any, words: tuple[str, ...]) -> Limits:
-    """Return the limits that `--limit` names, written as `sfnode limit` has them."""
+    """Return the limits that `--limit` names, in the notation of `sfnode limit`."""
     from pydantic import ValidationError
 
     from sfnode.limits import Limits

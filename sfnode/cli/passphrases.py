@@ -1,6 +1,6 @@
-"""Passphrases of keys: from a file or typed at a terminal; never on the command line, which others see.
+"""Passphrases of keys, from a file or typed at a terminal; never on the command line, which others see.
 
-`sfnode keys backup` and `restore` put the keys of a node and of its owner's runs into one encrypted file.
+`sfnode keys backup` and `restore` keep the keys of a node and of its owner's runs in one encrypted file.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def passphrase_file_option(function: F, key: str = "") -> F:
 
 
 def chosen(file: Path | None, of: str = "the keys") -> bytes:
-    """Return the passphrase of what is new. Raises UserError BAD_OPTION for a file without one."""
+    """Return a new passphrase. Raises UserError BAD_OPTION for a file without one."""
     return _typed(f"Passphrase of {of}", confirm=True) if file is None else _read(file)
 
 
 def unlocked(load: Callable[[bytes | None], T], file: Path | None) -> T:
-    """Return what `load` returns, with the passphrase if it cannot do without (WRONG_PASSPHRASE)."""
+    """Return the result of `load`, with a passphrase if it needs one (WRONG_PASSPHRASE)."""
     try:
         return load(None)
     except UserError as error:
@@ -53,7 +53,7 @@ def unlocked(load: Callable[[bytes | None], T], file: Path | None) -> T:
 
 
 def asked() -> bytes:
-    """Return the passphrase that the user types for a key that exists."""
+    """Return the passphrase that the user types for an existing key."""
     return _typed("Passphrase of the key", confirm=False)
 
 
@@ -76,9 +76,9 @@ OF_NODE = {"identity.pem": "the node's key", "libp2p.key": "the node's name in t
 @passphrase_file_option
 @data_dir_option
 def backup(out: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: Path) -> None:
-    """Write the keys of a folder's node, and those of the runs that you organise, to one encrypted file.
+    """Write the keys of a folder's node, and of the runs that you organise, to one encrypted file.
 
-    Nobody can open it without its passphrase. Keys that have one of their own keep that, too.
+    Nobody can open it without its passphrase. Keys with their own passphrase keep it, too.
     """
     from sfnode.store import key_backup
 
@@ -96,11 +96,11 @@ def backup(out: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: Pa
 @passphrase_file_option
 @data_dir_option
 def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: Path) -> None:
-    """Put the keys of a backup where they belong. Those that are there stay as they are.
+    """Restore the keys of a backup to their places. Existing keys are not replaced.
 
-    What a restored key has signed since may be unknown here. So a node goes on with a new feed, as the same
-    member. An organiser's key signs nothing in a term that has begun before where members stand in, and
-    elsewhere once others have told that they have no more decisions.
+    The updates that a restored key signed since may be unknown here. So a node begins a new feed, as the same
+    member. A restored organiser's key cannot know its later decisions: with stand-ins it signs nothing in a
+    term that had begun. Otherwise it signs once others reported that they have no more decisions.
     """
     from sfnode.store import key_backup
 
@@ -111,7 +111,7 @@ def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: 
 
 
 def _said(place: str, data: bytes) -> str:
-    """Return what a key of a backup is, and the beginning of its public half."""
+    """Describe a key of a backup, with the beginning of its public half."""
     from sfnode.store.key_backup import public
 
     name = place.partition("/")[2]

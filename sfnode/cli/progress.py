@@ -1,4 +1,4 @@
-"""Progress on standard error while the user waits: a bar on a terminal, a plain line elsewhere."""
+"""Progress on standard error while the user waits: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 
 FOLLOW_INTERVAL = 0.25
-"""Seconds between two looks at a node that is starting."""
+"""Seconds between two requests to a node that is starting."""
 
 LINES = 10.0
-"""Seconds of silence after which another line says how far something is, where nobody looks on."""
+"""Seconds without output before the next line of progress, where there is no terminal."""
 
 TELLING = 0.05
-"""Share of the work that has to be done before its speed tells more than what was expected."""
+"""Share of the work after which its own speed replaces the expected time."""
 
 MINUTES = 100.0
-"""Seconds from which they are told as minutes."""
+"""Seconds above which a time is shown in minutes."""
 
 Advance = Callable[[int, int], None]
-"""A function that is told how much is done, and of how much."""
+"""Function that is called with the amount done and the total."""
 
 T = TypeVar("T")
 
 
 @contextmanager
 def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
-    """Show that `what` is under way while the block runs, and how far once the block reports it.
+    """Show `what` as running within the block, and its progress once the block reports it.
 
-    At a terminal it is a bar, elsewhere a line and then another one every LINES seconds. `seconds` it may
-    take altogether, which say how much time is left until its own speed does.
+    On a terminal it is a bar, elsewhere a line every LINES seconds. `seconds` is the expected duration. It
+    determines the time left until the work's own speed is known.
     """
     if not sys.stderr.isatty():
         with _lines(what, seconds) as advance:
@@ -70,7 +70,7 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
 
 
 class _Told(ProgressColumn):
-    """A column with what a function says of the work; its name may have one of a stranger's in it."""
+    """A column with a function's text about the work, whose name may contain a stranger's text."""
 
     def __init__(self, say: Callable[[Task], str] = lambda task: paragraph(task.description)) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ class _Told(ProgressColumn):
 
 
 class _Bar(BarColumn):
-    """A bar, once it is known how much there is to do: before, rich draws a full one."""
+    """A bar that appears once the total is known; before that rich would draw a full one."""
 
     def render(self, task: Task) -> Any:
         return super().render(task) if task.total else Text("...")
 
 
 def _far(task: Task) -> str:
-    """Return how much is done, once it is known of how much: before, rich says `0/?`."""
+    """Return the amount done, once the total is known; before that rich would show `0/?`."""
     return f"{task.completed:,.0f}/{task.total:,.0f}" if task.total else ""
 
 
@@ -120,8 +120,10 @@ def _lines(what: str, seconds: float) -> Iterator[Advance]:
 
 
 def left_text(done: float, elapsed: float, expected: float) -> str:
-    """Return how much time is left when a share of the work is done after `elapsed` seconds, of which it was
-    `expected` to take so many (0: nobody knows); empty where nothing tells."""
+    """Return the time left for work of which the share `done` took `elapsed` seconds.
+
+    `expected` is its expected duration (0 if unknown). Empty if nothing is known.
+    """
     total = elapsed / done if done >= TELLING else expected
     if not total:
         return ""
@@ -130,17 +132,17 @@ def left_text(done: float, elapsed: float, expected: float) -> str:
 
 
 class Narration:
-    """Says what a starting node is busy with, and how far it has got, until it trains.
+    """Reports of a starting node's work and its progress, until it trains.
 
-    At a terminal it is one line that changes, and a line of the log for what is done; elsewhere lines of the
-    log. They go on while the main thread imports a library, because a thread of its own says them.
+    On a terminal it is one changing line, and a log line for each finished part; elsewhere log lines. They
+    continue while the main thread imports a library, because they come from a separate thread.
     """
 
     def __init__(
         self, *, terminal: bool, plain: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Take whether somebody looks on, and whether the log is for people (`plain`) and not for a program,
-        which gets the lines of what begins and none of what goes on."""
+        """`terminal` says whether there is one, and `plain` whether the log is for people. A log for programs
+        gets a line when work begins, but no progress."""
         self._terminal = terminal and plain
         self._beats = plain and not terminal
         self._clock = clock
@@ -164,8 +166,8 @@ class Narration:
         self._done()
 
     def heard(self, record: logging.LogRecord) -> bool:
-        """Follow the log: what begins goes on until something else does. Return whether to print the record;
-        at a terminal what only begins need not be."""
+        """Follow the log: work lasts until other work begins. Return whether to print the record. On a
+        terminal, records that only begin work are not printed."""
         if getattr(record, BEGINS, False):
             self._done()
             self._what, self._since = record.getMessage(), self._clock()
@@ -175,28 +177,28 @@ class Narration:
         return True
 
     def begin(self, what: str) -> None:
-        """Say that `what` is under way from now on, unless it is already."""
+        """Report `what` as the current work, unless it already is."""
         if what != self._what:
             begins("%s", what)
 
     def advance(self, far: str) -> None:
-        """Note how far it is: `12,000 of 31,000`."""
+        """Record its progress: `12,000 of 31,000`."""
         self._far = far
         self._draw()
 
     def rest(self) -> None:
-        """Say nothing until something else begins."""
+        """Report nothing until other work begins."""
         self._done()
 
     def end(self, last: str = "") -> None:
-        """Say the last word, and nothing more."""
+        """Print the last line, and nothing more."""
         self._done()
         self._ended.set()
         if last:
             log.info("%s, %.1f s after the start", last, self._clock() - self._begun)
 
     def beat(self) -> None:
-        """Break a silence that has lasted for LINES."""
+        """Print a line if LINES seconds have passed without one."""
         now = self._clock()
         if not (self._beats and self._what) or now - self._said < LINES:
             return
@@ -228,11 +230,11 @@ class Narration:
 
 
 _followers: set[asyncio.Task[None]] = set()
-"""References that keep the tasks from being collected; they end with the event loop."""
+"""References that prevent the tasks from being collected; they end with the event loop."""
 
 
 def follow(status: Callable[[], Status], narration: Narration) -> None:
-    """Have the narration say what a node that has joined waits for, until it trains or has nothing to do."""
+    """Have the narration report what a node that joined waits for, until it trains or has nothing to do."""
     task = asyncio.create_task(_follow(status, narration))
     _followers.add(task)
     task.add_done_callback(_followers.discard)
@@ -251,7 +253,7 @@ async def _follow(status: Callable[[], Status], narration: Narration) -> None:
 
 
 def doing(now: Status) -> tuple[str, str]:
-    """Return what a node is busy with before it trains, and how far it is; then nothing, and a last word."""
+    """Return a node's work before it trains, with its progress; after that nothing, and a last line."""
     match now.state:
         case NodeState.STARTING if now.fetch:
             return (
@@ -280,7 +282,7 @@ def doing(now: Status) -> tuple[str, str]:
 
 
 def run(work: Coroutine[Any, Any, T], runner: Callable[..., T] = asyncio.run) -> T:
-    """Await `work` in an event loop of its own, made by `runner` (`asyncio.run` or `uvloop.run`).
+    """Await `work` in a new event loop, which `runner` makes (`asyncio.run` or `uvloop.run`).
 
     Raises click.Abort if a signal ends it.
     """

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 LEAST_EVERY = 10.0
-"""Seconds between two publications: one of a long run takes longer."""
+"""Minimum time between two publications, in seconds: publishing a long run takes longer."""
 
 KEY_DIGITS = 8, 64
-"""Hex digits by which a key to be hidden is known: as many as a page shows, and all."""
+"""Minimum and maximum hex digits of a key to be hidden: as many as a page shows, and all."""
 
 LOCAL = {
     "network": "The page's link has addresses of your own network only: nobody can join over the internet.",
@@ -100,12 +100,6 @@ def _address(_context: Any, _parameter: Any, value: str) -> str:
     "`sfnode invite`]",
 )
 @option(
-    "--export",
-    type=click.Path(path_type=Path),
-    help="Offer the export in FOLDER, or the last of those in it, for download: for example the `exports` of "
-    "a node with --export-every.",
-)
-@option(
     "--samples/--no-samples",
     default=False,
     help="Whether to show answers to test rows that the node has recorded, with the texts of these rows.",
@@ -120,7 +114,6 @@ def page(
     url: str,
     hide: tuple[str, ...],
     public_link: str,
-    export: Path | None,
     samples: bool,
     keys_dir: Path,
     passphrase_file: Path | None,
@@ -128,17 +121,17 @@ def page(
 ) -> None:
     """Write a page about the run of a node's folder, for any web server.
 
-    The page is one file that needs no other, without a script; beside it are run.json, for programs, and the
-    run's manifest. It has what the signed log has: how good the model is by the organiser's evaluations, who
-    has brought what, how to join and how to verify. The node may be running or not; if it is not, contacts
-    are those that it remembers. With the organiser's key run.json is signed, and a directory prefers it.
+    The page is one file without scripts that needs no other file. Beside it are run.json, for programs, and
+    the run's manifest. It shows the contents of the signed log: the model's quality by the organiser's
+    evaluations, the contributors, and how to join and to verify. Without a running node its contacts are the
+    recorded ones. With the organiser's key run.json is signed, and a directory prefers it.
     """
     from sfnode.publish.run_file import NAME
     from sfnode.publish.site import PublishedFolder, remove_partial
 
     _check_title(title)
     remove_partial(out)
-    site = PublishedFolder(out, data_dir, title=title, hidden=hide, url=url, export=export)
+    site = PublishedFolder(out, data_dir, title=title, hidden=hide, url=url)
     contacts = url and f"{url}{NAME}"
     said = ""
     key = keys_dir, passphrase_file
@@ -156,7 +149,7 @@ def page(
 
 
 def _check_title(title: str) -> None:
-    """Raise UserError BAD_OPTION for what is no line of text."""
+    """Raise UserError BAD_OPTION for a title that is not one printable line."""
     from sfnode.publish.run_file import MAX_TITLE
     from sfprotocol.fields import readable
 
@@ -176,7 +169,7 @@ def _publish(
     key: tuple[Path, Path | None],
     said: str,
 ) -> str:
-    """Publish once, and tell so; return the warnings, which are not repeated while they stay the same."""
+    """Publish once and report it. Return the warnings, which are printed only when they change."""
     from sfnode.manifest import names_folders
     from sfnode.publish.asking import ask
     from sfnode.publish.run_file import utc_now
@@ -204,15 +197,19 @@ def _publish(
 def _signer(
     manifest: Manifest, update_log: UpdateLog, keys_dir: Path, passphrase_file: Path | None
 ) -> tuple[Signer | None, list[str]]:
-    """Return what signs run.json, or why the key that is here does not; neither where there is no key."""
-    from sfnode.publish.certificate import control_of
+    """Return the signer of run.json, or the reason why the key here cannot sign; neither without a key."""
     from sfnode.publish.signature import Signer
+    from sfnode.store.replay import kept_control, sound_control
     from sfnode.store.run_keys import load_organiser_key, read_passphrase
+    from sfprotocol.control_sync import ControlSync
+    from sfprotocol.events import Counters
+    from sfprotocol.frontier import Frontier
 
     run = manifest.parameters()
     if run.organised is None:
         return None, []
-    control = control_of(run, update_log)
+    with sound_control(update_log):
+        control = ControlSync(Frontier(run), {}, Counters(), kept=kept_control(update_log)).feed
     try:
         passphrase = read_passphrase(passphrase_file) if passphrase_file else None
         key = load_organiser_key(run.run_id, [control.key or b""], keys_dir, passphrase)
@@ -227,10 +224,11 @@ def _signer(
 @out_option("FOLDER", "Where to write the page.")
 @option("--title", metavar="TEXT", default="Runs", help="Title of the page.")
 def directory(sources: tuple[str, ...], out: Path, title: str) -> None:
-    """Write a page about several runs, from the run.json files that their pages have.
+    """Write a page about several runs, from the run.json files of their pages.
 
-    Each is a file or an address (https://...). What cannot be read is listed as such on the page and here. Of
-    several about one run the last counts that its organiser has signed; if none is signed, the first.
+    Each is a file or an address (https://...). Files that cannot be read are listed on the page and here. Of
+    several files about one run, the last one that its organiser signed is shown; without a signed one, the
+    first.
     """
     from sfnode.publish.directory import MAX_RUNS, directory_page
     from sfnode.publish.run_file import utc_now

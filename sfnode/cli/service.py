@@ -41,10 +41,11 @@ WantedBy=default.target
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[LINK] [OPTION OF JOIN]...")
 @click.pass_context
 def install(context: click.Context, data_dir: Path, words: tuple[str, ...]) -> None:
-    """Write a unit for the user's systemd that runs `sfnode join` in a folder, and say what enables it.
+    """Write a unit for the user's systemd that runs `sfnode join` in a folder, and print the command that
+    enables it.
 
-    All that is not --data-dir or --profile is for `sfnode join`, which checks it now. A link stands in the
-    unit's environment, as others see command lines; a folder that has a run needs none.
+    All options but --data-dir and --profile are for `sfnode join`, which checks them now. A link is kept in
+    the unit's environment, because others see command lines. A folder with a run needs none.
     """
     from sfnode.cli.join import join
 
@@ -79,7 +80,7 @@ def install(context: click.Context, data_dir: Path, words: tuple[str, ...]) -> N
 @click.command
 @data_dir_option
 def remove(data_dir: Path) -> None:
-    """Remove the unit that `sfnode service install` has written for a folder; the folder itself stays."""
+    """Remove the unit that `sfnode service install` wrote for a folder. The folder itself stays."""
     unit = _unit(data_dir.absolute())
     if not unit.exists():
         raise UserError(
@@ -94,9 +95,9 @@ def remove(data_dir: Path) -> None:
 
 
 def _unit(folder: Path) -> Path:
-    """Return the file of a folder's unit, which is called after the folder's name.
+    """Return the file of a folder's unit, which has the folder's name.
 
-    Raises UserError BAD_OPTION if it is there for another folder of that name.
+    Raises UserError BAD_OPTION if the unit is for another folder of that name.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.name)
     unit = in_xdg_home(UNITS) / (
@@ -112,6 +113,6 @@ def _unit(folder: Path) -> Path:
 
 
 def _quoted(word: str) -> str:
-    """Return a word of a command line, or an assignment, as systemd reads it back."""
+    """Return a word of a command line, or an assignment, quoted for systemd."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'

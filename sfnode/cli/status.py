@@ -1,4 +1,4 @@
-"""`sfnode status`: what a running node is doing; `sfnode list`: the runs on this machine."""
+"""`sfnode status`: the state of a running node; `sfnode list`: the runs on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @details_option
 @json_option
 def status(data_dir: Path, with_feeds: bool, details: bool, as_json: bool) -> None:
-    """Show what the node that runs in this folder is doing."""
+    """Show the state of the node that runs in this folder."""
     node = running_node(data_dir)
     answer, feeds = node.status(), node.every_feed() if with_feeds else []
     if as_json:
@@ -79,7 +79,7 @@ def _lines(s: Status) -> list[str]:
 
 
 def _detail_lines(s: Status) -> list[str]:
-    """Say the same in precise terms."""
+    """Return precise figures of the state."""
     lines = [f"digest   {s.digest}"]
     lines += [f"origin   {s.origin}, incarnation {s.incarnation}"] if s.origin else []
     lines += [f"drift    {drift_in_words(s.drift)}"] if s.drift else []
@@ -96,20 +96,20 @@ def _detail_lines(s: Status) -> list[str]:
 
 
 def _own(s: Status) -> str:
-    """Say what this node has made."""
+    """Describe this node's updates."""
     part = percent(s.contributed / max(s.known, s.contributed, 1))
     return f"{count(s.contributed)} updates ({part} of all), {count(s.own_updates)} since start"
 
 
 def _private(known: PrivacyStatus) -> str:
-    """Say what is known of what this node's updates tell of its rows."""
+    """Describe how much this node's updates reveal of its rows."""
     if known.epsilon is None:
         return "what is told of your rows has noise"
     return f"what is told of any of your rows is epsilon {known.epsilon:.2f} at most (delta {known.delta:g})"
 
 
 def _device_lines(s: Status) -> list[str]:
-    """Say what each of several devices has done."""
+    """Describe the work of each of several devices."""
     if len(s.devices) < 2:
         return []
     speeds = ["" if one.seconds is None else f", {one.seconds * 1000:.3g} ms each" for one in s.devices]
@@ -129,7 +129,7 @@ def _updates(s: Status) -> str:
 
 
 def _run_lines(run: RunStatus) -> list[str]:
-    """Say how an organised run stands, and this node in it."""
+    """Describe an organised run, and this node's part in it."""
     last = "" if run.seconds_since_seal is None else f", the last one {span(run.seconds_since_seal)} ago"
     here = "" if run.organiser is None else f"; organised here ({run.organiser})"
     lines = [f"rounds   {run.sealed} count{last}{here}", f"model    {health_in_words(run.health)}"]
@@ -155,9 +155,9 @@ HEADS = ("folder", "run", "run id", "state", "your updates")
 @click.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the runs on this machine: folder, name, run id, whether a node runs there, updates that it made.
+    """List the runs on this machine: folder, name, run id, whether a node runs there, and its updates.
 
-    Looks into the default folder, those of --profile, and those in which `sfnode join` was run by this user.
+    Searches the default folder, the folders of profiles, and folders in which this user ran `sfnode join`.
     """
     found = [_described(folder) for folder in known_folders() if Layout(folder).manifest.exists()]
     if as_json:
@@ -170,12 +170,12 @@ def list_(as_json: bool) -> None:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """Return what there is to say about the run in `folder`; its node is asked if one runs."""
+    """Describe the run in `folder`, from its node if one runs."""
     run: dict[str, Any] = {"folder": str(folder), "run_name": None, "run_id": None}
     if holder(folder) is not None:
         try:
             status = running_node(folder).status()
-        except UserError:  # it starts or ends at this moment, or hangs
+        except UserError:  # it is starting or ending, or hangs
             return run | _kept(folder) | {"state": "not answering"}
         more = {"run_name": status.run_name, "run_id": status.run_id, "state": status.state}
         return run | more | {"contributed": status.contributed}
@@ -183,7 +183,7 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _kept(folder: Path) -> dict[str, Any]:
-    """Return what the files in `folder` say about its run."""
+    """Describe the run from the files in `folder`."""
     from sfnode.node.startup import contributed
     from sfnode.store.log import UpdateLog
 
@@ -193,7 +193,7 @@ def _kept(folder: Path) -> dict[str, Any]:
         kept["run_name"] = str(read_toml(layout.manifest.read_text("utf-8")).get("name", ""))
         with UpdateLog.open(layout.log, read_only=True) as log:
             kept |= {"run_id": log.run_id.hex(), "contributed": contributed(layout, log)}
-    except (OSError, ValueError, UserError):  # it says so when it is used
+    except (OSError, ValueError, UserError):  # commands that use the folder report the error
         pass
     return kept
 

@@ -1,7 +1,7 @@
-"""`sfnode organise hand-over` and `sign`: how the organiser's key changes hands.
+"""`sfnode organise hand-over` and `sign`: changes of the organiser's key.
 
-A succession is a file: a running node proposes it, deputies add their votes wherever their keys are, and any
-node of the run brings it in.
+A succession is a file. A running node proposes it, deputies add their votes wherever their keys are, and any
+node of the run submits it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sfprotocol.messages import Authority, Succession
 
 MAX_FILE = 65_536
-"""Bytes of a file that is read: with the keys and votes of 64 deputies it has 20,000."""
+"""Maximum size of a succession file, in bytes: with the keys and votes of 64 deputies it has 20,000."""
 
 
 @click.command
@@ -55,8 +55,8 @@ def hand_over(
     dry_run: bool,
     data_dir: Path,
 ) -> None:
-    """Let another node organise: a member who stands in, at once (--to); or any key, by a proposal (--out)
-    that the deputies `sign`, and that you then --submit.
+    """Let another node organise: a stand-in, at once (--to); or any key, by a proposal (--out) that the
+    deputies `sign` and you then --submit.
 
     --to needs the organiser's node, the others any running node of the run.
     """
@@ -114,9 +114,10 @@ def hand_over(
 def sign(
     file: Path, deputy_key: Path | None, keys_dir: Path, passphrase_file: Path | None, dry_run: bool
 ) -> None:
-    """Add a deputy's vote to a succession. Needs only FILE and the key: do it on a machine without a network.
+    """Add a deputy's vote to a succession. Needs only FILE and the key, so do it on a machine without a
+    network.
 
-    Sign only one succession of a term: two void each other, and your vote.
+    Sign only one succession of a term. Two of them void each other, and your vote.
     """
     from sfnode.store.run_keys import load_deputy_key, recovery_key
     from sfprotocol.control_feed import succession_message
@@ -143,7 +144,7 @@ def sign(
 
 
 def _new_key(run_id: str, keys_dir: Path) -> tuple[Identity, Path]:
-    """Return a new organiser's key and where it is to lie. Raises UserError BAD_OPTION if one lies there."""
+    """Return a new organiser's key and its place. Raises UserError BAD_OPTION if a key exists there."""
     from sfnode.store.identity import Identity
     from sfnode.store.run_keys import organiser_key
 
@@ -191,7 +192,7 @@ def _succession(said: SuccessionFile) -> tuple[Authority, Succession]:
 
 
 def _valid(said: SuccessionFile) -> int:
-    """Return the number of votes that hold."""
+    """Return the number of valid votes."""
     from sfprotocol.control_feed import valid_votes
 
     return len(valid_votes(*_succession(said)))

@@ -1,4 +1,4 @@
-"""`sfnode swarm`: several nodes on this machine, live and compared. `sfnode.swarm` runs them."""
+"""`sfnode swarm`: several nodes on this machine, shown live and compared. `sfnode.swarm` runs them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from sfnode.swarm import MOST_NODES, LocalSwarm
 from sfnode.tasks.verifying import permit
 
 MOST = 0.75
-"""Share of the updates that count at least in a run where nothing went wrong: what is under way when a run
-ends does not, and what a defence skips."""
+"""Minimum share of updates that count in a successful run. The others were under way when it ended, or were
+skipped by a defence."""
 
 MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
 
@@ -87,10 +87,10 @@ def swarm(
 ) -> None:
     """Run a local swarm of real processes until the run is complete, and compare the nodes.
 
-    Without options: four nodes train a model that comes with sfnode on synthetic reviews; with `--task sums`
-    another one, by rewards, on sums. Exit status 1 when a node fails or when the nodes do not end with the
-    same model. Ctrl-C ends all of them. Nobody's key is used: for an organised run the swarm makes keys of
-    its own, so that the run has another id.
+    Without options, four nodes train a model that comes with sfnode on synthetic reviews. With `--task sums`
+    they train another one, by rewards, on sums. Exit status 1 if a node fails or if the nodes do not end with
+    the same model. Ctrl-C ends all of them. Nobody's key is used: for an organised run the swarm makes its
+    own keys, so the run has another id.
     """
     if run and not organised:
         raise UserError(Code.BAD_OPTION, "--open: the manifest says it", "Leave --open out.")
@@ -131,8 +131,8 @@ def swarm(
 def _made(
     preset: str | None, model: str | None, organised: bool, device: str, dtype: str, folder: Path
 ) -> Manifest:
-    """Return the manifest of a ready-made task; with another model its numbers are measured, and bases are
-    put in the folder."""
+    """Return the manifest of a ready-made task. With another model its numbers are measured, and bases are
+    written to the folder."""
     with waiting("loading libraries"):
         from sfnode.models.files import named_folder
         from sfnode.preparing.manifest import build, usual_estimator
@@ -153,8 +153,11 @@ def _made(
 
 
 def progress_line(statuses: Sequence[Status | None], organised: OrganiserStatus | None = None) -> str:
-    """Format how far the slowest node is and how much counts, the rate of all nodes, the time left at this
-    rate, the mean loss or reward, and what one node does beside updates; the first one organises."""
+    """Format a line of progress: the slowest node, counted updates, the rate of all nodes, the time left, the
+    mean loss or reward, and a node's work beside updates.
+
+    The first status is the organiser's.
+    """
     there = [status for status in statuses if status]
     if len(there) < len(statuses):
         return f"{len(there)} of {len(statuses)} nodes are up"
@@ -204,7 +207,7 @@ def measurement_line(when: str, found: Evaluation) -> str:
 
 
 def _what_does_not_count(result: SwarmResult) -> list[str]:
-    """Say that a run has ended before its budget, or that many updates do not count, and why."""
+    """Explain that a run ended before its budget, or that many updates do not count."""
     counted, made = result.counted, result.updates
     if counted is None or (counted >= result.update_budget and counted >= made * MOST):
         return []
@@ -219,7 +222,7 @@ def _what_does_not_count(result: SwarmResult) -> list[str]:
 def closing(
     result: SwarmResult, manifest: Manifest, samples: Samples, next_: Sequence[str], folder: Path
 ) -> str:
-    """Format the end: what training changed, whose work it was, whether the nodes agree, what comes next."""
+    """Format the end: the model's gain, the contributors, whether the nodes agree, and the next commands."""
     made = [node.own_updates for node in result.nodes if node.own_updates]
     parts = ", ".join(percent(updates / sum(made)) for updates in made)
     nodes = f"{len(made)} nodes" if len(made) != 1 else "One node"
@@ -241,7 +244,7 @@ def closing(
 
 
 async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmResult:
-    """Run the swarm to its end, printing how it goes and how the nodes compare.
+    """Run the swarm to its end, and print its progress and the comparison of the nodes.
 
     Raises UserError SWARM_FAILED, and BAD_OPTION for a folder that cannot be written.
     """
@@ -259,7 +262,7 @@ async def show_swarm(local: LocalSwarm, console: Console, nodes: int) -> SwarmRe
 
 
 async def _show_progress(local: LocalSwarm, console: Console, live: Live) -> None:
-    """Show a table that changes, or a line now and then where there is no terminal, until the end."""
+    """Show a changing table, or occasional lines where there is no terminal, until the end."""
     shown, unsaid = float("-inf"), True
     async for progress in local:
         if local.before and unsaid:

@@ -1,4 +1,4 @@
-"""The model of a node's folder with what counts applied, for `sfnode export` and `sfnode eval`."""
+"""The model of a node's folder with the counted updates, for `sfnode export` and `sfnode eval`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class TrainedModel(NamedTuple):
 
     trainer: Trainer
     digest: str
-    """State digest, in hex; of a seal, the core digest of what it counts."""
+    """State digest in hex; for a seal the core digest of the updates that it counts."""
     updates: int
     seal: int | None
-    """Epoch of the seal; None in an open run, and as of now."""
+    """Epoch of the seal; None in an open run, and with --as-of-now."""
     about: Provenance
 
     @property
@@ -57,11 +57,12 @@ def load(
     as_of_now: bool = False,
     epoch: int | None = None,
 ) -> TrainedModel:
-    """Load the base model and apply what counts by the last seal, by that of an `epoch`, or as of now; say on
-    standard error what is lacking of the last seal.
+    """Load the base model and apply the updates that count at the last seal, at the seal of `epoch`, or as of
+    now.
 
-    Raises UserError DATA_DIR_UNUSABLE, MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is here as a
-    whole, and for an `epoch` as `checkout.at_seal`.
+    Warns on standard error about missing updates of the last seal. Raises UserError DATA_DIR_UNUSABLE,
+    MODEL_*, DEVICE, BASES_*, UPDATES_LACKING if no seal is complete here, and for an `epoch` as
+    `checkout.at_seal`.
     """
     layout, sensors = Layout(data_dir), Sensors(device)
     with opened_run(data_dir) as (manifest, update_log):
@@ -74,7 +75,7 @@ def load(
         machine = settled(manifest.parameters(), update_log)
         checkout = None if as_of_now else _checked_out(machine, update_log, epoch)
         trainer = base_model(manifest, layout, model, device, dtype)
-        # threads that wait for a core cost several times what they bring (docs/benchmarks.md)
+        # too many threads cost several times their gain (docs/benchmarks.md)
         trainer.use_threads(None, spare_cores(sensors.look(Limits()).free, None))
         frontier, names = machine.frontier, machine.cards.names()
         if frontier.run_state:
@@ -92,8 +93,8 @@ def load(
 
 
 def base_model(manifest: Manifest, layout: Layout, model: Path | None, device: str, dtype: str) -> Trainer:
-    """Load the base model of the run in a node's folder, with the bases and data that are there, to measure
-    with. Raises UserError MODEL_* and DEVICE."""
+    """Load the base model of the run in a node's folder for measurements, with the stored bases and data.
+    Raises UserError MODEL_* and DEVICE."""
     from sfnode.engine.trainer import Trainer
     from sfnode.store.named_files import model_of, places_of
 
@@ -111,7 +112,7 @@ def base_model(manifest: Manifest, layout: Layout, model: Path | None, device: s
 def check(data_dir: Path, device: str) -> Manifest:
     """Return the manifest of the run in a folder, before anything slow is loaded.
 
-    Raises UserError DATA_DIR_UNUSABLE if there is no run in it, DEVICE for a device that there never is.
+    Raises UserError DATA_DIR_UNUSABLE if the folder has no run, DEVICE for a device that cannot exist.
     """
     if device.partition(":")[0] not in DEVICES:
         raise UserError(
@@ -124,7 +125,7 @@ def check(data_dir: Path, device: str) -> Manifest:
 
 
 def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) -> str:
-    """Write the model to the new folder `out`, and return what is there. Raises as `Trainer.export`."""
+    """Write the model to the new folder `out`, and describe it. Raises as `Trainer.export`."""
     with waiting("writing the model"):
         fit = trained.trainer.export(out, "lora" if form == "lora" else "hf", trained.about, rank)
     shown = f"; {fit.in_words}" if fit else ""
@@ -132,7 +133,7 @@ def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) 
 
 
 def best_epoch(data_dir: Path) -> int:
-    """Return the epoch of the best seal: the one to which a guard would go back.
+    """Return the epoch of the best seal, to which a guard would return.
 
     Raises UserError BAD_OPTION if no seal was evaluated.
     """
@@ -151,7 +152,7 @@ def best_epoch(data_dir: Path) -> int:
 
 
 def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Mapping[Feed, Counted]:
-    """Return what counts of each feed, as `load` applies it; raises and says the same."""
+    """Return the updates of each feed that `load` applies. Raises and warns like `load`."""
     from sfnode.node.startup import settled
 
     machine = settled(manifest.parameters(), update_log)
@@ -162,8 +163,7 @@ def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Ma
 
 
 def _checked_out(machine: Machine, update_log: UpdateLog, epoch: int | None = None) -> Checkout | None:
-    """Return the seal of an `epoch`, or the last one of an organised run that is here as a whole; None for
-    an open run."""
+    """Return the seal of an `epoch`, or the last complete one of an organised run; None for an open run."""
     from sfnode.store.checkout import at_seal, last_seal, warning
 
     if epoch is not None:
@@ -186,7 +186,7 @@ def _replay(
     counted: Mapping[Feed, Counted],
     checkpoints: Path,
 ) -> None:
-    """Apply what counts, beginning with the newest checkpoint that is here."""
+    """Apply the updates that count, beginning with the newest stored checkpoint."""
     from sfnode.store import checkpoint
     from sfnode.store.checkout import whole
     from sfnode.store.replay import changes
@@ -195,7 +195,7 @@ def _replay(
     begins = checkpoint.start(checkpoints, run_state, update_log)
     if state := begins.state(trainer.manifest, run_state):
         trainer.begin(state.cores)
-    done, total = 0, sum(max((run.stop for run in one.runs), default=0) for one in counted.values())
+    done, total = 0, sum(max((run.stop for run in one.spans), default=0) for one in counted.values())
     with waiting("replaying the log") as advance:
         for batch in changes(
             update_log, begins.counted, whole(begins.counted, counted), machine.run.subspace_of

@@ -1,4 +1,5 @@
-"""`sfnode use`: the trained model, asked about one text, one after the other, or the rows of a table."""
+"""`sfnode use`: the trained model's answers to one text, to texts one after the other, or to rows of a
+table."""
 
 from __future__ import annotations
 
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 MOST_TOKENS = 4096
-"""Tokens of an answer: more than any model here writes in an hour of a CPU."""
+"""Maximum length of an answer, in tokens: more than any model here writes in an hour on a CPU."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""Beginnings of what programs for tables take for a formula (OWASP, CSV injection)."""
+"""Prefixes that spreadsheet programs take for a formula (OWASP, CSV injection)."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?([eE][+-]?[0-9]+)?")
 
 BETWEEN = "|"
-"""Sign between the answers that somebody types to choose from."""
+"""Separator of the answers to choose from that a user types."""
 
 
 @click.command
@@ -83,9 +84,9 @@ def use(
     sfnode use                                     one text after the other, until Ctrl-D
     sfnode use --file in.csv --out out.csv         the rows of a table
 
-    A model that has learnt to choose says how likely each answer is; any other goes on with the text. Where
-    the run's template has several columns give one TEXT for each, in their order, and then the answers to
-    choose from, if each row has its own.
+    A model that learnt to choose shows the probability of each answer. Any other model continues the text. If
+    the run's template has several columns, give one TEXT for each, in their order. If each row has its own
+    answers to choose from, give them after the columns.
     """
     if (file is None) != (out is None) or (file and texts):
         raise click.UsageError("give either TEXT, or --file together with --out, or nothing of these")
@@ -132,7 +133,7 @@ def _folder_of(run: Path) -> Path:
 
 
 def _task(folder: Path, exported: Path | None, device: str) -> Task:
-    """Return what rows mean to the model, before anything slow is loaded."""
+    """Return the task of the model, before anything slow is loaded."""
     if exported is None:
         from sfnode.cli.trained_model import check
 
@@ -197,7 +198,7 @@ def _row(task: Task, texts: Sequence[str]) -> Row:
 
 
 def example(task: Task) -> tuple[str, ...]:
-    """Return texts with which a model of this task can be asked."""
+    """Return example texts for a model of this task."""
     from sfnode.tasks.prompts import questions
 
     if task.kind == "chat":
@@ -215,7 +216,7 @@ def _problem(task: Task, row: Row) -> str | None:
 
 
 def _typed(task: Task) -> Iterator[Row]:
-    """Yield what somebody types at a terminal, until the end; elsewhere each line is a text."""
+    """Yield the texts that a user types at a terminal until the end. Elsewhere each line is a text."""
     from sfnode.tasks.prompts import questions
 
     names = questions(task)
@@ -273,7 +274,7 @@ def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
 
 
 def _write(model: ModelInUse, rows: Sequence[tuple[Row, str]], file: str, out: Path, tokens: int) -> None:
-    """Write the rows of a file with their answers, when all have one."""
+    """Write the rows of a file with their answers, once all have one."""
     from sfnode.engine.samples import chooses
     from sfnode.store.disk_errors import disk_faults
     from sfnode.tasks.row_files import dialect
@@ -313,8 +314,8 @@ def _cell(value: object) -> object:
 
 
 def _no_formula(value: object) -> object:
-    """Return an answer as a cell that no program for tables takes for a formula: with a quote before it. The
-    owner's own columns stay what they are."""
+    """Return an answer as a cell that spreadsheet programs do not take for a formula: with a quote before it.
+    The owner's own columns stay unchanged."""
     if isinstance(value, str) and value.startswith(FORMULAS) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

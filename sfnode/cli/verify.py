@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 def verify(
     data_dir: Path, as_of_now: bool, from_checkpoint: bool, parent: Path | None, details: bool, as_json: bool
 ) -> None:
-    """Add up the log of a node's folder anew, check every signature, and print the model's fingerprint.
+    """Add up the log of a node's folder again, check every signature, and print the model's fingerprint.
 
-    Equal fingerprints mean equal models, to the bit. Of an organised run it is that of what counts by the
-    organiser's last decision.
+    Equal fingerprints mean equal models, to the bit. In an organised run it covers the updates that count at
+    the organiser's last decision.
     """
     from sfnode.store.data_folder import Layout
     from sfnode.store.verification import state_to_begin_with, verify_log
@@ -80,7 +80,7 @@ def verify(
 
 
 def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
-    """Check where the run comes from, if its parent is at hand."""
+    """Check the run's origin in its parent, if the parent is available."""
     if parent is not None:
         from sfnode.cli.fork import check_parent
 
@@ -96,9 +96,9 @@ def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
 
 
 def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
-    """Say how many of the published bases that the run names are here; each of them is as named.
+    """Return how many of the published bases of the run are stored here and valid.
 
-    Raises UserError BASES_UNUSABLE for one that is not.
+    Raises UserError BASES_UNUSABLE for bases that do not match.
     """
     from sfnode.models import bases
     from sfnode.store.replay import run_state_of
@@ -113,13 +113,13 @@ def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
 
 
 def _seals_in_words(seals: SealsResult) -> str:
-    """Say what was checked of the organiser's decisions."""
+    """Describe the checks of the organiser's decisions."""
     checked = f"{seals.decisions} decisions verified, and {seals.checked} of {seals.sealed} rounds added up"
     return f"{checked}; {seals.behind} updates that count are not here yet" if seals.behind else checked
 
 
 def _warn(seals: SealsResult) -> None:
-    """Say on standard error what is lacking of the last seal."""
+    """Warn on standard error about missing updates of the last seal."""
     from sfnode.store.checkout import warning
 
     if found := warning(seals.epoch, seals.sealed, seals.lacking):

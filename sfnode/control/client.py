@@ -1,7 +1,7 @@
 """Typed clients of a running node's control API: `Client` for an event loop, `SyncClient` without one.
 
-They import no code of the node, nor, until an answer is validated, pydantic; and they speak HTTP (RFC 9112)
-by themselves: importing a library for it takes longer than a short command may run.
+They import no code of the node, and pydantic only to validate an answer. They implement HTTP (RFC 9112)
+themselves, because importing a library for it takes longer than a short command may run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ CHUNK = 65_536
 
 
 def http_request(method: str, path: str, body: Any = None) -> bytes:
-    """Return the bytes of a question, whose body is `body` as JSON; the server closes after its answer."""
+    """Return the bytes of a request with `body` as JSON. The server closes the connection after its
+    answer."""
     content = b"" if body is None else json.dumps(body).encode()
     head = (
         f"{method} {path} HTTP/1.1",
@@ -43,7 +44,7 @@ def http_request(method: str, path: str, body: Any = None) -> bytes:
 
 
 def http_response(received: bytes) -> tuple[int, bytes]:
-    """Return status and body of everything that a server sent before it closed. Raises ValueError."""
+    """Return status and body from all bytes that a server sent before it closed. Raises ValueError."""
     head, _, body = received.partition(b"\r\n\r\n")
     line, *fields = head.decode("latin-1").split("\r\n")
     version, _, status = line.partition(" ")
@@ -57,9 +58,9 @@ def http_response(received: bytes) -> tuple[int, bytes]:
 
 
 async def exchange(path: Path, message: bytes, deadline: float) -> bytes:
-    """Send `message` to the Unix socket `path` and return what comes back, all within `deadline` seconds.
+    """Send `message` to the Unix socket `path` and return the reply, within `deadline` seconds.
 
-    Raises OSError (which TimeoutError is).
+    Raises OSError, of which TimeoutError is a subclass.
     """
     import asyncio
 
@@ -74,7 +75,7 @@ async def exchange(path: Path, message: bytes, deadline: float) -> bytes:
 
 
 async def exchange_blocking(path: Path, message: bytes, deadline: float) -> bytes:
-    """Do the same without an event loop: the coroutine never suspends."""
+    """Do the same without an event loop. The coroutine never suspends."""
     end = time.monotonic() + deadline
     received = bytearray()
     with socket.socket(socket.AF_UNIX) as connection:
@@ -92,27 +93,28 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 Kind = Callable[[], type[T]]
-"""Names the model of an answer; called, and so loaded, only when an answer is validated."""
+"""Function that returns the model of an answer. It is called, and so imports the model, only to validate an
+answer."""
 
 ANSWER_DEADLINE = 10.0
-"""Seconds for an answer that needs no model."""
+"""Time limit for an answer without a model, in seconds."""
 
 DECISION_DEADLINE = 60.0
-"""Seconds for a decision to be signed and kept: the organiser signs one after the other."""
+"""Time limit for a decision to be signed and stored, in seconds. The organiser signs one after the other."""
 
 EVALUATE_DEADLINE = 3600.0
-"""Seconds for an evaluation: a large model on a CPU takes its time."""
+"""Time limit for an evaluation, in seconds: a large model on a CPU is slow."""
 
 FEEDS_PAGE = 1000
-"""Feeds asked for at a time, as many as a node tells (`sfnode.schema.views.MAX_PAGE`)."""
+"""Feeds requested at a time: as many as one answer holds (`sfnode.schema.views.MAX_PAGE`)."""
 
 
 class Client:
-    """Asks the node that listens on the Unix socket `socket`, from within an event loop.
+    """Client of the node that listens on the Unix socket `socket`, for an event loop.
 
-    Every method raises UserError: NODE_NOT_RUNNING if there is none, NODE_NOT_ANSWERING if it gives no
-    usable answer, and whatever the node refuses. With
-    `checked=False` answers are not validated but taken as they are (`unchecked`).
+    Every method raises UserError: NODE_NOT_RUNNING without a node, NODE_NOT_ANSWERING without a usable
+    answer, and the errors with which the node refuses. With `checked=False` answers are not validated
+    (`unchecked`).
     """
 
     def __init__(self, socket: Path, *, checked: bool = True) -> None:
@@ -130,7 +132,10 @@ class Client:
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> schema.evaluation.NodeEvaluation:
         """Evaluate the model of the last seal (open run: as of now), or the base model, on `limit` test rows,
-        or on all if that is 0; the former with a linear `probe` beside it, if a head alone is trained."""
+        or on all if `limit` is 0.
+
+        With `probe` the trained model is compared with a linear probe, if only a head is trained.
+        """
         body = {"base": base, "calibrated": calibrated, "probe": probe, "limit": limit}
         return await self._tell(
             lambda: schema.evaluation.NodeEvaluation, "/evaluate", body, EVALUATE_DEADLINE
@@ -154,7 +159,7 @@ class Client:
         )
 
     async def every_feed(self) -> list[schema.views.FeedStatus]:
-        """Ask page by page; a feed that begins meanwhile may be missing."""
+        """Return all feeds, page by page. A feed that begins meanwhile may be missing."""
         found: list[schema.views.FeedStatus] = []
         while page := (await self.feeds(offset=len(found), limit=FEEDS_PAGE)).feeds:
             found += page
@@ -180,13 +185,13 @@ class Client:
         return await self._ask(lambda: schema.views.Timeline, f"/views/timeline?limit={limit}")
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> schema.views.Generated:
-        """Have the base model and the model of the last seal (open run: as of now) continue `prompt`, by
-        `tokens` tokens at most."""
+        """Have the base model and the model of the last seal (open run: as of now) continue `prompt` by at
+        most `tokens` tokens."""
         body = {"prompt": prompt, "tokens": tokens}
         return await self._tell(lambda: schema.views.Generated, "/generate", body, EVALUATE_DEADLINE)
 
     async def pause(self, seconds: float | None = None) -> schema.status.Status:
-        """Pause the node for so long, or until `resume`."""
+        """Pause the node for `seconds`, or until `resume`."""
         return await self._tell(lambda: schema.status.Status, "/pause", {"seconds": seconds})
 
     async def resume(self) -> schema.status.Status:
@@ -196,7 +201,7 @@ class Client:
         return await self._ask(_limits, "/limits")
 
     async def limit(self, changes: Mapping[str, Any]) -> Limits:
-        """Replace some limits, all or none of them; None removes a limit."""
+        """Replace some limits, all or none of them. None removes a limit."""
         return await self._tell(_limits, "/limits", dict(changes))
 
     async def organising(self) -> schema.organising.OrganiserStatus:
@@ -212,31 +217,33 @@ class Client:
         return await self._ask(lambda: schema.organising.JoinRequestList, "/organising/petitions")
 
     async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.organising.DecisionResult:
-        """Have the organiser on the node sign an encoded decision, or say what that would change."""
+        """Have the organiser on the node sign an encoded decision, or with `dry_run` report what it would
+        change."""
         body = {"decision": decision.hex(), "dry_run": dry_run}
         return await self._tell(
             lambda: schema.organising.DecisionResult, "/organising/decision", body, DECISION_DEADLINE
         )
 
     async def propose(self, key: str, *, kept: int | None = None) -> schema.organising.SuccessionFile:
-        """Propose that `key` (hex) signs after the first `kept` decisions, or after all that are there."""
+        """Propose that `key` (hex) signs after the first `kept` decisions, or after all decisions stored
+        there."""
         query = urlencode({"key": key} | ({} if kept is None else {"kept": kept}))
         return await self._ask(lambda: schema.organising.SuccessionFile, f"/organising/succession?{query}")
 
     async def succeed(self, succession: Mapping[str, Any]) -> None:
-        """Bring a succession that deputies have signed to the run."""
+        """Submit a succession that deputies signed."""
         await self._send("POST", "/organising/succession", dict(succession), ANSWER_DEADLINE)
 
     async def stand_in(self) -> None:
-        """Have the node offer that it stands in for the organiser."""
+        """Have the node offer to stand in for the organiser."""
         await self._send("POST", "/organising/stand-in", None, ANSWER_DEADLINE)
 
     async def hand_over(self, key: str) -> None:
-        """Have the organiser on the node let the stand-in with this key (hex) go on."""
+        """Have the organiser on the node hand over to the stand-in with this key (hex)."""
         await self._send("POST", "/organising/hand-over", {"key": key}, ANSWER_DEADLINE)
 
     async def finish(self) -> None:
-        """Ask the node to complete what is running, hand it over, and leave."""
+        """Ask the node to complete its step, hand it over, and leave."""
         await self._send("POST", "/finish", None, ANSWER_DEADLINE)
 
     async def leave(self) -> None:
@@ -252,7 +259,7 @@ class Client:
     def _read(self, kind: Kind[T], text: bytes) -> T:
         try:
             return kind().model_validate_json(text) if self._checked else cast(T, unchecked(text))
-        except ValueError as error:  # pydantic's ValidationError is one
+        except ValueError as error:  # also pydantic's ValidationError
             raise other_version(self._socket) from error
 
     async def _send(self, method: str, path: str, body: Any, deadline: float) -> bytes:
@@ -269,7 +276,7 @@ class Client:
 def waiting(
     call: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncClient, P], R]:
-    """Return a method that waits for the answer that `call` of a client would bring."""
+    """Return a method that waits for the answer of a client's `call`."""
 
     @wraps(call)
     def wait(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -279,7 +286,7 @@ def waiting(
 
 
 class SyncClient:
-    """Asks the same as `Client`, without an event loop; every call waits for its answer."""
+    """Client with the methods of `Client`, without an event loop. Every call waits for its answer."""
 
     def __init__(self, socket: Path, *, checked: bool = True) -> None:
         self._client = Client(socket, checked=checked)
@@ -324,7 +331,7 @@ def _limits() -> type[Limits]:
 
 
 def other_version(socket: Path) -> UserError:
-    """Return the error for an answer that is not what this sfnode expects."""
+    """Return the error for an answer of another version of sfnode."""
     return UserError(
         Code.NODE_NOT_ANSWERING,
         f"the node at {socket} says something else; is it of another version of sfnode?",
@@ -344,7 +351,7 @@ def _finished(call: Coroutine[Any, Any, R]) -> R:
 def _no_answer(socket: Path, error: Exception) -> UserError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     there = isinstance(error, ValueError | TimeoutError | PermissionError | ConnectionResetError)
-    if there:  # who has the socket
+    if there:  # somebody owns the socket
         return UserError(
             Code.NODE_NOT_ANSWERING,
             f"the node at {socket} does not answer: {reason}",
@@ -371,19 +378,19 @@ def _refused(answer: bytes) -> UserError:
 
 # -- answers as plain records --------------------------------------------------------------------------
 
-# Answers as plain records, for commands that print them and end. A record has the fields of the model that
-# the node filled in, so it may be used, and type-checked, as its stand-in, but no methods come with it:
-# validation needs pydantic, whose import alone takes as long as everything else that `sfnode status` does.
+# Answers as plain records, for commands that print them and end. Validation needs pydantic, whose import
+# alone takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but
+# not its methods. So it may be used, and type-checked, in place of the model.
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
-"""Fields of type float that JSON has no word for at times; then they travel as strings."""
+"""Fields of type float that may not be finite. Such values are strings in JSON."""
 
 
 _WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""Words that stand in JSON for numbers that it cannot express, by what Python writes."""
+"""Strings that stand in JSON for numbers that are not finite, by Python's names."""
 
 
 class UncheckedAnswer(SimpleNamespace):
-    """One JSON object; its fields are attributes. A field that it lacks raises NODE_NOT_ANSWERING."""
+    """One JSON object with its fields as attributes. A missing field raises NODE_NOT_ANSWERING."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -396,7 +403,7 @@ class UncheckedAnswer(SimpleNamespace):
 
 
 def unchecked(text: bytes) -> Any:
-    """Return the answer in `text`, or a list of them. Raises ValueError for what is no JSON."""
+    """Return the answer in `text`, or a list of answers. Raises ValueError for invalid JSON."""
     return json.loads(text, object_hook=_record)
 
 

@@ -1,7 +1,7 @@
 """A node's status as Prometheus metrics: `GET /metrics`, on the control socket or on TCP.
 
-Every value is read from one `Status`, so that metrics and `sfnode status` always agree. A metric is a line of
-`METRICS`; docs/metrics.md documents it. This module counts nothing by itself.
+Every value is read from one `Status`, so that metrics and `sfnode status` always agree. Each metric is an
+entry of `METRICS`; docs/metrics.md documents them. This module counts nothing itself.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
 
 
 PAUSES = ("asked", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
-"""Reasons for a pause: the owner's wish, no room on the device, and limits by their names."""
+"""Reasons for a pause: the owner's request, too little memory on the device, and limits by their names."""
 
 
 class MetricSample(NamedTuple):
-    """One value, with the values of its labels in the order in which the metric names them."""
+    """One value, with the values of its labels in the metric's order."""
 
     labels: tuple[str, ...]
     value: float
 
 
 class Described(NamedTuple):
-    """One metric: its name, its help text, how it is read from a status, and the names of its labels."""
+    """One metric: its name, its help text, the function that reads it from a status, and the names of its
+    labels."""
 
     name: str
     text: str
@@ -55,38 +56,38 @@ class Described(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The metric's type, by Prometheus's convention that names of counters end in _total."""
+        """The metric's type. By Prometheus's convention names of counters end in _total."""
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
 def _info(status: Status) -> list[MetricSample]:
-    """A label without a value, such as the origin of a relay, is empty."""
+    """Return the labels. A label without a value, such as the origin of a relay, is empty."""
     return [MetricSample(tuple(getattr(status, name) or "" for name in INFO), 1.0)]
 
 
 def _state(status: Status) -> list[MetricSample]:
-    """All states are exposed: one that vanished would look like one that lasts."""
+    """Return all states: a state that disappeared would look as if it lasted."""
     return [MetricSample((state.value,), float(state is status.state)) for state in NodeState]
 
 
 def _paused(status: Status) -> list[MetricSample]:
-    """Return all reasons, so that one that is over is seen to be over."""
+    """Return all reasons, so that a reason is seen to end."""
     return [MetricSample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
 
 
 def _trained(status: Status, trained: Trained) -> float | None:
-    """Return what this node trains by its mini-batches, if it is this."""
+    """Return the trained quantity over this node's mini-batches, if it is `trained`."""
     there = status.loss is not None and trained_by(status.task) is trained
     return trained.of(status.loss) if there and status.loss is not None else None
 
 
 def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
-    """Return what is trained by an evaluation, if it is this."""
+    """Return the trained quantity of an evaluation, if it is `trained`."""
     return trained.of(found.loss) if metric_of(found.metric).trained is trained else None
 
 
 def _alarms(status: Status) -> list[MetricSample]:
-    """Return all alarms, so that one that is over is seen to be over; none in an open run."""
+    """Return all alarms, so that an alarm is seen to end; none in an open run."""
     if status.organised is None:
         return []
     rung = {alarm.code for alarm in status.alarms}
@@ -100,8 +101,11 @@ Labelled = Iterable[tuple[tuple[str, ...], Any]]
 def _each(
     parts: Callable[[Status], Labelled], *labels: str
 ) -> Callable[[str, str | Callable[[Any], float | None], str], Described]:
-    """Return what makes the metrics of these parts of a status: each is of a field or a function of a part,
-    and absent where there is none, and while it is None."""
+    """Return a constructor of metrics of these parts of a status.
+
+    Each metric reads a field or a function of a part. It is absent if the part does not exist or the value is
+    None.
+    """
 
     def metric(name: str, value: str | Callable[[Any], float | None], text: str) -> Described:
         read = attrgetter(value) if isinstance(value, str) else value
@@ -116,8 +120,8 @@ def _each(
 
 
 def _results(status: Status) -> Labelled:
-    """Return what the organiser has published: of the base model, as it is compared and calibrated, of the
-    last seal, and of the best one."""
+    """Return the organiser's results: of the base model as it is compared, of the calibrated base model, of
+    the last seal, and of the best seal."""
     health = status.organised.health if status.organised else None
     names = {"base": "base", "calibrated": "calibrated", "best": "best", "last": "latest"}
     told = ((of, getattr(health, name, None)) for of, name in names.items())
@@ -134,7 +138,7 @@ _of_gpu = _each(
 _of_result = _each(_results, "name", "of")
 _of_run = _each(lambda status: [((), status.organised)] if status.organised else [])
 _of_link = _each(lambda status: {(one.peer, one.role): one for one in status.links}.items(), *LINK)
-"""Makes the metrics of links; of two with one peer, only the last counts."""
+"""Constructor of the metrics of links. Of two links with one peer, only the last counts."""
 
 
 # fmt: off
@@ -211,7 +215,8 @@ METRICS: Sequence[Described] = (
              "Bytes received over the link to a neighbour."),
 )
 # fmt: on
-"""Contributions of origins are left to `GET /views/origins`: a label for every key would be too many."""
+"""All metrics. Contributions of origins are only in `GET /views/origins`: a label for every key would be too
+many."""
 
 
 def _family(described: Described, status: Status) -> Metric:
@@ -223,11 +228,11 @@ def _family(described: Described, status: Status) -> Metric:
 
 
 def route(status: Callable[[], Status]) -> web.RouteDef:
-    """Return the route `GET /metrics`, which answers in the text format that the client prefers."""
+    """Return the route `GET /metrics`, which answers in the client's preferred text format."""
 
     async def metrics(request: web.Request) -> web.Response:
         encode, kind = exposition.choose_encoder(request.headers.get("Accept", ""))
-        now: Any = status()  # every value is of one status
+        now: Any = status()  # one status for all values
         families: Any = SimpleNamespace(collect=lambda: [_family(one, now) for one in METRICS])
         return web.Response(body=encode(families), headers={"Content-Type": kind})
 
@@ -235,10 +240,9 @@ def route(status: Callable[[], Status]) -> web.RouteDef:
 
 
 async def serve(status: Callable[[], Status], host: str, port: int) -> Callable[[], Awaitable[None]]:
-    """Serve `GET /metrics`, and nothing else, on TCP; return the function that stops it.
+    """Serve `GET /metrics`, and nothing else, on TCP. Return the function that stops it.
 
-    Not to pages of other sites, and under no name but `host`, this machine's own and IP addresses.
-
+    Refuses pages of other sites, and all host names but `host`, this machine's own names and IP addresses.
     Raises UserError PORT_IN_USE or BAD_OPTION.
     """
     application = web.Application(middlewares=[only_known_hosts(host)])

@@ -1,16 +1,17 @@
 """The local control API: HTTP with JSON on a Unix socket that only the node's user can open.
 
-Of any node: GET /status, /digest, /invitation, /metrics and /views/...; POST /evaluate {"base": bool,
-"limit": int} and /generate {"prompt": text, "tokens": int}.
+Any node answers GET /status, /digest, /invitation, /metrics and /views/..., POST /evaluate {"base": bool,
+"limit": int}, and POST /generate {"prompt": text, "tokens": int}.
 
-By which its owner directs it: POST /pause {"seconds": number or null}, /resume, /finish and /leave; GET and
+Its owner controls it by POST /pause {"seconds": number or null}, /resume, /finish and /leave, and by GET and
 POST /limits. /pause and /resume answer with the node's status, /limits with the limits in force.
 
-Of an organised run: GET /organising, /organising/members?offset=&limit=&find= and /organising/petitions; POST
-/organising/decision {"decision": hex, "dry_run": bool}, which only the node with the organiser's key signs;
-GET /organising/succession?key=&kept=, which proposes one, and POST /organising/succession, which takes one.
+A node of an organised run also answers GET /organising, /organising/members?offset=&limit=&find= and
+/organising/petitions. The node with the organiser's key signs POST /organising/decision {"decision": hex,
+"dry_run": bool}. GET /organising/succession?key=&kept= proposes a succession, POST /organising/succession
+submits one.
 
-Errors are {"error": text} with status 4xx or 5xx, and with "code" and "fix" where they have a number.
+Errors are {"error": text} with status 4xx or 5xx, and with "code" and "fix" if they have a number.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ async def serve(node: RunningNode, path: Path) -> Callable[[], Awaitable[None]]:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with what is wrong with a request; no request is a reason for the node to end."""
+    """Answer a bad request with its error. No request may end the node."""
     try:
         return await handler(request)
     except web.HTTPException as fault:
@@ -92,19 +93,19 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def answer(said: Any) -> web.Response:
-    """Return records, and what is made of them, as JSON."""
+    """Return records, or other values, as JSON."""
     return web.Response(body=to_json(said, inf_nan_mode="strings"), content_type="application/json")
 
 
 def get(path: str, read: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers what `read` returns or awaits, given the fields of the query as it declares
-    them."""
+    """Return a route that answers with the result of `read`, awaited if need be. Its arguments are fields of
+    the query, typed as `read` declares them."""
     return web.get(path, _handler(read, lambda request: dict(request.query)))
 
 
 def post(path: str, act: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers what `act` returns or awaits, given the fields of the body as it declares
-    them."""
+    """Return a route that answers with the result of `act`, awaited if need be. Its arguments are fields of
+    the body, typed as `act` declares them."""
 
     async def fields_of(request: web.Request) -> dict[str, Any]:
         return fields(await request.read())
@@ -138,14 +139,14 @@ def error(status: int, text: str, **more: object) -> web.Response:
 
 
 def invalid(fault: ValidationError) -> web.Response:
-    """Return the answer to a request that does not validate; it names the first wrong field."""
+    """Return the answer to a request that does not validate. It names the first wrong field."""
     first = fault.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"])) or "the request"
     return error(400, f"{where}: {first['msg'].removeprefix('Value error, ')}")
 
 
 def _view_routes(node: RunningNode) -> list[web.RouteDef]:
-    """Return the routes that change nothing but what the engine is busy with."""
+    """Return the routes that only read, or only occupy the engine."""
     views = node.views
 
     def evaluate(
@@ -188,7 +189,7 @@ def _view_routes(node: RunningNode) -> list[web.RouteDef]:
 
 
 MOST_PAUSE = 366 * 24 * 3600
-"""Seconds of the longest pause; a longer one is a pause without an end."""
+"""Maximum length of a pause, in seconds. A longer pause has no end."""
 
 Seconds = Annotated[float | None, Field(gt=0, le=MOST_PAUSE)]
 
@@ -227,7 +228,7 @@ def _owner_routes(node: RunningNode) -> list[web.RouteDef]:
 
 
 def _organising_routes(node: RunningNode) -> list[web.RouteDef]:
-    """Return the routes about an organised run; of an open one they raise UserError RUN_IS_OPEN."""
+    """Return the routes about an organised run. In an open run they raise UserError RUN_IS_OPEN."""
 
     def reports() -> Reports:
         if node.reports is None:
@@ -317,7 +318,7 @@ def _decision(encoded: str) -> Decision:
 
 
 def _signing(organising: Organising | None) -> Organising:
-    """Return the organiser if it signs. Raises UserError ORGANISER_NEEDED."""
+    """Return the organiser if it signs here. Raises UserError ORGANISER_NEEDED."""
     if organising is None:
         raise UserError(
             Code.ORGANISER_NEEDED,
@@ -346,7 +347,7 @@ def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:
     votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in said.votes)
     chain, key = bytes.fromhex(said.chain), bytes.fromhex(said.key)
     authority = manifest.parameters().organised
-    assert authority is not None  # the caller has seen that the run is organised
+    assert authority is not None  # the caller checked that the run is organised
     succession = Succession(said.term, said.kept, chain, key, votes)
     valid = valid_votes(authority, succession)
     if len(valid) < authority.votes:

@@ -1,7 +1,8 @@
-"""Serves an aiohttp application to the visitors of a socket, who cannot take what the node needs itself.
+"""A server for aiohttp applications that bounds its visitors, so that they cannot exhaust the node's
+resources.
 
-A node lives beside its servers and has only so many descriptors. aiohttp takes in whoever comes, and uvloop
-ends a listener for good, in silence, when no descriptor is left for a visitor. So visitors are let in here.
+A node shares its descriptors with its servers. aiohttp accepts every connection. uvloop silently closes a
+listener for good when no descriptor is left for a connection. So this module accepts connections itself.
 """
 
 from __future__ import annotations
@@ -20,22 +21,21 @@ from aiohttp.typedefs import Middleware
 from sfnode.logging import log
 
 MOST_VISITORS = 100
-"""Connections at once; a browser opens six. The three servers of a node leave it two thirds of the 1,024
-descriptors that many systems allow."""
+"""Maximum number of simultaneous connections; a browser opens six. A node has three servers, and keeps two
+thirds of the 1,024 descriptors that many systems allow."""
 
 HEADERS_DEADLINE = 10.0
-"""Seconds that a visitor has for each request until its headers are complete. aiohttp 3.14.0 and older do not
-see to the first one: there MOST_VISITORS has to do."""
+"""Time limit for the headers of each request, in seconds. aiohttp 3.14.0 and older do not apply it to the
+first request, which only MOST_VISITORS bounds."""
 
 ACCEPT_PAUSE = 1.0
-"""Seconds without another attempt to let somebody in after one has failed; asyncio's own listeners wait as
-long."""
+"""Seconds between a failed attempt to accept a connection and the next one, as in asyncio's listeners."""
 
 BACKLOG = 128
-"""Connections that wait in the kernel; asyncio's own listeners have 100."""
+"""Maximum number of connections that wait in the kernel. asyncio's listeners have 100."""
 
 STOP_GRACE = 0.3
-"""Seconds that answers under way have when a server stops."""
+"""Time that unfinished answers have when a server stops, in seconds."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -45,8 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(application: web.Application, listener: socket.socket) -> Callable[[], Awaitable[None]]:
-    """Serve `application` on a socket that is bound; return the function that stops it and closes the
-    socket."""
+    """Serve `application` on a bound socket. Return the function that stops it and closes the socket."""
     runner = web.AppRunner(
         application, access_log=None, keepalive_timeout=HEADERS_DEADLINE, shutdown_timeout=STOP_GRACE
     )
@@ -66,7 +65,7 @@ async def serve(application: web.Application, listener: socket.socket) -> Callab
 
 
 async def _accept(listener: socket.socket, server: web.Server) -> None:
-    """Let visitors in until cancelled; beyond MOST_VISITORS whoever has come first gives way."""
+    """Accept connections until cancelled. Beyond MOST_VISITORS the oldest connection is closed."""
     loop = asyncio.get_running_loop()
     inside: list[tuple[socket.socket, asyncio.Transport]] = []
     failing = False
@@ -89,21 +88,21 @@ async def _accept(listener: socket.socket, server: web.Server) -> None:
 
 # -- access --------------------------------------------------------------------------------------------
 
-# Access. The control API has no tokens: whoever can open its socket, which is this user alone, may ask and
-# direct the node. A TCP server, of metrics or of the dashboard, is also reached by pages (DNS rebinding): a
-# page may give its own host name the address of this machine, and its browser then takes our answers for
-# those of the page. Such a request carries the page's name: so a server answers to IP addresses, which
-# cannot be rebound, and to names that it knows.
+# Access. The control API has no tokens: only this user can open its socket, and may ask and control the node.
+# A TCP server, for metrics or the dashboard, can also be reached by web pages (DNS rebinding): a page may
+# give its own host name the address of this machine. Its browser then treats our answers as the page's own.
+# Such a request carries the page's host name. So a server accepts only known names, and IP addresses, which
+# cannot be rebound.
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def known_names(host: str) -> frozenset[str]:
-    """Return the names of a server that was told to listen at `host`."""
+    """Return the host names of a server that listens at `host`."""
     return frozenset({"localhost", socket.gethostname().lower(), host.lower()})
 
 
 def is_known(host: str, names: Collection[str]) -> bool:
-    """Return whether a Host header is an IP address, which cannot be rebound, or a name that is known."""
+    """Return whether a Host header is a known name or an IP address, which cannot be rebound."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -118,8 +117,8 @@ def is_known(host: str, names: Collection[str]) -> bool:
 def is_from_elsewhere(request: web.Request) -> bool:
     """Return whether the browser says that a page of another site sends the request.
 
-    Neither header is always there: the first is missing over plain HTTP to other machines, the second in
-    requests that change nothing.
+    Either header may be missing: the first over plain HTTP to other machines, the second in requests that
+    change nothing.
     """
     if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
         return True
@@ -128,7 +127,7 @@ def is_from_elsewhere(request: web.Request) -> bool:
 
 
 def only_known_hosts(host: str) -> Middleware:
-    """Return middleware that refuses what the page of another site has sent, for a server at `host`."""
+    """Return middleware that refuses requests of other sites' pages, for a server at `host`."""
     names = known_names(host)
 
     @web.middleware

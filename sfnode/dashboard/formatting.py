@@ -1,4 +1,5 @@
-"""Formats numbers for people, and draws bars and courses with characters. Knows no node and no terminal."""
+"""Formats numbers for people, and draws bars and curves with characters. Independent of nodes and
+terminals."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from sfnode.printable import size_text
-from sfnode.schema.metrics import figure, measured, metric_of, value_in_words
+from sfnode.schema.metrics import measured, metric_of, value_in_words
 from sfnode.schema.node_state import HEALTH_WORDS, RunHealth
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sfnode.schema.status import FetchStatus
 
 SIZES = ("memory", "upload_rate", "download_rate")
-"""Limits in bytes, or in bytes per second."""
+"""Limits that are bytes, or bytes per second."""
 
 REACHES = {
     "internet": "",
@@ -38,12 +39,12 @@ _PLAIN = dict(zip("█░▁▂▃▄▅▆▇·─…–", "#._.-=+*#.-.-", str
 
 
 def plain(text: str) -> str:
-    """Replace what a terminal without Unicode cannot show by ASCII."""
+    """Replace characters that a terminal without Unicode cannot show by ASCII."""
     return "".join(_PLAIN.get(letter, letter if letter.isascii() else "?") for letter in text)
 
 
 def printable(text: str) -> str:
-    """Replace every character that is not visible by one sign that is, for tables that count columns."""
+    """Replace every invisible character by one visible character, for tables that count columns."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
@@ -59,8 +60,8 @@ def nats(worth: int) -> str:
 
 
 def evidence_in_words(one: EvidenceStatus) -> str:
-    """Format what is known of a member's work, precisely: `evidence 1.24, agreement 0.95`, and if it has been
-    too large of late `, an outlier in 12 % of its latest epochs`."""
+    """Format the evidence on a member's work: `evidence 1.24, agreement 0.95`, and `, an outlier in 12 % of
+    its latest epochs` if its work was too large lately."""
     said = f"evidence {one.evidence:.2f}, agreement {one.agreement:.2f}"
     percent = round(100 * one.outlier_share)
     return f"{said}, an outlier in {percent} % of its latest epochs" if percent else said
@@ -88,16 +89,14 @@ def short(name: str, width: int = 12) -> str:
 
 
 def beside(found: Evaluation, digits: int = 4) -> str:
-    """Format what is told beside a value, after a comma: `, loss 0.6870`; of a reward run `, mean reward
-    0.3130, pass@8 70.0 % (65.0-74.6 %)`."""
+    """Format the figure beside a value: `, loss 0.6870`, or `, mean reward 0.3130` of a reward run."""
     trained = metric_of(found.metric).trained
-    told = f", {trained.name} {trained.of(found.loss):.{digits}f}"
-    return told + "".join(f", pass@{one.k} {figure(one)}" for one in found.pass_at)
+    return f", {trained.name} {trained.of(found.loss):.{digits}f}"
 
 
 def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
-    """Say what a linear probe has on the same held-out rows, and where it is better than the model, what to
-    do: `fork` is the command that makes a run of it, where there is one."""
+    """Format a linear probe's result on the same held-out rows. If it is better than the model, add the
+    command `fork` that makes a run of it, if there is one."""
     said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
     if not probe.better:
         return [said]
@@ -107,7 +106,8 @@ def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
 
 
 def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
-    """Say what needs no model has on the same held-out rows; and how to get TF-IDF, where it is lacking."""
+    """Format the results of baselines without a model on the same held-out rows, and how to install TF-IDF if
+    it is missing."""
     said = [
         f"{one.name} of {count(one.rows)} training rows: {measured(one)}{beside(one, 3)}" for one in found
     ]
@@ -116,7 +116,7 @@ def baselines_in_words(found: Sequence[BaselineEvaluation]) -> list[str]:
 
 
 def term_in_words(term: int) -> str:
-    """Return a term as people read it: its succession, and its election after that (SPEC O4)."""
+    """Return a term for people: the number of successions, and of elections after that (SPEC O4)."""
     from sfprotocol.messages import ELECTED_TERMS
 
     succession, election = divmod(term, ELECTED_TERMS)
@@ -124,7 +124,7 @@ def term_in_words(term: int) -> str:
 
 
 def health_in_words(health: HealthStatus) -> str:
-    """Say how a run's model does, beside the base model and its best."""
+    """Compare a run's model with the base model and its own best, in words."""
     if health.latest is None:
         return "nothing was evaluated yet"
     latest, base, calibrated = health.latest, health.base, health.calibrated
@@ -141,12 +141,12 @@ def _value(found: Evaluation) -> str:
 
 
 def download_in_words(fetch: FetchStatus) -> str:
-    """Say what is being downloaded, in words: the JSON has those of the protocol."""
+    """Name what is being downloaded, in plain words instead of the protocol's."""
     return "directions of training" if fetch.what == "bases" else fetch.what
 
 
 def qr_svg(link: str) -> str:
-    """Draw a link as a QR code, an SVG without sizes; segno escapes nothing but writes numbers only."""
+    """Draw a link as a QR code, an SVG without sizes. It is safe markup: segno writes numbers only."""
     import segno
 
     drawing = BytesIO()
@@ -158,7 +158,7 @@ def qr_svg(link: str) -> str:
 
 
 def limits_in_words(limits: object) -> dict[str, str]:
-    """Format the limits in force, by name; `limits` is a `Limits`, checked or not."""
+    """Format the limits in force, by name. `limits` is a `Limits`, validated or not."""
     return {name: _limit(name, value) for name, value in vars(limits).items() if value}
 
 
@@ -178,8 +178,8 @@ def bar(share: float, width: int) -> str:
 
 
 def spark(values: Sequence[float | None], width: int) -> str:
-    """Draw a course as at most `width` blocks, each as high as the mean of its part; without what is None,
-    infinite or NaN."""
+    """Draw values as at most `width` blocks, each as high as the mean of its values. None, infinite values
+    and NaN are left out."""
     there = [value for value in values if value is not None and math.isfinite(value)]
     many = min(width, len(there))
     shown = [fmean(there[len(there) * n // many : len(there) * (n + 1) // many]) for n in range(many)]

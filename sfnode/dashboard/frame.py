@@ -1,9 +1,9 @@
 """Draws one frame of `sfnode top`: lines that fit the terminal.
 
-Pure: knows no terminal, no keyboard and no client. Everything that comes from others is Text, never markup,
-and control characters in it are replaced.
+Pure: independent of terminal, keyboard and client. Texts of others are Text, never markup, and control
+characters in them are replaced.
 
-Anybody may choose any name, so beside each stands the beginning of the key, which nobody can choose.
+Anybody may choose any name. So the beginning of the key, which nobody can choose, stands beside each name.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
 
 HEADLINE_LINES = 2
-"""Lines for the sentence that says whether the model gets better."""
+"""Lines for the sentence on whether the model gets better."""
 
 WIDE = 140
-"""Columns from which on there is room for two tables side by side."""
+"""Minimum width for two tables side by side, in columns."""
 
 TALL = 30
-"""Lines from which on there is room for what this node has contributed, and takes of its machine."""
+"""Minimum height for this node's contribution and use of its machine, in lines."""
 
 COURSE = 24
-"""Columns of the course of results beside the sentence."""
+"""Width of the curve of results beside the sentence, in columns."""
 
 GAP = 4
 """Columns between two tables."""
 
 BESIDE_COURSE = 64
-"""Columns beside the course of the loss, or of the rate: for what it is now, and between which it went."""
+"""Columns beside a curve of the loss or the rate, for its value now and its range."""
 
 ACTIVITY_LINES = 2
-"""Lines for the sentence that says what the node is doing."""
+"""Lines for the sentence on what the node is doing."""
 
 ALARM_LINES = 5
-"""Lines for the gravest alarm: what is wrong and what to do first."""
+"""Lines for the most severe alarm: what is wrong, and what to do first."""
 
 LIMITS = "limits  "
 
@@ -63,13 +63,13 @@ STYLES = {Mood.GOOD: "green", Mood.NEUTRAL: "", Mood.WARN: "yellow", Mood.BAD: "
 T = TypeVar("T")
 
 CHOSEN = frozenset(("peer", "who", "team"))
-"""Columns with names that people have chosen: where there is little room these are cut, and nothing else."""
+"""Columns with names that people chose. Only these columns are cut where space is short."""
 
 ORIGIN_ROWS = 50
-"""Origins asked for at a time: as many as a tall terminal has lines for."""
+"""Number of origins requested at a time: as many as a tall terminal has lines for."""
 
 ROOMY = 100
-"""Columns from which on bytes stand beside names; below, names need the room."""
+"""Minimum width for a column of bytes beside names. In narrower terminals names need the space."""
 
 
 class Shown(NamedTuple):
@@ -78,15 +78,16 @@ class Shown(NamedTuple):
     now: Now
     curves: Curves
     origins: Origins | None = None
-    """Drawn in place of the neighbours, in a wide terminal beside them; None draws those alone."""
+    """Origins to draw beside the neighbours, or in their place where the terminal is narrow; None for the
+    neighbours alone."""
     note: str = ""
     """A message for the last line."""
     evaluations: Sequence[EpochEvaluation] = ()
-    """Results that the organiser has published."""
+    """Results that the organiser published."""
     own: OwnStanding | None = None
-    """Contribution of this node; None if it was not asked yet."""
+    """Contribution of this node; None before it was requested."""
     only_origins: bool = False
-    """Whether the origins stand in place of the neighbours in a wide terminal, too."""
+    """Whether the origins replace the neighbours even in a wide terminal."""
 
 
 def frame(shown: Shown, width: int, height: int) -> list[Text]:
@@ -107,13 +108,13 @@ def frame(shown: Shown, width: int, height: int) -> list[Text]:
 
 
 def _drift(now: Now) -> list[Text]:
-    """Return the drift of the model that was evaluated last; nothing if none was."""
+    """Return the drift of the model that was evaluated last; empty if none was."""
     found = now.status.drift
     return [Text(f"{moved_in_words(found.distance)}.".capitalize(), "dim")] if found else []
 
 
 def absent(folder: object, reason: str, width: int, height: int) -> list[Text]:
-    """Return the frame while there is no node to show."""
+    """Return the frame while no node answers."""
     words = "Waiting for one. Start it with `sfnode join`, or name its folder with --data-dir."
     lines = [
         Text(" sfnode top".ljust(width), "reverse"),
@@ -134,7 +135,7 @@ def ascii_only(lines: Sequence[Text]) -> list[Text]:
 
 
 def _drawn(what: RenderableType, width: int) -> list[Text]:
-    """Return what rich lays out, as lines of at most `width` columns."""
+    """Return rich's layout of `what` as lines of at most `width` columns."""
     lines = Console(width=width, file=StringIO()).render_lines(what, pad=False)
     drawn = [Text.assemble(*((part.text, part.style or "") for part in line)) for line in lines]
     for line in drawn:
@@ -164,7 +165,7 @@ def _title(now: Now, width: int) -> Text:
 
 
 def _alarm(now: Now, width: int) -> list[Text]:
-    """Draw the gravest alarm, and how many more there are."""
+    """Draw the most severe alarm, and the number of the others."""
     found = alarms(now.status)
     more = f"(1 of {len(found)}: see sfnode status) " if len(found) > 1 else ""
     lines = (wrap(more + words.text, width, max_lines=ALARM_LINES, placeholder="…") for words in found[:1])
@@ -172,7 +173,7 @@ def _alarm(now: Now, width: int) -> list[Text]:
 
 
 def _headline(found: Quality, width: int) -> list[Text]:
-    """Draw the sentence that says whether the model gets better, with the course of its results."""
+    """Draw the sentence on whether the model gets better, with the curve of its results."""
     words = found.headline
     lines = wrap(words.text, width, max_lines=HEADLINE_LINES, placeholder="…")
     drawn = [Text(line, f"bold {STYLES[words.mood]}".strip()) for line in lines]
@@ -193,7 +194,7 @@ def _bars(now: Now, width: int) -> list[Text]:
     run = f"{part_of(p.known, p.update_budget)} updates"
     number = (
         p.epoch if now.status.organised else p.epoch + 1
-    )  # of an organised run its label, as in decisions
+    )  # in an organised run the label, as in decisions
     epoch = f"{number} of {max(number, p.epochs)}, {part_of(p.epoch_known, p.epoch_updates)}"
     wide = max(10, width - 62)
     return [
@@ -208,7 +209,7 @@ def _progress(name: str, share: float, words: str, left: float | None, width: in
 
 
 def _courses(shown: Shown, width: int) -> list[Text]:
-    """Draw what the loss and the rate are, how they went, and between which ends."""
+    """Draw the loss and the rate: value now, curve, and range."""
     c, p, s = shown.curves, shown.now.progress, shown.now.status
     trained = trained_by(s.task)
     losses = [None if loss is None else trained.of(loss) for loss in c.loss]
@@ -246,7 +247,7 @@ def _state(now: Now) -> Text:
 
 
 def _machine(now: Now) -> list[Text]:
-    """Draw what the node takes of its machine."""
+    """Draw the node's use of its machine."""
     found = now.status.machine
     if found is None:
         return [Text()]
@@ -261,7 +262,7 @@ def _machine(now: Now) -> list[Text]:
 
 
 def _devices(now: Now) -> Text:
-    """Draw what each of several devices has measured."""
+    """Draw the measurements of each of several devices."""
     line = Text().append("devices", "bold")
     for device in now.status.devices:
         line.append(f"  {device.name}: ").append(f"{count(device.updates)} updates")
@@ -279,7 +280,7 @@ def _limits(now: Now, width: int) -> list[Text]:
 
 
 def _tables(shown: Shown, width: int, room: int) -> list[Text]:
-    """Draw the neighbours or the origins; where there is room, both."""
+    """Draw the neighbours or the origins; both if there is room."""
     if shown.origins is None:
         return _drawn(peers(shown.now, width, room), width)
     if width < WIDE or shown.only_origins:
@@ -307,7 +308,7 @@ def _foot(shown: Shown) -> Text:
 
 
 def peers(now: Now, width: int, room: int) -> Group:
-    """Draw the neighbours, as many as there is room for."""
+    """Draw as many neighbours as there is room for."""
     traffic = ("out", "in") if width >= ROOMY else ()
     table = _table(
         "peer", "key", "role", "latency", *traffic, "lag", "state", numbers=("latency", "lag", "out", "in")
@@ -342,12 +343,12 @@ def origins(page: Origins, room: int) -> Group:
 
 
 def _that_fit(rows: Sequence[T], room: int, total: int) -> Sequence[T]:
-    """Return as many rows as have a line below the heads, and above how many more there are."""
+    """Return as many rows as fit below the heads. The first line states the number of the others."""
     return rows[: max(0, room - 1 if total < room else room - 2)]
 
 
 def _table(*names: str, numbers: Sequence[str]) -> Table:
-    """Return a table without rows whose names and teams give way when it is narrow."""
+    """Return an empty table. Where space is short, only its names and teams are cut."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
     for name in names:
         justify: JustifyMethod = "right" if name in numbers else "left"

@@ -1,8 +1,8 @@
-"""Whether a run's model gets better: figures and a sentence, the same in the terminal, in the browser and on
-the published page.
+"""The quality of a run's model: figures and a sentence, the same in the terminal, in the browser and on the
+published page.
 
-Of an organised run from what its organiser has published, of an open one from the evaluations that this node
-was asked for. Knows neither terminal nor browser, and needs no library.
+For an organised run it follows from the organiser's published results, for an open run from evaluations of
+this node. Independent of terminal and browser; needs no library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BEFORE = "before training"
 
 
 UNJUDGED = "Not measured: nobody judges an open run"
-"""Verdict on the model of an open run of which no figure is known."""
+"""Verdict on the model of an open run without evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Point:
     """A measurement of one model, with its 95 % confidence interval."""
 
     x: int
-    """Epoch of an organised run; else updates in the model."""
+    """Epoch of an organised run; in an open run updates in the model."""
     value: float
     low: float
     high: float
     count: int
     """Rows."""
     name: str = ""
-    """Name of a result that the others are compared with."""
+    """Name of a result that the others are compared with; empty for all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +48,27 @@ class Quality:
     """The quality of a run's model."""
 
     across: str
-    """`round` or `updates`."""
+    """Unit of the x-axis, `round` or `updates`."""
     compared: list[Point]
-    """The base model as it is compared, first; then, where that is another one, as it is."""
+    """The base model: first as the model is compared with it, then, if that differs, uncalibrated."""
     now: Point | None
     best: Point | None
     points: list[Point]
     """Oldest first."""
     headline: Words
     metric: str | None = None
-    """None while nothing was measured; then the name is empty."""
+    """Metric of the points; None before the first measurement, when the name is empty."""
     name: str = ""
     """The metric for people."""
     is_share: bool = False
-    """Whether values are told in per cent."""
+    """Whether values are shown in per cent."""
     beside: str = ""
-    """Sentence on what is trained, if it says anything: `Mean reward 0.922 now, 0.316 before training.`"""
+    """Sentence on the trained quantity if people understand it: `Mean reward 0.922 now, 0.316 before
+    training.`"""
 
 
 def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
-    """Return the quality of an organised run's model, by results on its validation rows."""
+    """Return the quality of an organised run's model, from results on its validation rows."""
     assert s.organised is not None
     health = s.organised.health
     base, latest = health.base, health.latest
@@ -83,7 +84,7 @@ def of_run(s: Status, evaluations: Sequence[EpochEvaluation] = ()) -> Quality:
 
 
 def of_node(s: Status, measurements: Sequence[NodeEvaluation]) -> Quality:
-    """Return the quality of the model by the evaluations that this node was asked for, on test rows."""
+    """Return the quality of the model from this node's evaluations on test rows."""
     ours = [m for m in measurements if not m.base]
     if not ours:
         asks = "ask a trainer to measure it" if s.role == "relay" else "measure it here"
@@ -107,8 +108,7 @@ def _told(
     base: Evaluation | None,
     early: str = "",
 ) -> Quality:
-    """Return a quality with its sentence, by the last result; without one, with the reason why it is too
-    `early`."""
+    """Return a quality with a sentence on the last result, or without a result with the reason `early`."""
     compared = [*([_point(base, 0, BEFORE)] if base else []), *found.compared]
     course = [one.value for one in (*compared[:1], *found.points)]
     if latest is None:
@@ -137,14 +137,14 @@ def _told(
 def quality(
     s: Status, measurements: Sequence[NodeEvaluation], evaluations: Sequence[EpochEvaluation] = ()
 ) -> Quality:
-    """Return the quality of the model of whatever kind of run."""
+    """Return the quality of the model of a run, organised or open."""
     return of_run(s, evaluations) if s.organised else of_node(s, measurements)
 
 
 def verdict(health: RunHealth, latest: Evaluation | None, base: Evaluation | None, *, rises: bool) -> Words:
-    """Return the words that say whether a model gets better, the same wherever they are shown.
+    """Return a sentence on whether a model gets better, the same in every view.
 
-    `rises`: the last results show a gain, and more are to come.
+    `rises` says that the last results show a gain and that more will come.
     """
     if latest is None:
         return Words("Too early to tell")
@@ -166,8 +166,11 @@ def verdict(health: RunHealth, latest: Evaluation | None, base: Evaluation | Non
 
 
 def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
-    """Return whether the results of a model, the base model's first, still get better: whether the gain of
-    the last third of them exceeds the noise, such as half of the 95 % interval of one."""
+    """Return whether the results of a model still get better.
+
+    They do if the gain of the last third exceeds `noise`, such as half of a 95 % interval. `course` begins
+    with the base model's result.
+    """
     if len(course) < 2:
         return False
     gain = course[-1] - course[min(len(course) - 2, 2 * (len(course) - 1) // 3)]
@@ -175,13 +178,13 @@ def still_rises(metric: str, course: Sequence[float], noise: float) -> bool:
 
 
 def _by(latest: Evaluation, base: Evaluation | None, word: str = "better") -> str:
-    """Return `Better by 3.1 points`; where the number says nothing `Better than before training`."""
+    """Return `Better by 3.1 points`, or `Better than before training` if the number says nothing."""
     by = better_by(latest.metric, base.value, latest.value) if base else ""
     return (by if by.startswith(word) else f"{word} than {BEFORE}").capitalize()
 
 
 def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
-    """Compare two results: intervals that do not touch differ beyond noise."""
+    """Compare two results. If their intervals do not overlap, they differ by more than noise."""
     if base is None:
         return RunHealth.UNKNOWN
     low, high = latest.low > base.high, latest.high < base.low
@@ -191,7 +194,7 @@ def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
 
 
 def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
-    """Say what is trained, where people understand it: rewards, but no losses."""
+    """Return the sentence on the trained quantity if people understand it: rewards, but no losses."""
     trained = metric_of(latest.metric).trained if latest else LOSS
     if latest is None or not trained.rises:
         return ""

@@ -1,12 +1,10 @@
 """The web dashboard: static files, and JSON answers made from those of the control socket.
 
-It may run in the node's process or in one of its own; either way it knows the node only through the client.
-Access is checked by `sfnode.dashboard.server`.
+It may run in the node's process or in its own. Either way it reaches the node only through the client.
 
-The dashboard shows what the control socket answers, which only the node's user can open, and a port is open
-to every user of the machine. So there is always a token, without which it answers nothing. It answers to no
-host name that another page could have made up (DNS rebinding), gives nothing to pages of other sites, and
-lets its own page load nothing from elsewhere.
+The dashboard shows what only the node's user may see, but every user of the machine can reach its port. So it
+always requires a token. It accepts only known host names, against DNS rebinding. It refuses requests from
+other sites' pages, and its own page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ HEADERS = {
 }
 
 ANSWERS = "/api/"
-"""Prefix of the paths that ask the node; other paths are files."""
+"""Prefix of the paths that ask the node. All other paths are files."""
 
 NO_TOKEN = (
     "This dashboard needs its token. Open the whole address that the node printed, with ?token= in it.\n"
@@ -67,10 +65,11 @@ WRONG_HOST = (
 
 
 def guard(host: str, port: int, token: str) -> Middleware:
-    """Return middleware for a dashboard at `host` and `port` that lets in whoever has the token."""
+    """Return middleware for a dashboard at `host` and `port` that requires the token."""
     names = known_names(host)
-    # Of whoever has presented the token. Browsers send it to all ports of this host, so to servers of other
-    # users: its name has the port, and its value tells nothing of the token and opens no other dashboard.
+    # Cookie of a visitor who presented the token. Browsers send it to all ports of this host, so also to
+    # servers of other users. So its name has the port. Its value reveals nothing of the token and opens no
+    # other dashboard.
     cookie = f"sfnode-{port}", secrets.token_urlsafe(24)
 
     @web.middleware
@@ -90,7 +89,7 @@ def guard(host: str, port: int, token: str) -> Middleware:
 
 
 def _refusal(request: web.Request, names: frozenset[str]) -> web.StreamResponse | None:
-    """Return the refusal of a request that no page of ours has sent; None for the others."""
+    """Return the refusal of a request that another site's page sent; None for other requests."""
     if not is_known(request.headers.get("Host", ""), names):
         return web.Response(status=421, text=WRONG_HOST)
     plain = request.method == "POST" and request.content_type != "application/json"
@@ -100,20 +99,21 @@ def _refusal(request: web.Request, names: frozenset[str]) -> web.StreamResponse 
 
 
 def _login(request: web.Request, token: str, cookie: tuple[str, str]) -> web.StreamResponse | None:
-    """Return None for a visitor with the cookie; give a cookie for the token; refuse everybody else."""
+    """Return None for a visitor with the cookie. Set a cookie for a visitor with the token. Refuse everybody
+    else."""
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
     if _same(request.cookies.get(cookie[0], ""), cookie[1]) or _same(bearer, token):
         return None
     if request.method == "GET" and _same(request.query.get("token", ""), token):
         answer = web.Response(status=303, headers={"Location": "/"})
-        # Lax: a browser that comes from a link in a chat would not send a Strict cookie
+        # Lax: after a click on a link in a chat, browsers do not send Strict cookies
         answer.set_cookie(*cookie, httponly=True, samesite="Lax", path="/")
         return answer
     return web.Response(status=401, text=NO_TOKEN)
 
 
 def _same(given: str, token: str) -> bool:
-    """Compare in constant time."""
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
@@ -126,7 +126,7 @@ NO_CONTROL = (
 
 
 def now_in_words(now: snapshot.Now) -> dict[str, Any]:
-    """Return what the page asks for every two seconds: three answers of the node, and what they mean."""
+    """Return the page's answer for every two seconds: three answers of the node, with sentences on them."""
     drift = now.status.drift
     return {
         **now._asdict(),
@@ -146,9 +146,9 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve the dashboard within the block, and yield the URL to open.
 
-    Every user of this machine can reach it, and others perhaps, too: so there is always a token; one is
-    generated if none is given. With `control` whoever has it may also pause, limit and end the node. Raises
-    UserError PORT_IN_USE.
+    Every user of this machine can reach it, and perhaps other machines. So a token is generated if none is
+    given. With `control` a visitor with the token may also pause, limit and end the node. Raises UserError
+    PORT_IN_USE.
     """
     token = token or secrets.token_urlsafe(24)
     listener = _bind(host, port)
@@ -181,7 +181,7 @@ def _url(host: str, port: int, token: str) -> str:
 
 
 def _pages() -> list[web.RouteDef]:
-    """Return the routes of the static files, by their names; the page itself is at /."""
+    """Return the routes of the static files, by their names. The page itself is at /."""
 
     def page(file: Path) -> Callable[[web.Request], Awaitable[web.Response]]:
         body, kind = file.read_bytes(), guess_type(file.name)[0] or "text/plain"
@@ -196,7 +196,7 @@ def _pages() -> list[web.RouteDef]:
 
 
 def _answers(client: Client, control: bool) -> list[web.RouteDef]:
-    """Return the routes that the page asks."""
+    """Return the routes of the page's requests."""
 
     async def about() -> Any:
         found = await client.about()
@@ -246,7 +246,7 @@ def _answers(client: Client, control: bool) -> list[web.RouteDef]:
 
 
 def _invitation(client: Client) -> list[web.RouteDef]:
-    """Return the routes of the link with which others join."""
+    """Return the routes of the invitation link."""
 
     async def link() -> InviteResult | None:
         status = await client.status()
@@ -273,7 +273,7 @@ def _invitation(client: Client) -> list[web.RouteDef]:
 
 
 def _orders(client: Client, control: bool) -> list[web.RouteDef]:
-    """Return the routes by which the page directs the node; without `control` they refuse."""
+    """Return the routes by which the page controls the node. Without `control` they refuse."""
 
     def order(name: str, carry_out: Callable[..., Awaitable[object]]) -> web.RouteDef:
         async def ordered(**wanted: Any) -> dict[str, bool]:
@@ -301,7 +301,7 @@ def _orders(client: Client, control: bool) -> list[web.RouteDef]:
 async def _errors_as_json(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer errors as JSON; 503 says that no node answers, and the page waits for one."""
+    """Answer errors as JSON. Status 503 means that no node answers yet and the page should wait."""
     try:
         return await handler(request)
     except ValidationError as error:

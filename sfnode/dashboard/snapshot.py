@@ -1,4 +1,5 @@
-"""Looks at a node through the client, and says what that means. Knows neither terminal nor browser."""
+"""Requests to a node through the client, and sentences on the answers. Independent of terminal and
+browser."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from sfnode.schema.views import Curves, OwnStanding, Progress, Swarm, SwarmNode
 
 PATIENCE = 30.0
-"""Seconds for which digests of neighbours may differ before that is worth a warning: while updates are under
-way, two nodes hardly ever have the same set of them at the same moment."""
+"""Seconds for which neighbours' digests may differ before a warning. While updates are under way, two nodes
+rarely have the same set of updates."""
 
 MEASURED_ROWS = 200
-"""Test rows of an evaluation that is asked for here: it takes seconds on a CPU, and its wide interval shows
-that the rows are few."""
+"""Test rows of an evaluation that the dashboard requests. They take seconds on a CPU, and the wide interval
+shows that they are few."""
 
 
 class Mood(StrEnum):
@@ -35,7 +36,7 @@ class Mood(StrEnum):
     GOOD = "good"
     NEUTRAL = "neutral"
     WARN = "warn"
-    """It wants attention."""
+    """The owner should look at it."""
     BAD = "bad"
 
 
@@ -47,7 +48,7 @@ class Words(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The answers that change all the time, asked for at one moment."""
+    """The answers that change all the time, requested at one moment."""
 
     status: Status
     progress: Progress
@@ -64,32 +65,32 @@ class Now(NamedTuple):
 
 
 async def look(client: Client) -> Now:
-    """Ask the node. Raises UserError NODE_NOT_RUNNING if there is none."""
+    """Ask the node for its current state. Raises UserError NODE_NOT_RUNNING without a node."""
     return Now(*await asyncio.gather(client.status(), client.progress(), client.swarm()))
 
 
 async def look_at_all(client: Client) -> tuple[Now, Curves]:
-    """Ask the node. Raises UserError NODE_NOT_RUNNING if there is none."""
+    """Ask the node for its current state and its curves. Raises UserError NODE_NOT_RUNNING without a node."""
     return await asyncio.gather(look(client), client.curves())
 
 
 async def measure(client: Client) -> None:
-    """Have the model of the last seal (open run: as of now) evaluated, and first the base model if it has not
-    been, for comparison: as it is, and calibrated where its prior can be measured.
+    """Have the model of the last seal (open run: as of now) evaluated.
 
-    Raises UserError.
+    The base model is evaluated before it, unless that was done: as it is, and calibrated if its prior can be
+    measured. Raises UserError.
     """
     known = (await client.curves()).measurements
     if base_of(known) is None:
         await client.evaluate(base=True, limit=MEASURED_ROWS)
     if base_of(known, calibrated=True) is None:
-        with suppress(UserError):  # that there is no prior is no reason not to measure the model
+        with suppress(UserError):  # without a prior the model can still be measured
             await client.evaluate(base=True, calibrated=True, limit=MEASURED_ROWS)
     await client.evaluate(limit=MEASURED_ROWS)
 
 
 def base_of(measurements: Sequence[NodeEvaluation], *, calibrated: bool = False) -> NodeEvaluation | None:
-    """Return the last evaluation of the base model, as it is or calibrated."""
+    """Return the last evaluation of the base model, uncalibrated or calibrated."""
     return next((m for m in reversed(measurements) if m.base and m.calibrated is calibrated), None)
 
 
@@ -97,12 +98,12 @@ def base_of(measurements: Sequence[NodeEvaluation], *, calibrated: bool = False)
 
 
 def alarms(s: Status) -> list[Words]:
-    """Say what somebody has to see to in the run, the gravest first: it comes before everything else."""
+    """Return the alarms about the run, the most severe first; views show them before everything else."""
     return [Words(f"{alarm.code}: {alarm.what}. {alarm.fix}", Mood.BAD) for alarm in s.alarms]
 
 
 def contributed(s: Status, own: OwnStanding | None) -> Words:
-    """Say what this node has contributed, and where that puts it; `own` is None until it has been asked."""
+    """Describe this node's contribution and its rank. `own` is None before it was requested."""
     if s.origin is None:
         return Words("This relay passes on the updates of others and makes none.")
     if own is None or own.rank is None:
@@ -114,7 +115,7 @@ def contributed(s: Status, own: OwnStanding | None) -> Words:
 
 
 def doing(now: Now) -> Words:
-    """Say in one sentence what the node is doing, for the owner of the machine."""
+    """Describe in one sentence what the node is doing, for the owner of the machine."""
     words = doing_in(now.status)
     if now.near or now.status.state in (NodeState.STARTING, NodeState.COMPLETE):
         return words
@@ -126,11 +127,11 @@ PASSING: dict[str, str] = {
     NodeState.ASKING: "Getting ready: asking peers which of this node's updates they have.",
     NodeState.FINISHING: "Finishing: the node leaves when its neighbours have its last updates.",
 }
-"""Sentences about states that pass by themselves."""
+"""Sentences on temporary states."""
 
 
 def doing_in(s: Status) -> Words:
-    """Say what a node in this state is doing."""
+    """Describe what a node in this state is doing."""
     share = percent(s.contributed / max(s.known, 1))
     match s.state:
         case NodeState.TRAINING if not s.contributed:
@@ -161,7 +162,7 @@ def doing_in(s: Status) -> Words:
 
 
 def _room(s: Status) -> str:
-    """Say how many updates a member of an organised run may still make in the open epoch."""
+    """Return how many updates a member of an organised run may still make in the open epoch."""
     run = s.organised
     if run is None or run.room is None or run.quota is None:
         return ""
@@ -169,7 +170,7 @@ def _room(s: Status) -> str:
 
 
 def _busy(s: Status) -> str:
-    """Say what its model is asked beside updates."""
+    """Describe what the model does beside updates."""
     return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 
@@ -185,7 +186,7 @@ def agreement(node: SwarmNode, known: int) -> Words:
 
 
 def together(now: Now) -> Words:
-    """Compare all neighbours' states with ours; updates under way are normal."""
+    """Compare all neighbours' states with ours. Updates under way are normal."""
     moods = [agreement(node, now.known).mood for node in now.near]
     if not moods:
         return Words("no neighbours", Mood.WARN)

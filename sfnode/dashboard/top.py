@@ -1,6 +1,6 @@
-"""`sfnode top`: looks at a node once a second and keeps a terminal up to date, until q is pressed.
+"""`sfnode top`: requests a node's state once a second and keeps a terminal up to date, until q is pressed.
 
-While no node answers, it says so and waits for one.
+Without a node it says so and waits for one.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ INTERVAL = 1.0
 """Seconds between frames."""
 
 BACKGROUND_INTERVAL = 5.0
-"""Seconds between two looks at what changes slowly."""
+"""Seconds between two requests for slowly changing answers."""
 
 QUIT = frozenset("qQ\x03\x04\x1b")
 """Keys that quit: q, Ctrl-C, Ctrl-D and Escape."""
 
 SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)", re.DOTALL)
-"""Bytes of an arrow key, of F1, or of Alt with a letter: they begin as Escape does and do not quit."""
+"""Bytes of an arrow key, of F1, or of Alt with a letter. They begin with Escape but do not quit."""
 
 IMMOBILE = frozenset(("", "dumb", "unknown"))
-"""Values of TERM for terminals whose cursor cannot be moved."""
+"""Values of TERM for terminals that cannot move the cursor."""
 
 PLAIN = frozenset(("linux", "vt100", "vt102", "vt220", "ansi"))
-"""Values of TERM for terminals whose font has few of the blocks, whatever the locale."""
+"""Values of TERM for terminals whose font lacks most block characters, whatever the locale."""
 
 
 def can_be_kept_up_to_date(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether standard input and output are a terminal on which lines can be replaced."""
+    """Return whether standard input and output are a terminal in which lines can be replaced."""
     return sys.stdin.isatty() and sys.stdout.isatty() and environment.get("TERM", "") not in IMMOBILE
 
 
 async def once(client: Client, console: Console) -> None:
-    """Print one frame that leaves a line for the shell's prompt. Raises UserError NODE_NOT_RUNNING."""
+    """Print one frame, with a line left for the shell's prompt. Raises UserError NODE_NOT_RUNNING."""
     now, curves = await look_at_all(client)
     background = await look_behind(client, organised=now.status.organised is not None)
     origins = await client.origins(limit=ORIGIN_ROWS) if console.width >= WIDE else None
@@ -68,11 +68,11 @@ async def once(client: Client, console: Console) -> None:
 
 
 Background = tuple[Sequence["EpochEvaluation"], "OwnStanding"]
-"""The answers that change with a seal or with minutes of work."""
+"""The answers that change only with a seal or with minutes of work."""
 
 
 async def look_behind(client: Client, *, organised: bool) -> Background:
-    """Ask the node for them. Raises UserError NODE_NOT_RUNNING."""
+    """Ask the node for the slowly changing answers. Raises UserError NODE_NOT_RUNNING."""
     evaluations = (await client.organising()).evaluations if organised else ()
     return evaluations, await client.standing()
 
@@ -91,7 +91,7 @@ class Top:
         """Whether origins are shown in place of the neighbours."""
         self._behind: Background | None = None
         self._behind_at = float("-inf")
-        """Time at which they were asked for."""
+        """Time of the last request for the slowly changing answers."""
         self._note = ""
 
     async def run(self) -> None:
@@ -112,7 +112,7 @@ class Top:
                     loop.remove_signal_handler(number)
                 await self._stop(watching, quitting, self._measuring)
         if not watching.cancelled():
-            watching.result()  # it ends by itself only if it fails
+            watching.result()  # it ends only by an error
 
     async def _watch(self, live: Live) -> None:
         while True:
@@ -142,7 +142,7 @@ class Top:
         return self._behind
 
     def _redraw(self) -> None:
-        """Draw at once: the terminal was resized, or used by another program meanwhile."""
+        """Draw at once, after the terminal was resized or used by another program."""
         _one_by_one()
         self._wake.set()
 
@@ -186,7 +186,7 @@ def _fitting(lines: list[Text], console: Console) -> list[Text]:
 
 @contextmanager
 def _single_keys() -> Iterator[None]:
-    """Read keys one by one, without echo, within the block."""
+    """Read single keys without echo, within the block."""
     before = termios.tcgetattr(sys.stdin.fileno())
     _one_by_one()
     try:
@@ -196,5 +196,5 @@ def _single_keys() -> Iterator[None]:
 
 
 def _one_by_one() -> None:
-    with suppress(termios.error):  # the terminal is gone; its end is read soon
+    with suppress(termios.error):  # the terminal is gone; reading it ends soon
         tty.setcbreak(sys.stdin.fileno())

@@ -56,9 +56,9 @@ KEPT_ENTRIES = 1 << 25
 leaves 220 tokens."""
 
 
-def drift(model: TrainableModel, text: str = "") -> LayeredDrift:
-    """Return how far the model as of now is from the base model, also by what it expects of NEUTRAL or
-    another text, one sample a line, and of what the base model goes on with.
+def drift(model: TrainableModel) -> LayeredDrift:
+    """Return how far the model as of now is from the base model, also by what it expects of
+    NEUTRAL, one sample a line, and of what the base model goes on with.
 
     Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
     """
@@ -72,7 +72,7 @@ def drift(model: TrainableModel, text: str = "") -> LayeredDrift:
         for target, change, base in zip(model.space.targets, changes, base_norms, strict=True)
     ]
     norm = math.hypot(*changes)
-    kl = None if model.loaded.classifies else _kl(model, text or NEUTRAL)
+    kl = None if model.loaded.classifies else _kl(model)
     return LayeredDrift(
         norm=norm,
         distance=_ratio(norm, math.hypot(*base_norms)),
@@ -82,14 +82,13 @@ def drift(model: TrainableModel, text: str = "") -> LayeredDrift:
     )
 
 
-def _kl(model: TrainableModel, text: str) -> tuple[float, int]:
-    """Return the mean of KL(base || now) over the tokens of a text and of what the base model goes on with
+def _kl(model: TrainableModel) -> tuple[float, int]:
+    """Return the mean of KL(base || now) over the tokens of NEUTRAL and of what the base model goes on with
     after each line, in nats, and how many there are."""
-    if model.of_base.get("text") != text:
+    if "log_probs" not in model.of_base:
         with model.weights.at_base():
-            passes = _passes(model.loaded, text)
-            told = [(this, _log_probs(model.loaded, this).cpu()) for this in passes]
-        model.of_base |= {"text": text, "log_probs": told}
+            passes = _passes(model.loaded)
+            model.of_base["log_probs"] = [(this, _log_probs(model.loaded, this).cpu()) for this in passes]
     model.weights.rebuild()
     total = tokens = 0.0
     for this, base in model.of_base["log_probs"]:  # (tokens, vocabulary) each
@@ -161,14 +160,16 @@ def _ratio(change: float, base: float) -> float:
     return change / base if base else math.inf if change else 0.0
 
 
-def _passes(loaded: LoadedModel, text: str) -> list[Pass]:
-    """Return passes over the lines of a text, up to TOKENS, each with what the model goes on with: all tokens
-    but the first of each are targets."""
+def _passes(loaded: LoadedModel) -> list[Pass]:
+    """Return passes over the lines of NEUTRAL, up to TOKENS, each with what the model goes on with.
+
+    All tokens but the first of each are targets.
+    """
     vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
     room = min(TOKENS, max(1, KEPT_ENTRIES // vocabulary))
     prompts: list[list[int]] = []
     left = room
-    for line in filter(None, map(str.strip, text.splitlines())):
+    for line in filter(None, map(str.strip, NEUTRAL.splitlines())):
         if left > 0:
             prompts.append(prompt_ids(loaded, line, WRITTEN)[: left + 1])
             left -= len(prompts[-1]) - 1 + WRITTEN

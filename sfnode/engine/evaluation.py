@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from sfnode.engine import line, samples
 from sfnode.engine.generation import complete
 from sfnode.engine.losses import BASE, OWN, KeepGoing, always, line_rows
-from sfnode.engine.reward_objective import Rewards
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest.task import PRIOR_ONE
-from sfnode.schema.evaluation import Evaluation, PassAt
-from sfnode.tasks import calibration, dataset, verifying
+from sfnode.schema.evaluation import Evaluation
+from sfnode.tasks import calibration, dataset
 from sfnode.tasks.encoding import Prior
 from sfprotocol.seeds import I64
 
@@ -77,18 +76,6 @@ def evaluate_towards(
         return evaluate(model, 0, keep_going, rows)
     with line.line_to(model, after).at(amount) as perturb:
         return model.objective.evaluate(model.run_rows.held_out(rows), OWN, keep_going, perturb)
-
-
-def pass_at(model: TrainableModel, limit: int, k: int, count: int, *, base: bool = False) -> PassAt:
-    """Return how often one of `k` answers to a test row is right, by `count` to each of `limit` rows.
-
-    Raises UserError BAD_OPTION in a run without rewards, and as `evaluate`.
-    """
-    verifying.require_rewards(model.manifest.task)
-    assert isinstance(model.objective, Rewards)
-    held = model.run_rows.held_out("test", limit)
-    with _weights(model, base=base):
-        return model.objective.pass_at(held, k, count)
 
 
 def prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:

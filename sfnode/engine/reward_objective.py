@@ -30,7 +30,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
 from sfnode.models.loader import LoadedModel
-from sfnode.schema.evaluation import EvaluationOfRows, PassAt
+from sfnode.schema.evaluation import EvaluationOfRows
 from sfnode.schema.metrics import PASS_AT_1
 from sfnode.tasks import metrics, tokenization, verifying
 from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode_written
@@ -259,20 +259,6 @@ class Rewards:
                 "Leave out `calibrated`.",
             )
         return self.evaluate(held, keep_going=keep_going)
-
-    def pass_at(self, held: Held, k: int, count: int) -> PassAt:
-        """Estimate how often one of `k` answers to a row is right, from `count` that are drawn for each.
-
-        By everybody with the same draws.
-        """
-        keys = token_keys(derive_key(b"sfnode pass at k"), count * len(held.rows)).tolist()
-        rows = [row for row in held.rows for _ in range(count)]
-        prompts = [prompt for row in held.rows for prompt in [self._prompt(row)] * count]
-        asked = [AnswerRequest(prompt, key=key) for prompt, key in zip(prompts, keys, strict=True)]
-        found = [reward >= RIGHT for reward in self._rewards(rows, asked, self._plan, always)]
-        right = [sum(found[start : start + count]) for start in range(0, len(found), count)]
-        measured = metrics.pass_at(right, count, k)
-        return PassAt(k=k, samples=count, temperature=self.temperature, **measured._asdict())
 
     def losses_of(self, rows: Sequence[Row]) -> RowLosses:
         """Return what measures 1 less the reward of one answer to each of these rows, of the likeliest

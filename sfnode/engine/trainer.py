@@ -42,7 +42,6 @@ class Trainer(TrainableModel):
     evaluate = evaluation.evaluate
     evaluate_base = evaluation.evaluate_base
     evaluate_towards = evaluation.evaluate_towards
-    pass_at = evaluation.pass_at
     prior = evaluation.prior
     named_prior = evaluation.named_prior
     base_prior = evaluation.base_prior

@@ -1,1 +1,1 @@
-"""The past of a run by the log in a folder: seals and what has changed between them, archives, worths."""
+"""The past of a run, from the log in a folder: states of seals, archives and worths."""

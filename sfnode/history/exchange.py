@@ -1,8 +1,8 @@
-"""Two logs of a run tell each other what they have, in one process: so archives come in, without a network.
+"""An exchange between two logs of a run in one process. So archives are imported without a network.
 
-Each gets a machine of its own, with one link between the two and a clock that runs as fast as they are. So
-everything is verified, bounded and decided as among peers: what is new enters, forks are resolved as the
-organiser says, and what is here already changes nothing.
+Each log gets a machine of its own. One link connects the two, and their clock runs as fast as they work. So
+everything is verified, bounded and decided as among peers: new updates enter, forks are resolved as the
+organiser decides, and known updates change nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LINK = 1
 """Number of the link, on both sides."""
 
 QUIET = 60 * SYNC_INTERVAL
-"""Seconds, on the clock of the two, without news after which nothing more is coming: what was put off or has
-failed was asked for again by then."""
+"""Seconds without news, on the clock of the two, after which nothing more will come. By then whatever was
+delayed or failed was requested again."""
 
 
 class PartedError(Exception):
-    """The link has ended: one side has found something wrong with the other."""
+    """The link ended because one side found an error of the other."""
 
 
 class _Side:
@@ -51,14 +51,14 @@ class _Side:
         self._host = Host(self.machine, self._store)
         self._host.post(LinkUp(LINK, ""))
         self._unwritten = False
-        """Whether a segment was sent that the other side has no room for yet."""
+        """Whether a segment was sent for which the other side has no room yet."""
 
     def due(self) -> float:
-        """Return the time at which there is something to do."""
+        """Return the time of the next deadline."""
         return float("-inf") if self._host.waiting else self._host.next_deadline()
 
     def round(self, now: float, other: _Side) -> bool:
-        """Do a round; return whether it has brought news. Raises PartedError."""
+        """Do a round, and return whether it brought news. Raises PartedError."""
         commit = self._host.decide(now)
         if commit is not None:
             self._store.append(commit)
@@ -72,7 +72,7 @@ class _Side:
         return commit is not None
 
     def go_on(self, other: _Side) -> None:
-        """Let more segments be sent if there is room for them."""
+        """Let more segments be sent if the other side has room."""
         if self._unwritten and other._host.has_room(LINK):
             self._unwritten = False
             self._host.post(Writable(LINK))
@@ -83,7 +83,7 @@ def _no_own_feed(feed: Feed) -> None:
 
 
 def exchange(run: RunParameters, one: UpdateLog, other: UpdateLog) -> tuple[Machine, Machine]:
-    """Let both logs have what each of them may have of the other; return their machines.
+    """Give each log the segments that it may have from the other, and return their machines.
 
     Takes as long as verifying what is new to either. Raises PartedError, UserError DISK_FULL, LOG_CORRUPT.
     """
@@ -100,10 +100,10 @@ def exchange(run: RunParameters, one: UpdateLog, other: UpdateLog) -> tuple[Mach
 
 
 def take_in(file: Path, data_dir: Path) -> ImportResult:
-    """Verify the archive of a run, and then take all of it into a data folder, new or of the same run.
+    """Verify the archive of a run, and then import all of it into a data folder, new or of the same run.
 
-    Raises UserError ARCHIVE_UNUSABLE, WRONG_RUN, DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL; the folder
-    is then as before, but for what was found sound of a log that was there.
+    Raises UserError ARCHIVE_UNUSABLE, WRONG_RUN, DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL. The folder
+    then stays as before, except that an existing log keeps what was found valid.
     """
     with disk_faults(data_dir), TemporaryDirectory(prefix=".sfnode-", dir=_existing(data_dir)) as scratch:
         unpacked = archive.unpack(file, Path(scratch))
@@ -141,7 +141,7 @@ def _taken_in(file: Path, unpacked: Unpacked, held: DataDir) -> ImportResult:
 
 @contextmanager
 def _opened(data_dir: Path, manifest: Manifest) -> Iterator[DataDir]:
-    """Hold the folder; if it had no run and the block fails, remove what has come into it."""
+    """Lock the folder. If it had no run and the block fails, remove the files that were written to it."""
     made = not data_dir.exists()
     with open_data_dir(data_dir) as held:
         fresh = not (held.manifest.exists() or held.log.exists())
@@ -170,5 +170,5 @@ def _clear(held: DataDir, made: bool) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest folder above a path that exists: what is written there lies on the same disk."""
+    """Return the nearest existing folder above a path, which is on the same disk."""
     return next(folder for folder in path.absolute().parents if folder.is_dir())

@@ -1,28 +1,18 @@
-"""The past of a run by the log in a folder: its history, the states of its seals, and their differences.
+"""The past of a run, from the log in a folder: its history and the states of its seals.
 
-Reads and changes nothing; its node may be running. States are cores, of which one is taken to another by what
-counts differently, so that a walk through all seals reads the log about once.
-
-The difference between two seals follows from cores and bases alone: neither the base model nor data are
-needed, and no matrix is made.
+Only reads; the folder's node may be running. A state is the cores at a seal. One state is computed from
+another by the difference of the counted updates. So a walk through all seals reads the log about once.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from sfnode.engine import drift, line
 from sfnode.engine.core import Core
-from sfnode.engine.merging import Decay
-from sfnode.engine.subspace import PublishedBasis, Subspace, basis_of
-from sfnode.engine.trainable_model import scale_of
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.startup import settled
@@ -48,8 +38,7 @@ if TYPE_CHECKING:
 
 
 def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
-    """Return the decisions and the seals of a run, or the epochs of an open one. Raises UserError
-    LOG_CORRUPT."""
+    """Return the decisions and seals of a run, or the epochs of an open run. Raises UserError LOG_CORRUPT."""
     machine = settled(manifest.parameters(), update_log)
     if machine.organised is None:
         entries = _epochs(manifest, machine, update_log)
@@ -78,10 +67,10 @@ def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
 
 
 def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
-    """Return what became of a member's work, and why, by the decisions in a log; `whom` is its number, the
-    name that it gives itself, or how its key begins.
+    """Return which rounds of a member's work count, and why others do not, by the decisions in a log.
 
-    Raises UserError RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless it is one member.
+    `whom` is the member's number, its display name, or the beginning of its key. Raises UserError
+    RUN_IS_OPEN, LOG_CORRUPT, and BAD_OPTION unless exactly one member matches.
     """
     if manifest.parameters().organised is None:
         raise UserError(
@@ -134,7 +123,7 @@ def _history(
 
 
 def _epochs(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list[told.HistoryEntry]:
-    """Return the epochs of an open run, by what counts of the log."""
+    """Return the epochs of an open run, from the updates in the log that count."""
     counts: dict[int, Counter[bytes]] = {}
     names = machine.cards.names()
     for record in update_log.records():
@@ -177,7 +166,7 @@ class Past:
         self.history = RunHistory(self.run, self.names).follow(self.entries)
         """History of the run by all decisions."""
         self.latest = self.history.run_state
-        """State by all decisions."""
+        """Run state after all decisions."""
         self._core = Core(*manifest.core_shape)
         begins = checkpoint.start(Layout(data_dir).checkpoints, self.latest, update_log)
         self._applied = begins.counted
@@ -186,17 +175,17 @@ class Past:
         self._known: dict[int, Checkout] = {}
 
     def checkout(self, epoch: int) -> Checkout:
-        """Return what counted when an epoch was sealed. Raises UserError as `at_seal`."""
+        """Return the updates that counted when an epoch was sealed. Raises UserError as `at_seal`."""
         if epoch not in self._known:
             self._known[epoch] = at_seal(self.run, self.entries, self.machine.frontier.next, epoch)
         return self._known[epoch]
 
     def counted(self, epoch: int) -> Mapping[Feed, Counted]:
-        """Return what counted of each feed then."""
+        """Return the updates of each feed that counted at that seal."""
         return self.checkout(epoch).counted
 
     def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
-        """Return the cores of what is wanted, (layers, rank, rank) each, by subspace. Raises as
+        """Return the cores of these updates, (layers, rank, rank) each, by subspace. Raises as
         `replay.changes`."""
         advance(self._core, self._log, self._applied, wanted, self.run.subspace_of)
         self._applied = whole(self._applied, wanted)
@@ -214,66 +203,15 @@ class Past:
             core_digest=self._core.digest().hex(),
         )
 
-    def by_origin(self, epoch: int) -> Counter[bytes]:
-        """Return how many updates of each origin counted then."""
-        counts: Counter[bytes] = Counter()
-        for feed, counted in self.counted(epoch).items():
-            first = 0
-            for stop, factor in counted.runs:
-                counts[feed.origin] += (stop - first) * (factor > 0)
-                first = stop
-        return counts
-
-
-# -- the difference between two seals ------------------------------------------------------------------
-
-
-def diff(past: Past, before: int, after: int, bases: Path) -> told.DiffResult:
-    """Return what has changed from one seal to another; `bases` is the folder with published ones.
-
-    Raises UserError as `Past.checkout`, BASES_MISSING, BASES_UNUSABLE.
-    """
-    states = [past.result(before), past.result(after)]
-    one, other = (past.cores(past.counted(epoch)) for epoch in (before, after))
-    targets = past.manifest.model.parsed_targets()
-    fade = Decay(past.manifest.training.decay).faded
-    step = line.difference(fade(other), fade(one))
-    norms = drift.norms(subspace_of(past, bases), scale_of(past.manifest), step)
-    layers = [
-        told.LayerChange(name=t.name, norm=norm, per_weight=norm / math.sqrt(t.out_features * t.in_features))
-        for t, norm in zip(targets, norms, strict=True)
-    ]
-    more = past.by_origin(after)
-    more.subtract(past.by_origin(before))
-    seals = past.history.epochs()
-    first, last = sorted(past.history.seals[epoch].position for epoch in (before, after))
-    return told.DiffResult(
-        before=states[0],
-        after=states[1],
-        evaluations=[e for e in (seals[before].evaluation, seals[after].evaluation) if e],
-        origins=parts(more, past.names),
-        norm=math.hypot(*norms),
-        layers=layers,
-        entries=[entry for entry in past.history.entries() if first < (entry.position or 0) <= last],
-    )
-
-
-def subspace_of(past: Past, bases: Path) -> Subspace:
-    """Return the bases of a run by the decisions that are here, on a CPU."""
-    cpu = torch.device("cpu")
-    basis = basis_of(past.manifest, bases, cpu)
-    if isinstance(basis, PublishedBasis):
-        basis.follow(past.latest.bases)
-    return Subspace(basis, past.manifest.model.parsed_targets(), past.manifest.basis_columns, cpu)
-
 
 # -- figures that are measured anew --------------------------------------------------------------------
 
-# Worths of members by figures that are measured anew, beside those of the organiser (SPEC O16): for runs
-# whose validation rows everybody has.
+# Worths of members, measured again and compared with the organiser's (SPEC O16). Needs the run's validation
+# rows.
 TOLERANCE = 0.05
-"""Largest difference that agrees, beside all figures of an epoch: on one machine all digits were the same in
-a real run; number formats differ, but bfloat16 and float32 were not compared in one."""
+"""Largest relative difference between signed and measured worths that still agrees. On one machine all digits
+were equal in a real run. Number formats differ by more, but bfloat16 and float32 were not compared within one
+run."""
 
 
 def remeasure(
@@ -284,8 +222,10 @@ def remeasure(
     engine: Trainer,
     tell: Callable[[told.Remeasured], None],
 ) -> list[told.Remeasured]:
-    """Measure the last so many epochs anew of which there are figures, and compare; `engine` has applied
-    nothing yet. Raises UserError LOG_CORRUPT, DATA_*."""
+    """Measure the worths of the last `epochs` epochs again, and compare them with the signed ones.
+
+    `engine` has applied no updates yet. Raises UserError LOG_CORRUPT, DATA_*.
+    """
     run, applied = manifest.parameters(), State()
     figures = _figures(entries)
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
@@ -306,7 +246,7 @@ def remeasure(
 
 
 def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
-    """Return what decisions say of each epoch, those of one epoch together."""
+    """Return the worths that decisions state, with the parts of an epoch together."""
     found: dict[int, Worth] = {}
     for entry in entries:
         decision = decisions.read(entry.record).decision
@@ -322,11 +262,11 @@ State = dict[Feed, Counted]
 def _asked(
     manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]
 ) -> Iterator[tuple[Worth, RunState, State, State, State]]:
-    """Yield the figures that were told before the seals of their epochs, with the states that were measured:
-    the one before, that with what made the step of the epoch, and that with all that its close has named.
+    """Yield the worths that were published before their epoch was sealed, with the states that were measured:
+    the state before the epoch, the state after its step, and the state with all updates that its close lists.
 
-    What was left out of a step then is what the evidence of that moment said, and what the seal skipped for
-    other reasons.
+    A step left out the members that the evidence doubted then, and the feeds that the seal skipped for other
+    reasons.
     """
     run = manifest.parameters()
     run_state, origins = RunState.of(run), MembersEvidence.of(manifest.training)

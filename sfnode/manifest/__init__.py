@@ -1,11 +1,12 @@
-"""The run manifest: what all nodes of a run share.
+"""The run manifest, which all nodes of a run share.
 
 A manifest is the immutable description of one training run; the run id is its canonical hash. It is written
-as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). Its
-tables are in modules of this package. They know fields and their bounds; they load neither models nor data.
+as TOML by `sfnode init` and travels between nodes as canonical MessagePack (SPEC M1-M3). Its tables are in
+modules of this package. They know fields and their bounds; they load neither models nor data.
 
-Manifests of version 1 can be read: they have fewer keys, which then have the values that change nothing. A
-key that was added within a version is left out where it has such a value, so that older runs keep their id.
+Manifests of version 1 can be read: they have fewer keys, and missing keys have the values that change
+nothing. A key that was added within a version is omitted where it has such a value, so that older runs keep
+their id.
 
 Strangers see sources of the base model and of rows without the folders of a machine (`public_name`).
 """
@@ -50,28 +51,29 @@ from sfprotocol.messages import (
 )
 
 MAX_MANIFEST_BYTES = 192 * 1024
-"""Size limit of an encoded manifest: it fits one frame, and the targets of a 7B model take 20 KiB."""
+"""Maximum size of an encoded manifest. It fits one frame; the targets of a 7B model take 20 KiB."""
 
 MAX_DESCRIPTION = 600
-"""Bytes of UTF-8 in a run's description: a paragraph, which fits the first screen of a phone (SPEC M8)."""
+"""Maximum size of a run's description, in bytes of UTF-8: a paragraph, which fits the first screen of a phone
+(SPEC M8)."""
 
 MAX_CORE_BYTES = 1 << 27
-"""Bytes of the core of one subspace: what 4,096 matrices have at rank 64, 1,024 at rank 128, or 16 at rank
+"""Maximum size of the core of one subspace: 4,096 matrices at rank 64, 1,024 at rank 128, or 16 at rank
 1,024. A model of 70B parameters has some 600, which take 5 MB at rank 32. A digest reads all of a core,
 however few updates are in it, which takes 0.1 s (SPEC M9)."""
 
 MAX_CORES_BYTES = 1 << 32
-"""Bytes of the cores of all subspaces, which every node holds: a run usually has 16 of them, and one of a
-model of 70B parameters may have 870 at rank 32. Their digest takes some 5 s (SPEC M9)."""
+"""Maximum size of the cores of all subspaces, which every node holds. A run usually has 16 of them; a model
+of 70B parameters may have 870 at rank 32. Their digest takes some 5 s (SPEC M9)."""
 
 FIRST_ORDER_VERSION = 4
-"""The version of the protocol that has first-order updates, and stand-ins."""
+"""Version of the protocol that added first-order updates and stand-ins."""
 
 MAX_QUOTA_BYTES = 128 << 20
-"""Bytes of a member's updates with one label at most, as in a run of scalars (`MAX_QUOTA`)."""
+"""Maximum bytes of a member's updates with one label, as in a run of scalars (`MAX_QUOTA`)."""
 
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
-"""Kinds of extensions of a manifest that this version understands."""
+"""Kinds of manifest extensions that this version understands."""
 
 ADDED_IN_2: dict[str, Any] = {
     "open": True,
@@ -88,29 +90,29 @@ OMITTED_AT_DEFAULT: dict[str, frozenset[str]] = {
     "task": frozenset({"loss", "prior", "verifier", "answer_tokens", "temperature", "stop"}),
     "training": frozenset({"bases", "decay", "epsilons", "estimator", "features", "group", "norm_limit"}),
 }
-"""Keys, by table, that a manifest does not have where they have their default value (SPEC M2); the empty name
-stands for the manifest itself."""
+"""Keys, by table, that a manifest omits where they have their default value (SPEC M2). The empty name stands
+for the manifest itself."""
 
 ExtensionKind = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,3})$")]
-"""A decimal number below 10,000 without leading zeros."""
+"""Decimal number below 10,000 without leading zeros."""
 
 HexBytes = Annotated[str, Field(pattern="^([0-9a-f]{2})*$")]
 """Bytes as lower-case hex digits."""
 
 
 def run_id_of(canonical: bytes) -> bytes:
-    """Return the 32 bytes of the run whose manifest these are: their BLAKE2b-256 (SPEC M3)."""
+    """Return the id of the run with this canonical manifest: its BLAKE2b-256, 32 bytes (SPEC M3)."""
     return hashlib.blake2b(canonical, digest_size=32, person=b"sfnode-manifest").digest()
 
 
 class Manifest(Section):
-    """One training run. Two manifests with equal canonical bytes are the same run."""
+    """One training run. Manifests with equal canonical bytes are the same run."""
 
     protocol: int = Field(default=OLDEST_VERSION, ge=1, lt=1 << 32)
-    """The first version that has all that the run needs."""
+    """First version that has everything that the run needs."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")] = "run"
     description: str = ""
-    """Purpose of the run, in plain text, for those who may take part and those who watch (SPEC M8)."""
+    """Purpose of the run, in plain text, for participants and for people who watch (SPEC M8)."""
     admission: Literal["open", "organised"] = "open"
     open: OpenSection = OpenSection()
     organised: OrganisedSection = OrganisedSection()
@@ -119,7 +121,8 @@ class Manifest(Section):
     data: Data
     training: Training = Training()
     extensions: dict[ExtensionKind, HexBytes] = Field(default_factory=dict)
-    """Fields that later versions add, by kind. Who does not know an even kind cannot take part (SPEC M5)."""
+    """Fields that later versions add, by kind. A node that does not know an even kind cannot take part (SPEC
+    M5)."""
 
     @field_validator("description")
     @classmethod
@@ -153,7 +156,7 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _first_order(self) -> Manifest:
-        """Check what holds in a run with gradients (SPEC U11)."""
+        """Check the conditions of a run with gradients (SPEC U11)."""
         if self.protocol < FIRST_ORDER_VERSION and (
             self.training.is_first_order or self.task.loss == "calibrated"
         ):
@@ -225,7 +228,7 @@ class Manifest(Section):
         return self
 
     def _check_head(self) -> None:
-        """Raise ValueError unless the run trains a linear head on features of which it gives the scales."""
+        """Raise ValueError unless the run trains a linear head on features whose scales it gives."""
         features = len(self.training.scales_and_means())
         wide = [target.in_features for target in self.model.parsed_targets()]
         if self.task.kind != "sequence-classification" or wide != [features]:
@@ -235,7 +238,7 @@ class Manifest(Section):
             )
 
     def fields(self) -> dict[str, Any]:
-        """Return the keys that a manifest of this version has, with their values as in JSON."""
+        """Return the keys of a manifest of this version, with their values as in JSON."""
         found = self.model_dump(mode="json", exclude=ADDED_IN_2 if self.protocol == 1 else None)
         for table, keys in OMITTED_AT_DEFAULT.items():
             section: Section = getattr(self, table) if table else self
@@ -246,7 +249,8 @@ class Manifest(Section):
         return found
 
     def canonical(self) -> bytes:
-        """Return canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as float64."""
+        """Return the manifest as canonical MessagePack (SPEC M2): all fields, maps sorted by key, floats as
+        float64."""
         encoded: bytes = msgpack.packb(sorted_keys(self.fields()), use_bin_type=True)
         return encoded
 
@@ -275,8 +279,8 @@ class Manifest(Section):
 
     @property
     def update_forwards(self) -> int:
-        """Example-forwards that an update takes; in a reward run the answers that could be written
-        meanwhile."""
+        """Example-forwards of an update; in a reward run, the answers that could be written in the same
+        time."""
         numbers, rows = self.training, self.training.batch_size
         gradient = 3 * rows  # a backward pass takes as long as two
         if self.task.is_rewarded:
@@ -285,11 +289,11 @@ class Manifest(Section):
 
     @property
     def run_id(self) -> bytes:
-        """32 bytes: `run_id_of` the canonical bytes."""
+        """Run id, 32 bytes: `run_id_of` the canonical bytes."""
         return run_id_of(self.canonical())
 
     def parameters(self) -> RunParameters:
-        """Return what the protocol machine needs to know of the run."""
+        """Return the parameters of the run for the protocol machine."""
         t = self.training
         return RunParameters(
             run_id=self.run_id,
@@ -318,13 +322,13 @@ class Manifest(Section):
         return Authority(self.run_id, bytes.fromhex(said.organiser), deputies, said.votes, terms)
 
     def _rate(self) -> int:
-        """Return the learning rate in units of 2^-32, halves rounded to even; exact but for that."""
+        """Return the learning rate in units of 2^-32, halves rounded to even; otherwise exact."""
         return round(self.training.learning_rate * RATE_ONE)
 
     def current(self, source: str) -> Manifest:
-        """Return this manifest, which is from `source`, if nodes of this version can take part in its run.
+        """Return this manifest if nodes of this version can take part in its run.
 
-        Raises UserError OLDER_PROTOCOL otherwise.
+        `source` names its origin in errors. Raises UserError OLDER_PROTOCOL otherwise.
         """
         if self.protocol < OLDEST_VERSION:
             raise UserError(
@@ -356,7 +360,7 @@ class Manifest(Section):
 
     @classmethod
     def from_canonical(cls, encoded: bytes, source: str) -> Manifest:
-        """Decode a manifest that came from a peer; bytes that are not canonical are refused."""
+        """Decode a manifest from a peer. Bytes that are not canonical are refused."""
         if len(encoded) > MAX_MANIFEST_BYTES:
             raise UserError(
                 Code.BAD_MANIFEST, f"the manifest from {source} is too large", "Join through another peer."
@@ -410,7 +414,7 @@ class Manifest(Section):
 
 
 _PART = r"(?!\.)[\w.-]{1,96}(?<!\.)"
-"""A part of a name on the hub, which allows 96 characters."""
+"""Part of a name on the hub, which allows 96 characters."""
 
 _ON_HUB = re.compile(f"{_PART}/{_PART}", re.ASCII)
 
@@ -420,11 +424,11 @@ _ROWS = re.compile(f"hf:({_PART}/{_PART})(?:@([0-9a-f]{{40}}))?(?::({_PART}))?:(
 
 
 class HubRows(NamedTuple):
-    """A split of a data set on the hub, `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT`."""
+    """Split of a data set on the hub, `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT`."""
 
     name: str
     commit: str
-    """Empty: the newest one."""
+    """Commit; empty for the newest one."""
     config: str
     split: str
 
@@ -440,19 +444,19 @@ def hub_rows(source: str) -> HubRows | None:
 
 
 def names_folders(manifest: Manifest) -> bool:
-    """Return whether a manifest of before names folders of a machine, which not everybody may know."""
+    """Return whether an older manifest names folders of a machine, which not everybody may know."""
     sources = (manifest.model.source, *map(manifest.data.source, get_args(DataRole)))
     return any(public_name(source) != source for source in sources)
 
 
 def is_on_hub(source: str) -> bool:
-    """Return whether a source has the form of a model's name on the hub, OWNER/NAME; what lies under such a
-    name on this machine does not matter."""
+    """Return whether a source has the form of a model's name on the hub, OWNER/NAME. Files under such a name
+    on this machine do not matter."""
     return _ON_HUB.fullmatch(source) is not None and not is_file(source)
 
 
 def public_name(source: str) -> str:
-    """Return what everybody may know a source by: its name on the hub or in this package, or else the last
-    part of its path."""
+    """Return the name of a source that everybody may know: its name on the hub or in this package, or else
+    the last part of its path."""
     named = _SHIPPED.fullmatch(source) or is_on_hub(source) or hub_rows(source)
     return source if named else re.split(r"[/\\\\]", source.rstrip("/\\"))[-1]

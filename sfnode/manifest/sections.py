@@ -1,7 +1,6 @@
-"""Tables of the manifest, frozen, strict, and in one canonical order: the base model and which of its
-matrices are trained; the sources of rows to train, to validate and to test on; admission, which is the price
-of an open run and the organiser of an organised one. Those of the task and of training are modules of their
-own.
+"""Tables of the manifest, frozen, strict, in one canonical order: the base model and its matrices;
+the sources of training, validation and test rows; and admission, which is the price of an open run and the
+organiser of an organised one. The task and the training numbers have modules of their own.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 MAX_EPOCHS = 65_536
-"""Most epochs of a run: the epoch of a segment then takes at most three bytes (SPEC S4)."""
+"""Maximum number of epochs of a run. The epoch of a segment then takes at most three bytes (SPEC S4)."""
 
 
 class Section(BaseModel):
-    """A frozen table of the manifest; unknown keys are errors, so that a typo cannot pass silently."""
+    """A frozen table of the manifest. Unknown keys are errors, so that a typo cannot pass silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def sorted_keys(value: Any) -> Any:
-    """Return the same value with the keys of every map in the order of their UTF-8 bytes."""
+    """Return the value with the keys of every map in the order of their UTF-8 bytes."""
     if isinstance(value, dict):
         return {key: sorted_keys(value[key]) for key in sorted(value)}  # code points sort as UTF-8 does
     if isinstance(value, list):
@@ -39,32 +38,32 @@ def sorted_keys(value: Any) -> Any:
 
 
 FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
-"""Ends of the names of files with rows, in upper or lower case."""
+"""Suffixes of files with rows, in upper or lower case."""
 
 BUILTIN, HUB = "builtin:", "hf:"
-"""Beginnings of the names of what comes with this package, and of rows on the hub."""
+"""Prefixes of the names of models and rows that come with this package, and of rows on the hub."""
 
 DataRole = Literal["train", "test", "validation"]
 """Purposes of a run's rows."""
 
 MOST_ROWS = (1 << 64) - 1
-"""The largest integer that the encoding behind the run id has (MessagePack)."""
+"""Largest integer that MessagePack encodes, by which the run id is computed."""
 
 
 def is_file(source: str) -> bool:
-    """Return whether a source of rows is a file, rather than a data set that has a name for everybody."""
+    """Return whether a source of rows is a file, rather than a data set with a public name."""
     return source.lower().endswith(FILE_KINDS) and not source.startswith((HUB, BUILTIN))
 
 
 class Data(Section):
-    """The sources of rows.
+    """Sources of rows.
 
-    A file (.tsv .csv .jsonl .parquet), `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or `builtin:NAME:SPLIT`.
-    `train` may be empty for a run on private data only: every trainer then brings its own with `--data`.
-    Validation rows come from `validation`, or, if that is empty, are `validation_limit` rows of the training
-    data, on which then nobody trains (SPEC R9); by them an organiser judges, and they are never tested on.
-    `digests` name what is in sources that are files (SPEC B9): nodes get these from each other. The name of a
-    file is a label: what a manifest says is never a place on the machine that reads it.
+    A source is a file (.tsv .csv .jsonl .parquet), `hf:OWNER/NAME[@COMMIT][:CONFIG]:SPLIT` or
+    `builtin:NAME:SPLIT`. `train` may be empty in a run on private data only: every trainer then brings its
+    own with `--data`. Validation rows come from `validation`. If that is empty, they are `validation_limit`
+    rows of the training data, on which then nobody trains (SPEC R9). The organiser judges by them, and they
+    are never tested on. `digests` name the contents of sources that are files (SPEC B9): nodes get these from
+    each other. The name of a file is a label. A manifest never names a place on the machine that reads it.
     """
 
     train: str = ""
@@ -77,18 +76,18 @@ class Data(Section):
     digests: dict[DataRole, Hex32] = Field(default_factory=dict)
 
     def source(self, role: DataRole) -> str:
-        """Return the source of these rows; an empty one if there is none."""
+        """Return the source of these rows; empty if there is none."""
         found: str = getattr(self, role)
         return found
 
     def testing_as_training(self) -> Data:
-        """Return data whose training rows are the test rows, with nothing beside them."""
+        """Return data whose training rows are the test rows, without any other rows."""
         digests: dict[DataRole, str] = {"train": self.digests["test"]} if "test" in self.digests else {}
         return Data(train=self.test, train_limit=self.test_limit, digests=digests)
 
     @property
     def withheld(self) -> int:
-        """Number of rows of the training data on which nobody trains, because they validate."""
+        """Number of training rows on which nobody trains, because they validate."""
         return 0 if self.validation else self.validation_limit
 
     @model_validator(mode="after")
@@ -122,38 +121,39 @@ class Target(Section):
         return f"{self.name}:{self.out_features}x{self.in_features}"
 
     def core_shape(self, rank: int) -> tuple[int, int]:
-        """Return rows and columns of its core in a first-order run of this rank (SPEC U11)."""
+        """Return the rows and columns of its core in a first-order run of this rank (SPEC U11)."""
         return min(rank, self.out_features), min(rank, self.in_features)
 
 
 class Parent(Section):
-    """The state of another run that a base model is (SPEC M7)."""
+    """State of another run that serves as the base model (SPEC M7)."""
 
     run_id: Hex32
     epoch: int = Field(ge=0, lt=(1 << 32) - 1)
     """Epoch of the seal."""
     digest: Hex32
-    """Core digest of what counted when it was sealed."""
+    """Core digest of the state at the seal."""
 
     def __str__(self) -> str:
         return f"run {self.run_id[:16]} after round {self.epoch}"
 
 
 class Model(Section):
-    """The base model. `source`: `builtin:NAME`, OWNER/NAME on the Hugging Face hub, or else the label of a
-    folder that peers give or the owner of a machine names."""
+    """Base model. `source`: `builtin:NAME`, OWNER/NAME on the Hugging Face hub, or the label of a folder,
+    which peers provide or the owner of a machine names."""
 
     source: str
     revision: str = ""
     digest: str = Field(pattern="^[0-9a-f]{64}$")
     listing: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    """Hash of the listing by which nodes download the model from each other (SPEC B2); empty: they do not."""
+    """Hash of the listing by which nodes download the model from each other (SPEC B2); empty if they do
+    not."""
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
     outputs: tuple[Annotated[int, Field(ge=-1, lt=4096)], ...] = Field(default=(), max_length=4096)
-    """The output of the base's classifier that each class of the task has, in the verbalizer's order (SPEC
-    M1); -1 for all: its head begins anew. Empty: the outputs are the classes in their order."""
+    """Output of the base's classifier for each class of the task, in the verbalizer's order (SPEC M1); -1 for
+    all if its head begins anew. Empty if the outputs are the classes in their order."""
     parent: Parent | None = None
-    """State of another run that the model is; None if it is none. The run's id commits to it."""
+    """State of another run that the model is; None if it is none. The run id commits to it."""
 
     @field_validator("targets")
     @classmethod
@@ -177,40 +177,41 @@ class Model(Section):
 
 
 MAX_DEPUTIES = 64
-"""Most deputies of a run: the votes of all of them take 5 kB."""
+"""Maximum number of deputies of a run. All votes together take 5 kB."""
 
 MAX_QUOTA = 1 << 20
-"""Largest quota: 256 full segments, so that the 64 feeds of one admission make nobody hold more than 128 MiB
-of 16-bit scalars for an epoch."""
+"""Maximum quota: 256 full segments. The 64 feeds of one admission then make nobody hold more than 128 MiB of
+16-bit scalars for an epoch."""
 
 MAX_WORK_BITS = 26
-"""Most bits of work of a feed: of the 2^32 incarnations of an origin, 64 have that much on average."""
+"""Maximum bits of work of a feed. Of the 2^32 incarnations of an origin, 64 have that much on average."""
 
 
 class OpenSection(Section):
-    """The price of taking part in an open run, and what it buys; in an organised run 0."""
+    """Price of taking part in an open run, and the quota that it buys; 0 in an organised run."""
 
     quota: int = Field(default=0, ge=0, lt=1 << 32)
-    """Updates that one feed may have in all; 0 if only the budget bounds them (SPEC U6)."""
+    """Total updates of one feed; 0 if only the budget bounds them (SPEC U6)."""
     work_bits: int = Field(default=0, ge=0, le=MAX_WORK_BITS)
     """Leading zero bits of the proof of work in the name of a feed (SPEC S7)."""
 
 
 class OrganisedSection(Section):
-    """Those whose decisions say what counts in an organised run (SPEC O1); in an open run the defaults."""
+    """Keys and quotas by which decisions say what counts in an organised run (SPEC O1); defaults in an open
+    run."""
 
     organiser: Hex32 | Literal[""] = ""
     """Ed25519 public key that signs the decisions, until the deputies name another."""
     deputies: tuple[Hex32, ...] = Field(default=(), max_length=MAX_DEPUTIES)
-    """Keys of those who together can name another organiser."""
+    """Keys that together can name another organiser."""
     votes: int = Field(default=1, ge=1)
-    """Deputies that it takes: more than half of them, so that they cannot decide two things."""
+    """Number of deputies that it takes: more than half of them, so that they cannot decide two things."""
     quota: int = Field(default=0, ge=0, le=MAX_QUOTA)
-    """Updates of one feed with one epoch label that an admission allows unless it says otherwise."""
+    """Updates of one feed with one epoch label, unless an admission says otherwise."""
     subspace_epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
     """Epochs that share the bases of one subspace."""
     private: bool = False
-    """Whether nodes keep out of the public roster: peers are told by links and addresses alone."""
+    """Whether nodes stay out of the public roster: peers are told by links and addresses alone."""
 
     @model_validator(mode="after")
     def _trustworthy(self) -> OrganisedSection:
@@ -230,12 +231,12 @@ class OrganisedSection(Section):
 
 
 LONGEST_NAME = 60
-"""Characters of a name that is made; the manifest has up to 64."""
+"""Maximum length of a made name; the manifest allows 64."""
 
 
 def run_name(said: str, usual: str = "") -> str:
-    """Return a name for a run as near to what somebody calls it as names can be: `Support Tickets` is
-    `Support-Tickets`. Raises UserError BAD_OPTION if nothing is left, and there is no usual one."""
+    """Return the name for a run that is nearest to a title: `Support Tickets` becomes `Support-Tickets`.
+    Raises UserError BAD_OPTION if nothing is left, and there is no usual one."""
     plain = normalize("NFKD", said.replace("ß", "ss")).encode("ascii", "ignore").decode()
     if name := re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:LONGEST_NAME] or usual:
         return name

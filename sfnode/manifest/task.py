@@ -1,4 +1,4 @@
-"""The task of a run: what a row of its data means, and how an answer to it is scored."""
+"""The task of a run: the meaning of a row of its data, and the scoring of an answer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from pydantic import Field, field_validator, model_validator
 from sfnode.manifest.sections import Section, sorted_keys
 
 MAX_ANSWER_TOKENS = 4096
-"""Most tokens of an answer of a reward run: verifiers look at no more characters (docs/verifiers.md)."""
+"""Maximum tokens of an answer of a reward run. Verifiers look at no more characters (docs/verifiers.md)."""
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1 / 64, 64.0
-"""Bounds of a temperature that is not 0: beyond them the likeliest token, or any, would be drawn."""
+"""Bounds of a temperature that is not 0. Beyond them the likeliest token, or any, would be drawn."""
 
 ANSWERS = 4
 """Answers that are drawn to each prompt of a mini-batch, and compared with each other (SPEC T8)."""
 
 READING = 1 / 3
-"""Reading a written answer at one more point, as a share of writing it: 0.19 and 0.53 CPU seconds on SmolLM2
-(docs/benchmarks.md)."""
+"""Time for reading a written answer at one more point, as a share of writing it: 0.19 and 0.53 CPU seconds on
+SmolLM2 (docs/benchmarks.md)."""
 
 MAX_STOPS, MAX_STOP = 8, 64
-"""Most texts that end an answer, and characters of each: they are looked for after every token."""
+"""Maximum number of texts that end an answer, and characters of each. They are looked for after every
+token."""
 
 PRIOR_ONE = 1 << 16
-"""One nat in a prior of the manifest: exact in every language, and finer than any measurement."""
+"""One nat in a manifest's prior: exact in every language, and finer than any measurement."""
 
 MOST_PRIOR = (1 << 31) - 1
-"""Largest part of a prior: 32,768 nats, more than the logarithm of any probability of binary32."""
+"""Maximum part of a prior: 32,768 nats, more than the logarithm of any probability of binary32."""
 
 
 def composed(text: str) -> str:
@@ -38,29 +39,30 @@ def composed(text: str) -> str:
 
 
 class Task(Section):
-    """The meaning of a row of data: `template` is the prompt, and an answer follows it.
+    """Meaning of a row of data: `template` is the prompt, and an answer follows it.
 
-    The fields of a row are named in braces, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists
-    the filters). A space sets the answer off unless the prompt ends or the answer begins in white space.
+    Braces name the fields of a row, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists the
+    filters). A space separates the answer, unless the prompt ends or the answer begins in white space.
 
-    classification: `verbalizer` maps the row's label to the answer;
-    sequence-classification: `template` is all the text, which `{separator}` may part in two, and `verbalizer`
-    maps the row's label to the name of a class; a model with a classification head gives the classes scores,
-    in the verbalizer's order;
-    choice: the row brings its candidates (`candidates_field`), the answer is `completion` with `{candidate}`
-    filled in, and `label_field` has the right one (its text, its index, or a list of texts);
-    completion: the answer is `completion`; text: there is no answer, the loss is on the whole of `template`;
-    chat: `messages_field` holds a conversation, the loss is on what the assistant says in it;
-    reward: the model writes the answer, of at most `answer_tokens` tokens and up to one of the texts `stop`;
-    the loss is 1 less what the `verifier` gives it. Tokens are the likeliest ones, or drawn at a
-    `temperature` (docs/rewards.md).
+    classification: `verbalizer` maps the row's label to the answer.
+    sequence-classification: `template` is all the text, which `{separator}` may part in two. `verbalizer`
+    maps the row's label to the name of a class. A classification head scores the classes, in the verbalizer's
+    order.
+    choice: the row brings its candidates (`candidates_field`). The answer is `completion` with `{candidate}`
+    filled in. `label_field` has the right one: its text, its index, or a list of texts.
+    completion: the answer is `completion`.
+    text: there is no answer, and the loss is on the whole of `template`.
+    chat: `messages_field` holds a conversation, and the loss is on the assistant's messages.
+    reward: the model writes the answer, of at most `answer_tokens` tokens and up to one of the texts `stop`.
+    The loss is 1 less the score by the `verifier`. Tokens are the likeliest ones, or drawn at a `temperature`
+    (docs/rewards.md).
 
-    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, what is usual for the kind.
+    `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, the usual one of the kind.
 
     `loss` of the kinds with a verbalizer: plain; centred (SPEC T5), where mini-batches are balanced and
-    scores are compared less their means; or calibrated: scores less the `prior`, row by row. `prior`: the
-    base model's over the answers, in the verbalizer's order and in units of 2^-16 nats: in a run that is
-    centred, for nodes without public training rows; none if it is empty.
+    scores are compared less their means; or calibrated, scores less the `prior`, row by row. `prior` is the
+    base model's over the answers, in the verbalizer's order and in units of 2^-16 nats. A centred run has it
+    for nodes without public training rows; it may be empty.
     """
 
     kind: Literal[
@@ -77,7 +79,7 @@ class Task(Section):
     loss: Literal["plain", "centred", "calibrated"] = "plain"
     prior: tuple[Annotated[int, Field(ge=-MOST_PRIOR, le=MOST_PRIOR)], ...] = ()
     verifier: dict[str, Any] = Field(default_factory=dict)
-    """A verifier as `verifiers.specs` writes it, without keys that have their default."""
+    """Verifier as `verifiers.specs` writes it, without keys that have their default."""
     answer_tokens: int = Field(default=0, ge=0, le=MAX_ANSWER_TOKENS)
     temperature: float = Field(default=0.0, ge=0, le=MOST_TEMPERATURE)
     stop: tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...] = Field(
@@ -107,12 +109,12 @@ class Task(Section):
 
     @property
     def less_prior(self) -> bool:
-        """Whether answers are compared less the prior over them: the model's own, or the manifest's."""
+        """Whether answers are compared less a prior over them, the model's own or the manifest's."""
         return self.loss != "plain"
 
     @property
     def is_rewarded(self) -> bool:
-        """Whether the model writes answers, for which a program rewards it; else answers are given."""
+        """Whether the model writes answers and a program rewards them; else answers are given."""
         return self.kind == "reward"
 
     @model_validator(mode="after")
@@ -140,7 +142,7 @@ class Task(Section):
         return self
 
     def _check_answers(self) -> None:
-        """Raise ValueError unless a reward run, and no other, has what it takes to write answers."""
+        """Raise ValueError unless a reward run, and no other, has the fields for written answers."""
         if self.kind != "reward":
             if self.verifier or self.answer_tokens or self.temperature or self.stop:
                 raise ValueError(f"the task kind {self.kind} has no answers that are written and verified")

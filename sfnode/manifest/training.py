@@ -13,33 +13,32 @@ from pydantic import Field, field_validator, model_validator
 from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section, Target
 
 MAX_GROUP = 64
-"""Most updates of a group: the mean of the 63 others adds a 63rd to a scalar's variance, and more would take
-that down by no more than that; an auditor measures a whole group for one scalar, and 64 groups in a step fill
-a segment (SPEC S4)."""
+"""Maximum number of updates of a group. The mean of the 63 others adds a 63rd to a scalar's variance, and
+more updates would reduce that by no more than that. An auditor measures a whole group for one scalar, and 64
+groups in a step fill a segment (SPEC S4)."""
 
 PUBLISHED_UNIT = 2.0**-3
-"""Value of an entry of 1 of bases that are not random ones (SPEC R10, R12): a column of
-root mean square 1, as those of random bases are, has entries of root mean square 8, and an outlier may be
-15.9."""
+"""Value of an entry of 1 in bases that are not random (SPEC R10, R12). A column of root mean square 1, as in
+random bases, has entries of root mean square 8, and an outlier may be 15.9."""
 
 LEAST_EPSILON = 2.0**-24
-"""Nearest points of an update: float16 has no smaller number, and losses near 1 in float32 are 2^-24 apart,
-which at usual slopes is what points at this distance differ by."""
+"""Minimum epsilon. Float16 has no smaller number. Losses near 1 in float32 are 2^-24 apart, as far as points
+at this distance differ at usual slopes."""
 
 LEAST_DELTA, MOST_DELTA = 2.0**-40, 2.0**32
-"""Bounds of the unit of scalars, beyond which none says how steep the loss is. Below the first, losses near 1
-in float32 differ by more than the largest scalar or not at all, even at an epsilon of 1; above the second, a
+"""Bounds of the unit of scalars, beyond which no scalar tells a slope. Below the first, losses near 1 in
+float32 differ by more than the largest scalar or not at all, even at an epsilon of 1. Above the second, a
 difference of 128 nats is rounded to 0, even at LEAST_EPSILON."""
 
 LEAST_MOVE = 2.0**-126
-"""Least that a scalar of 1 may move a weight by, learning_rate times scalar_delta: the smallest normal number
+"""Minimum change of a weight by a scalar of 1, learning_rate times scalar_delta: the smallest normal number
 of float32, in which weights are summed."""
 
 FEATURE = struct.Struct(">bh")
 """Scale and mean of a feature in bytes (SPEC R12)."""
 
 MAX_FEATURES = 1 << 17
-"""Characters of the features of a head: 32,768 of them, as the widest models have."""
+"""Maximum characters of a head's features: 32,768 features, as the widest models have."""
 
 
 def features_text(table: Iterable[tuple[int, int]]) -> str:
@@ -48,7 +47,7 @@ def features_text(table: Iterable[tuple[int, int]]) -> str:
 
 
 class Training(Section):
-    """The numbers of the update rule. Learning rates are per update."""
+    """Numbers of the update rule. Learning rates are per update."""
 
     estimator: Literal["zeroth-order", "first-order"] = "zeroth-order"
     """Content of an update: a slope along a direction, or one for every cell of the cores (SPEC U2, U11)."""
@@ -57,30 +56,30 @@ class Training(Section):
     bases: Hex32 | Literal[""] = ""
     """Digest of the published bases with which the run begins (SPEC R10); empty if it has none."""
     features: Annotated[str, Field(max_length=MAX_FEATURES)] = ""
-    """Scales and means of the features that a linear head sees, as `features_text` writes them (SPEC R12);
-    empty for another basis."""
+    """Scales and means of a linear head's features, as `features_text` writes them (SPEC R12); empty for
+    another basis."""
     epsilon: float = Field(default=1e-3, gt=0, le=1)
     epsilons: dict[Literal["bfloat16", "float16"], Annotated[float, Field(gt=0, le=1)]] = Field(
         default_factory=dict
     )
-    """Epsilon of a node which computes in such a format (SPEC U2); in any other one it is `epsilon`."""
+    """Epsilon of nodes that compute in such a format (SPEC U2); in any other one it is `epsilon`."""
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     batch_size: int = Field(default=4, ge=1, le=4096)
     group: int = Field(default=0, ge=0, le=MAX_GROUP)
-    """Updates that share a mini-batch, each measured at one point and compared with the others (SPEC U2); 0:
-    each has a mini-batch of its own, and two points."""
+    """Updates that share a mini-batch, each measured at one point and compared with the others (SPEC U2).
+    With 0 each has a mini-batch of its own, and two points."""
     epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
     update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
     decay: float = Field(default=1.0, gt=0, le=1)
-    """Factor by which what an organised run has learnt shrinks with each subspace that follows (SPEC O17); 1:
-    it stays."""
+    """Factor by which an organised run's earlier changes shrink with each subspace that follows (SPEC O17); 1
+    for no decay."""
     scalar_bits: Literal[8, 16] = 16
     scalar_delta: float = Field(default=1 / 64, gt=0, allow_inf_nan=False)
     scalar_limit: int = Field(default=32_767, ge=1, le=32_767)
     norm_limit: int = Field(default=0, ge=0, lt=1 << 32)
-    """Largest root of the sum of an update's squared scalars until a seal says otherwise; 0 in a zeroth-order
-    run."""
+    """Maximum norm of an update's scalars (root of the sum of squares) until a seal says otherwise; 0 in a
+    zeroth-order run."""
 
     @field_validator("rank")
     @classmethod
@@ -160,12 +159,12 @@ class Training(Section):
 
     @property
     def largest_scalar(self) -> int:
-        """The largest scalar that `scalar_bits` hold."""
+        """Largest scalar that fits `scalar_bits`."""
         return (1 << (self.scalar_bits - 1)) - 1
 
     @property
     def batch_updates(self) -> int:
-        """Number of updates that are measured together, on one mini-batch: a group's, or one."""
+        """Number of updates that are measured together on one mini-batch: a group's, or one."""
         return self.group or 1
 
     @property
@@ -180,7 +179,8 @@ class Training(Section):
 
     @property
     def trains_a_head(self) -> bool:
-        """Whether directions follow from the features of a linear head, which alone is trained (SPEC R12)."""
+        """Whether only a linear head is trained, along directions that follow from its features (SPEC
+        R12)."""
         return self.basis == "features"
 
     def scales_and_means(self) -> list[tuple[int, int]]:
@@ -192,11 +192,11 @@ class Training(Section):
         return {str(name): value for name, value in self.epsilons.items()}.get(dtype, self.epsilon)
 
     def with_random_bases(self) -> Training:
-        """Return the same numbers with random bases, with which steps cost as much and no file is needed."""
+        """Return the same numbers with random bases: steps cost as much and no file is needed."""
         return self.model_copy(update={"basis": "random", "bases": "", "features": ""})
 
     def rate(self, epoch: int) -> float:
-        """Return the learning rate of the updates of `epoch`, counted from 0."""
+        """Return the learning rate of the updates of `epoch`, counted from 0, by the schedule."""
         progress = epoch / self.epochs
         factor = {
             "constant": 1.0,

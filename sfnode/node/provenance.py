@@ -65,7 +65,7 @@ def _contributors(counted: Mapping[Feed, Counted], names: Mapping[bytes, Names])
     updates: Counter[bytes] = Counter()
     for feed, one in counted.items():
         first = 0
-        for run in one.runs:
+        for run in one.spans:
             updates[feed.origin] += (run.stop - first) * (run.factor != 0)
             first = run.stop
     ordered = sorted(updates.items(), key=lambda item: (-item[1], item[0]))

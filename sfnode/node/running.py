@@ -22,7 +22,6 @@ from sfnode.node import outside, startup
 from sfnode.node.checkpoints import NodeCheckpoints
 from sfnode.node.context import NodeContext
 from sfnode.node.driver import Driver
-from sfnode.node.exports import Exports
 from sfnode.node.following import follow
 from sfnode.node.notifying import notify
 from sfnode.node.organising import Organising, be_admitted, note_offer, organises
@@ -134,7 +133,6 @@ class RunningNode:
         self.organising = self._make_organising() if organises(joined) else None
         """The organiser, where its key is."""
         self.privacy = Privacy(self.context) if self.settings.noisy else None
-        self.exports = Exports(self.context) if self.settings.export_every else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
 
         # what watches it
@@ -267,7 +265,7 @@ class RunningNode:
             *((self.recorder.run,) if self.settings.log_to else ()),
             *((partial(notify, self.status, self.clock, notified),) if notified else ()),
             *((self.checkpoints.run, self._train_once_begun) if self.checkpoints else ()),
-            *(part.run for part in (self.bases, self.privacy, self.exports, self.sampling) if part),
+            *(part.run for part in (self.bases, self.privacy, self.sampling) if part),
             *((partial(follow, self.context, reports, self.continue_in),) if reports else ()),
         )
 

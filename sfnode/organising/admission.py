@@ -1,6 +1,6 @@
 """Join requests of newcomers: proofs of work, invitations, and which join requests are granted when.
 
-Both sides are here: what a newcomer shows and how an organiser checks it. `JoinRequest` travels; its origin's
+Both sides are here: what a newcomer sends and how an organiser checks it. `JoinRequest` travels; its origin's
 signature was checked before.
 """
 
@@ -23,13 +23,14 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.signing import signed_by
 
 MAX_PENDING = 1024
-"""Join requests that wait: as many as an owner can look through, 300 kB."""
+"""Maximum number of waiting join requests. They take 300 kB, and an owner can look through as many."""
 
 MAX_PENDING_PER_LINK = 128
-"""Join requests that wait and came over one link: no neighbour pushes out what the others brought."""
+"""Maximum number of waiting join requests from one link, so that one neighbour cannot crowd out the
+others."""
 
 PENDING_TIME = 86_400.0
-"""Seconds for which a join request waits that is not repeated: its owner may look once a day."""
+"""Seconds for which a join request waits unless it is repeated. Its owner may look once a day."""
 
 _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
@@ -38,12 +39,12 @@ _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
 
 def work(run_id: bytes, origin: bytes, nonce: int) -> int:
-    """Return the number of leading zero bits that a nonce (1 to 2^64 - 1) achieves; 0 for none shown."""
+    """Return the number of leading zero bits of a nonce (1 to 2^64 - 1); 0 without a nonce."""
     return signing.WORK_BITS - signing.work(run_id, origin, nonce).bit_length() if nonce else 0
 
 
 def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
-    """Return the first nonce with that much work, 2^bits hashes on average; None once `interrupted`."""
+    """Return the first nonce with that much work, after 2^bits hashes on average; None once `interrupted`."""
     found = signing.solutions(run_id, origin, signing.work_bound(bits), count(1), interrupted)
     return next(found, None)
 
@@ -52,7 +53,7 @@ def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], boo
 
 
 def invitation_key(run_id: bytes, secret: bytes) -> Ed25519PrivateKey:
-    """Return the key of an invitation, which `Invite` publishes the public half of. Raises ValueError."""
+    """Return the private key of an invitation; `Invite` publishes the public half. Raises ValueError."""
     if not SECRET_BYTES[0] <= len(secret) <= SECRET_BYTES[1]:
         raise ValueError(f"the secret of an invitation has 16 to 32 bytes, not {len(secret)}")
     seed = hashlib.blake2b(secret, digest_size=32, key=run_id, person=_INVITE).digest()
@@ -60,12 +61,12 @@ def invitation_key(run_id: bytes, secret: bytes) -> Ed25519PrivateKey:
 
 
 def voucher_message(run_id: bytes, origin: bytes) -> bytes:
-    """Return what the key of an invitation signs for a newcomer."""
+    """Return the message that an invitation's key signs for a newcomer."""
     return _VOUCHER + run_id + origin
 
 
 def invited(run_id: bytes, join_request: JoinRequest, run_state: RunState) -> bool:
-    """Return whether a join request shows an invitation by which somebody may still come."""
+    """Return whether a join request shows an invitation that can still be used."""
     if not 0 < join_request.invitation <= len(run_state.invitations):
         return False
     invitation = run_state.invitations[join_request.invitation - 1]
@@ -82,26 +83,27 @@ class _Pending:
     join_request: JoinRequest
     via: str
     at: float
-    """Time at which it was last heard."""
+    """Time at which the join request was last received."""
     granted: bool
-    """Whether it looked, when it was heard, as if nobody had to be asked."""
+    """Whether the policy would have granted it without the owner when it was received."""
 
 
 class PendingJoinRequests:
-    """The join requests that wait, for their turn or for the owner.
+    """Join requests that wait for their turn or for the owner.
 
-    Bounded in total and for each link, the oldest out first; what is repeated keeps its link and its turn.
+    Their number is bounded, in total and for each link; the oldest is dropped first. A repeated join request
+    keeps its link and its turn.
     """
 
     def __init__(self, run_id: bytes, policy: OrganiserPolicy) -> None:
         self._run_id = run_id
         self.policy = policy
         self._pending: dict[bytes, _Pending] = {}
-        """Join requests by origin; the one that came first is first."""
+        """Join requests by origin, in the order of their first arrival."""
         self._bucket = Bucket(float("inf"), 0.0)
 
     def hear(self, join_request: JoinRequest, via: str, run_state: RunState, now: float) -> None:
-        """Keep a join request, unless there is no way for it to be granted."""
+        """Keep a join request, unless it could never be granted."""
         granted = self._admits(join_request, run_state) is not None
         if run_state.member(join_request.origin) or not (granted or self._owner_is_asked):
             return
@@ -117,7 +119,7 @@ class PendingJoinRequests:
         self._pending[join_request.origin] = _Pending(join_request, via, now, granted)
 
     def waiting(self, run_state: RunState, now: float) -> list[JoinRequest]:
-        """Return the join requests that wait, after dropping those that do not any more."""
+        """Return the join requests that wait, after dropping those that no longer do."""
         self._drop(run_state, now)
         return [pending.join_request for pending in self._pending.values()]
 
@@ -140,7 +142,8 @@ class PendingJoinRequests:
         return self.policy.admission is Admission.APPROVE
 
     def _admits(self, join_request: JoinRequest, run_state: RunState) -> Admit | None:
-        """Return the admission that a join request earns by itself."""
+        """Return the admission that the policy grants a join request without the owner; None if there is
+        none."""
         if invited(self._run_id, join_request, run_state):
             return Admit(join_request.origin, self.policy.quota, join_request.invitation)
         if self.policy.admission is not Admission.ANYONE:

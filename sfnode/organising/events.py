@@ -16,55 +16,56 @@ from sfprotocol.messages import Feed
 
 @dataclass(frozen=True, slots=True)
 class NobodyElse:
-    """No other node of the run is to be found, and it is new, or nothing that was signed is lacking here."""
+    """Event: no other node of the run can be found, and the run is new or no signed decision is missing
+    here."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnded:
-    """An evaluation that was asked for has ended."""
+    """Event: an evaluation that was asked for has ended."""
 
     epoch: int
     result: Evaluation | None
-    """None if it has failed."""
+    """Result; None if the evaluation failed."""
     base: Evaluation | None = None
-    """The base model's on the same rows, once, when it is known."""
+    """The base model's result on the same rows, told once."""
     calibrated: Evaluation | None = None
-    """The same less its prior over the answers, where that can be measured."""
+    """The base model's result less its prior over the answers, where it can be measured."""
     found: SearchResult | None = None
-    """Result of the line search, if there was one: the evaluation is of the model with that factor."""
+    """Result of the line search, if there was one. The evaluated model has its factor."""
     forwards: int = 0
-    """Example-forwards that it has taken."""
+    """Example-forwards that the evaluation took."""
     shares: Mapping[Feed, StepShare] = field(default_factory=dict)
-    """Shares of feeds in the step of the epoch, if that was wanted and could be measured."""
+    """Contributions of feeds to the step of the epoch, if they were wanted and could be measured."""
 
 
 Product = type[Bases] | type[Checkpoint]
-"""The kinds of decisions for which something is made first."""
+"""Kinds of decisions that have to be made or computed before they are signed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakingEnded:
-    """A Make was carried out."""
+    """Event: a Make has ended."""
 
     what: Product
     made: bytes | Checkpoint | None
-    """Digest of the bases, which this node can give to its peers; or what counts up to the epoch, by the
-    decisions at that time; None if it has failed."""
+    """Digest of the bases, which peers can get from this node; or the checkpoint, by the decisions at that
+    time. None if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerDecision:
-    """The run's owner wants this decision: an Admit approves, a Revoke or a Void takes back, and so on."""
+    """Event: the run's owner wants this decision, such as an Admit, a Revoke or a Void."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round of this node was carried out, or the time has come."""
+    """Event: this node has carried out a round, or the deadline has come."""
 
     moved: tuple[Feed, ...] = ()
-    """Feeds of which something else is held, counts or is proven than before."""
+    """Feeds whose held updates, counted updates or fork proofs have changed."""
 
 
 Event = Round | NobodyElse | JoinRequested | EvaluationEnded | MakingEnded | OwnerDecision
@@ -75,8 +76,8 @@ Event = Round | NobodyElse | JoinRequested | EvaluationEnded | MakingEnded | Own
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Sign this decision if it will be number `position` of the control feed, counted from 0; keep it before
-    anybody is told."""
+    """Action: sign this decision if it will be number `position` of the control feed, counted from 0. Store
+    it before anybody is told."""
 
     position: int
     decision: Decision
@@ -84,22 +85,22 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate the model on the validation rows with all that closes up to that of `epoch` have named; report
-    EvaluationEnded."""
+    """Action: evaluate the model on the validation rows, with the updates that closes up to that of `epoch`
+    have named. Report EvaluationEnded."""
 
     epoch: int
     rows: int = 0
-    """Rows that a line search along the epoch may take before that (`line_search`); 0: there is none."""
+    """Maximum number of rows for a line search before the evaluation (`line_search`); 0 for no search."""
     scored: bool = True
     """Whether the model is evaluated at all."""
     origins: int = 0
-    """Validation rows on which to measure what each feed has brought; 0: it is not measured."""
+    """Number of validation rows on which the contribution of each feed is measured; 0 if it is not
+    measured."""
     skipped: frozenset[int] = frozenset()
-    """Numbers of feeds whose work in this epoch the seal is going to skip: it makes no part of the step that
-    is searched, and of the model that is evaluated. What they have brought is measured beside that of the
-    others."""
+    """Numbers of the feeds that the seal will skip in this epoch. Their work is left out of the step that is
+    searched and of the model that is evaluated. Their contributions are measured all the same."""
     recounted: frozenset[Recount] = frozenset()
-    """Work that earlier seals have skipped and this one is going to count: it makes part of both."""
+    """Skipped work of earlier epochs that this seal will count. It is part of the step and of the model."""
 
     @property
     def scale(self) -> float:
@@ -109,8 +110,8 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Make bases at the weights with all that closes up to that of `epoch` have named, and keep them; or work
-    out a checkpoint, the digests of what counts up to it by the decisions as they are. Report MakingEnded."""
+    """Action: make bases at the weights by the closes up to that of `epoch` and keep them; or compute a
+    checkpoint of that epoch by the present decisions. Report MakingEnded."""
 
     what: Product
     epoch: int
@@ -118,16 +119,16 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOwner:
-    """Tell the owner what has become of a decision that was wanted."""
+    """Action: tell the owner what became of a decision."""
 
     decision: Decision
     refused: str | None
-    """The reason for which it is not signed; None once it is signed, and kept here."""
+    """Reason why it is not signed; None once it is signed and stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopSigning:
-    """Tell the owner that this organiser signs nothing any more, and why."""
+    """Action: tell the owner that this organiser no longer signs, and why."""
 
     reason: str
 

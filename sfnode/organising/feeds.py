@@ -1,11 +1,12 @@
-"""Feeds as the organiser's node holds them, and peers too: what of them may be named, sealed or given up.
+"""Feeds as the organiser's node and its peers hold them: which updates may be named, sealed or given up.
 
-Data of the organiser, which alone decides; what was named of a feed is read from a `RunState`.
+Data of the organiser, which alone decides. A `RunState` tells which updates were named.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,46 +21,46 @@ from sfprotocol.quotas import UNLIMITED
 from sfprotocol.run_state import NEVER, RunState
 
 CLAIMED = 4
-"""Times as long that a feed is waited for of which a peer says that it has what is missing: it may be slow.
-What never comes is not there, or the peer lies."""
+"""Factor by which the organiser waits longer for missing updates if a peer claims to have them. The peer may
+be slow; if they never come, it lies."""
 
 OVERSIZED = 1 + GAIN_BY_COST
-"""Times the usual size of a scalar, as a root mean square, up to which work counts at once. What is w times
-as large gains as w and costs as w squared: beyond this even useful work does harm. It waits for the seal
-before the end, which has a factor of its own."""
+"""Maximum size of a member's scalars (root mean square), in usual sizes, at which its work counts at once.
+Work of w times the size gains w times as much and costs w squared times as much, so beyond this even useful
+work does harm. Larger work waits for the seal before the end, which has a factor of its own."""
 
 FEW = 3
-"""Scalars of the usual size that are added to those of a member before they are called oversized: one of few
-may be large by chance."""
+"""Scalars of the usual size that are added to a member's own before they are called oversized. One of few may
+be large by chance."""
 
 
 @dataclass(slots=True)
 class HeldFeed:
-    """A feed as this node holds it, and peers too."""
+    """State of a feed on this node and on its peers."""
 
     since: float
-    """Time since which something waits to be named."""
+    """Time since which updates wait to be named."""
     missing_since: float
-    """Time at which more of what is named was here than ever before, or all of it, or nobody to ask."""
+    """Time at which the missing updates last decreased, or were all held, or there was nobody to ask."""
     boundaries: list[Boundary] = field(default_factory=list)
     shown: int = 0
-    """The first step that no peer has shown to hold."""
+    """First step that no peer is known to hold."""
     forked: int = NEVER
     named: int = 0
-    """The first step that was not named when we last looked."""
+    """First step that was not named at the last look."""
     most: int = 0
-    """The most that was here while something was missing."""
+    """Maximum number of steps that were held while some were missing."""
     grown: float = 0.0
-    """Time at which it last grew."""
+    """Time at which the feed last grew."""
 
     @property
     def stop(self) -> int:
-        """The first step that is not here."""
+        """First step that is not held."""
         return self.boundaries[-1].stop if self.boundaries else 0
 
     @property
     def next_boundary(self) -> int:
-        """The first boundary of what waits; where nothing does, the last of all."""
+        """First boundary of the waiting updates; the last boundary if none wait."""
         return next((one.stop for one in self.boundaries if one.stop > self.named), self.stop)
 
     def boundary(self, stop: int) -> Boundary | None:
@@ -67,7 +68,8 @@ class HeldFeed:
         return next((one for one in reversed(self.boundaries) if one.stop == stop), None)
 
     def enough(self, updates: int) -> int:
-        """Return the first boundary up to which so many wait that move anything; NEVER if fewer do."""
+        """Return the first boundary with at least `updates` waiting updates that change the weights; NEVER if
+        fewer wait."""
         moving, before = 0, self.named
         for one in self.boundaries:
             if one.stop > self.named:
@@ -78,20 +80,20 @@ class HeldFeed:
 
     @property
     def waiting(self) -> int:
-        """Updates that move anything and wait to be named."""
+        """Number of waiting updates that change the weights."""
         return max(0, self.stop - self.named - self.zeros(self.stop))
 
     def zeros(self, stop: int) -> int:
-        """Return how many of the steps that wait, up to `stop`, have the scalar 0."""
+        """Return the number of waiting steps up to `stop` that change nothing."""
         return sum(one.zeros for one in self.boundaries if self.named < one.stop <= stop)
 
     def labelled(self, epoch: int) -> int:
-        """Return how many updates at its end have the label of an epoch, or a later one."""
+        """Return the number of updates with this epoch's label or a later one."""
         stops = [0, *(one.stop for one in self.boundaries)]
         return sum(b - a for a, b, one in zip(stops, stops[1:], self.boundaries) if one.label >= epoch)  # noqa: B905
 
     def last_nameable(self, limit: int, revoked: int) -> Boundary | None:
-        """Return the last boundary up to a step before which no label is revoked."""
+        """Return the last boundary up to step `limit` before which no waiting update has a revoked label."""
         last = None
         for one in self.boundaries:
             if one.stop > limit or (one.stop > self.named and one.label >= revoked):
@@ -106,46 +108,49 @@ class Nameable(NamedTuple):
     number: int
     steps: int
     since: float
-    """Time since which it waits."""
+    """Time since which the part waits."""
     boundary: Boundary
-    """The boundary at which the close may stop."""
+    """Boundary at which the close would stop."""
     zeros: int
-    """Steps of it whose scalar is 0."""
+    """Number of steps in the part that change nothing."""
     waiting: int
-    """Steps that may count and wait in the feed, those beyond the part included."""
+    """Number of waiting updates in the whole feed that change the weights."""
 
     @property
     def moving(self) -> int:
-        """Steps of it that may count."""
+        """Number of steps in the part that may count."""
         return self.steps - self.zeros
 
     def move(self, salt: bytes) -> Move:
-        """Return the move that names it in a close with this salt."""
+        """Return the move by which a close with this salt names the part."""
         return Move(self.number, self.steps, validation.tag(salt, self.boundary.chain), self.zeros)
 
 
 class HeldFeeds:
-    """All feeds that are held, named or shown."""
+    """All feeds of which updates are held, named or shown."""
 
     def __init__(self) -> None:
         self._feeds: dict[Feed, HeldFeed] = {}
         self._served: dict[int, float] = {}
-        """Time at which something of a member was last named."""
+        """Time at which updates of each member were last named."""
         self._unshown: dict[Feed, None] = {}
-        """Feeds of which more is held than peers have shown."""
+        """Feeds with held updates that no peer is known to hold."""
+        self._sealed = 0
+        """Number of seals when boundaries were last forgotten."""
 
     def __len__(self) -> int:
         return len(self._feeds)
 
     def of(self, feed: Feed, now: float) -> HeldFeed:
-        """Return what is known of a feed."""
+        """Return the state of a feed, a new one if it is unknown."""
         return self._feeds.setdefault(feed, HeldFeed(now, now))
 
     # -- what is seen ------------------------------------------------------------------------------
 
     def follow(self, view: View, moved: Iterable[Feed], now: float) -> int:
-        """Look at feeds of which something else is held, counts or is proven; return how many updates have
-        come."""
+        """Update the feeds whose held updates, counted updates or fork proofs have changed. Return the number
+        of new updates."""
+        self._forget_sealed(view.run_state)
         return sum(self._look_at(feed, view, now) for feed in moved)
 
     def _look_at(self, feed: Feed, view: View, now: float) -> int:
@@ -160,9 +165,21 @@ class HeldFeeds:
             self._unshown[feed] = None
         return max(0, held.stop - first)
 
+    def _forget_sealed(self, run_state: RunState) -> None:
+        """Forget the boundaries below the last step that seals have judged, whoever signed the seals."""
+        if run_state.sealed == self._sealed:
+            return
+        self._sealed = run_state.sealed
+        for number, stop in run_state.positions(run_state.sealed - 1).items():
+            held = self._feeds.get(run_state.feed(number))
+            boundaries = held.boundaries if held else []
+            judged = bisect_left(boundaries, stop, key=lambda one: one.stop)
+            del boundaries[: min(judged, len(boundaries) - 1)]  # the last one says how much is held
+
     @staticmethod
     def _continues(feed: Feed, held: HeldFeed, view: View) -> bool:
-        """Return whether what is held of a feed continues what was, with all boundaries."""
+        """Return whether the held updates continue those of the last look, and all named stops have
+        boundaries."""
         last, now = held.boundaries[-1:], view.state(feed).next
         if not last or view.chain(feed, min(held.stop, now)) != last[0].chain:
             return False
@@ -172,7 +189,7 @@ class HeldFeeds:
         return all(held.boundary(named_stop.stop) for named_stop in named_stops)
 
     def hear(self, view: View) -> None:
-        """Take note of how much of what is held peers have shown to hold, too."""
+        """Note which held updates peers are known to hold."""
         for feed, stop in view.shown(self._unshown).items():
             held = self._feeds[feed]
             held.shown = max(held.shown, stop)
@@ -180,7 +197,7 @@ class HeldFeeds:
                 del self._unshown[feed]
 
     def refresh(self, run_state: RunState, now: float, *, asked: bool) -> None:
-        """Bring the times up to date since which feeds wait or miss something; `asked`: there are peers."""
+        """Update the times since which feeds wait or miss updates; `asked`: there are peers to ask."""
         positions = {run_state.feed(number): stop for number, stop in run_state.positions().items()}
         for feed in positions:
             self.of(feed, now)
@@ -198,11 +215,11 @@ class HeldFeeds:
     # -- what follows ------------------------------------------------------------------------------
 
     def missing(self) -> dict[Feed, HeldFeed]:
-        """Return the feeds of which named steps were not here when we last looked."""
+        """Return the feeds with named steps that were missing at the last look."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
     def waiting(self, run_state: RunState) -> tuple[int, int]:
-        """Return how many updates that move anything wait to be named of members who were vouched for, and of
+        """Return the numbers of waiting updates that change the weights: of vouched members, and of
         strangers."""
         found = {False: 0, True: 0}
         for feed, held in self._feeds.items():
@@ -221,16 +238,20 @@ class HeldFeeds:
         alone: bool,
         trusted: Callable[[int], bool],
     ) -> Iterator[Nameable]:
-        """Yield what `most` moves of a close may name, what waits longest first, until it is `rest` updates;
-        only what peers have shown unless `alone`. Nothing is named that is not here. Work of members who are
-        not `trusted` is beside the `rest`: seals skip it, and a run would end in ever smaller epochs.
+        """Yield up to `most` parts of feeds that a close may name, of `rest` updates in all. The part that
+        has waited longest comes first.
 
-        Of a member it is no more than its quota with the open label and twice its credit, over all its feeds
-        and whatever their labels; of all strangers without credit together, no more than `shared`, which
-        those who wait share alike, in turns: whoever has much waiting, in however many feeds, leaves room for
-        others to earn credit. What a stranger signed as a whole when its quota was larger, and is more than
-        `shared`, is only named after all else; if its author is `trusted`, once it has waited since before
-        `overdue`. Of others seals skip it, and they count again once what comes after it was measured.
+        Only held updates are named, and unless `alone` only those that a peer is known to hold. Work of
+        members who are not `trusted` does not count towards `rest`. Seals skip it, and a run would end in
+        ever smaller epochs otherwise.
+
+        A member gets at most its quota with the open label and twice its credit, over all its feeds and
+        labels. All strangers without credit together get at most `shared` updates, in equal parts and in
+        turns. So a stranger with many waiting updates or feeds leaves room for others to earn credit.
+
+        A stranger's segment that is larger than `shared`, signed when its quota was larger, comes last. If
+        its author is `trusted`, the segment must have waited since before `overdue`. Otherwise seals skip it,
+        and the author's work counts again after later work was measured.
         """
         left: dict[int, int] = {}
         waiting = {
@@ -272,12 +293,12 @@ class HeldFeeds:
                 yield Nameable(number, steps, held.since, one, zeros, held.waiting)
 
     def _is_unproven(self, number: int, run_state: RunState) -> bool:
-        """Return whether a feed is of a stranger without credit."""
+        """Return whether a feed belongs to a stranger without credit."""
         member = number // INCARNATIONS
         return run_state.quotas.is_stranger(member) and not run_state.credit(member)
 
     def made(self, run_state: RunState) -> dict[int, int]:
-        """Return how many updates with the label of the open epoch are here, by member."""
+        """Return the number of held updates with the label of the open epoch, by member."""
         found = Counter[int]()
         for feed, held in self._feeds.items():
             if (number := run_state.number(feed)) is not None and held.boundaries:
@@ -285,18 +306,18 @@ class HeldFeeds:
         return +found
 
     def active(self, run_state: RunState, since: float) -> set[int]:
-        """Return the members of whom something has come since a time."""
+        """Return the members from whom updates have come since a time."""
         feeds = (feed for feed, held in self._feeds.items() if held.grown >= since and held.boundaries)
         return {number // INCARNATIONS for feed in feeds if (number := run_state.number(feed)) is not None}
 
     def renewing(self, run_state: RunState) -> set[int]:
-        """Return the members of whom a feed waits to be named with which they do not go on yet."""
+        """Return the members with waiting updates in a feed that is not yet their current one."""
         waiting = (run_state.number(feed) for feed, held in self._feeds.items() if held.stop > held.named)
         return {n // INCARNATIONS for n in waiting if n is not None and not run_state.goes_on_with(n)}
 
     def chains(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
-        """Return (feed, stop, chain hash there) of what closes up to this one have named; None if it is not
-        all here."""
+        """Return (feed, stop, chain hash there) for each feed as closes up to `epoch` have named it; None if
+        updates are missing."""
         found = []
         for number, stop in run_state.positions(epoch).items():
             held = self._feeds.get(run_state.feed(number))
@@ -306,15 +327,9 @@ class HeldFeeds:
             found.append((number, stop, boundary.chain))
         return found
 
-    def forget(self, chains: list[tuple[int, int, bytes]], run_state: RunState) -> None:
-        """Forget the boundaries before these, which have been sealed."""
-        for number, stop, _ in chains:
-            held = self._feeds[run_state.feed(number)]
-            held.boundaries = [one for one in held.boundaries if one.stop >= stop]
-
     def oversized(self, epoch: int, run_state: RunState) -> set[int]:
-        """Return the numbers of the feeds of members of whom the close of `epoch` has named scalars that are
-        too large to count at once; none where there are too few members to say what is usual."""
+        """Return the numbers of the feeds whose members' scalars in the close of `epoch` are too large to
+        count at once. Empty where too few members tell which size is usual."""
         moved = run_state.moved(epoch)
         updates, squares = Counter[int](), Counter[int]()
         for number in moved:
@@ -331,15 +346,15 @@ class HeldFeeds:
         return {number for number in moved if times.get(number // INCARNATIONS, 0.0) > OVERSIZED}
 
     def _size(self, number: int, epoch: int, run_state: RunState) -> tuple[int, int]:
-        """Return how many updates of a feed that move anything the close of `epoch` has named, and the sum of
-        the squares of their scalars."""
+        """Return, for the updates of a feed that the close of `epoch` has named, how many change the weights,
+        and the sum of their squared scalars."""
         named = self._named(number, epoch, run_state)
         steps = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
         return steps - sum(one.zeros for one in named), sum(one.squares for one in named)
 
     def norms(self, epoch: int, run_state: RunState, skipped: Collection[int]) -> dict[int, float]:
-        """Return the usual norm of an update of each member of whom the close of `epoch` has named some, root
-        mean square, in units of 2^-16 of scalar_delta; without feeds that are `skipped`."""
+        """Return the usual norm of an update by member (root mean square, in units of 2^-16 of scalar_delta),
+        over the updates that the close of `epoch` has named, without `skipped` feeds."""
         found: dict[int, list[Boundary]] = {}
         updates = Counter[int]()
         for number in run_state.moved(epoch):
@@ -354,11 +369,11 @@ class HeldFeeds:
         }
 
     def moving(self, number: int, epoch: int, run_state: RunState) -> int:
-        """Return how many updates of a feed that move anything the close of `epoch` has named."""
+        """Return how many updates of a feed that the close of `epoch` has named change the weights."""
         return self._size(number, epoch, run_state)[0]
 
     def _named(self, number: int, epoch: int, run_state: RunState) -> list[Boundary]:
-        """Return the boundaries in what the close of `epoch` has named of a feed."""
+        """Return the boundaries within the updates of a feed that the close of `epoch` has named."""
         held = self._feeds.get(run_state.feed(number))
         first, stop = run_state.named(number, epoch - 1), run_state.named(number, epoch)
         return [one for one in (held.boundaries if held else []) if first < one.stop <= stop]
@@ -368,8 +383,9 @@ class HeldFeeds:
         return any(one.label in labels for one in self._named(number, epoch, run_state))
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
-        """Return the end of a feed of which named steps have been missing for `after` seconds, at the last
-        close that is all here; longer if a peer says that it has them. None ends none."""
+        """Return the amendment that ends a feed of which named steps have been missing for `after` seconds;
+        longer if a peer claims to have them. It ends at the last close whose updates are all held. With
+        `after` None no feed is ended."""
         run_state = view.run_state
         for feed, held in self.missing().items():
             if after is None:
@@ -387,12 +403,12 @@ class HeldFeeds:
 
 
 def _judged(number: int, run_state: RunState) -> int:
-    """Return the step up to which seals have judged a feed, but for the last one."""
+    """Return the step up to which seals have judged a feed, without the last seal."""
     return run_state.named(number, run_state.sealed - 2)
 
 
 def _boundaries(feed: Feed, view: View) -> list[Boundary]:
-    """Return the boundaries of all that is held of a feed and may still be named, or sealed."""
+    """Return the boundaries of all held updates of a feed that may still be named or sealed."""
     number = view.run_state.number(feed)
     first = min(view.state(feed).next, 0 if number is None else _judged(number, view.run_state))
     return [*([view.boundary(feed, first)] if first else []), *view.boundaries(feed, first)]

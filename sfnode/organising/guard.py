@@ -1,6 +1,6 @@
 """The guard rails of an organised run: when it goes back to its best seal, and when it ends.
 
-    what the evaluations on the validation rows say         what is done
+    evaluations on the validation rows                       decision
     far worse than the best one, or worse twice in a row     back to the best seal, at a lower rate
     no gain over the base model, though losses move far      back to the base model, at a lower rate
     (or rewards fall)
@@ -8,21 +8,20 @@
     worse than the best one at the end                       back to the best seal: the end
     none better by BETTER for `patience` rounds              back to the best seal: the end; if none is better
                                                              than the base model, there, at a lower rate
-    rounds of updates that are too short to move anything    the end, where the run is
+    rounds of updates too short to change the weights        the end, where the run is
 
-One figure says what is better, and by how much: that which people are shown (`figure`). Losses of rows only
-tell whether a difference may be chance. What is no worse by that figure is never taken back; but with a
-patience, as for a head of a first-order run, the mean loss says which seal is the best one, as it always does
-where training is stopped in time: it is what such a head would go on to lose, its confidence first.
+Results are compared by the one figure that people are shown (`figure`). Losses of rows only tell whether a
+difference may be chance. A result that is no worse by that figure is never taken back. With a patience, as
+for a head of a first-order run, the mean loss instead says which seal is the best one, as usual in early
+stopping: such a head would lose its confidence first.
 
-A return is a Void of all epochs after that seal. What was under way then, made by models that are gone at a
-rate that was too large, does not come back: epochs up to that of the lower rate are closed with what they
-have and sealed with factor 0, and feeds that bring updates with labels of these epochs later are skipped, and
-are not recounted. There are MOST_RETURNS at most and each lowers the rate, so that this ends.
+A return is a Void of all epochs after that seal. Updates that were under way then, made by models that are
+gone at a rate that was too large, do not come back. Epochs up to the one with the lower rate are closed with
+what they have and sealed with factor 0. Feeds that later bring updates with labels of these epochs are
+skipped, and not recounted. There are MOST_RETURNS at most and each lowers the rate, so that this ends.
 
-Everything is a fold over the decisions, but for losses of single rows: after a restart a difference to an
-earlier seal has a larger error. Whoever takes back the last epochs, all of them, makes a return: also the
-owner. This module knows no time, no feeds, and nobody who measures.
+Everything is a fold over the decisions, except losses of single rows: after a restart a difference to an
+earlier seal has a larger error. A Void of the last epochs, all of them, is a return, also by the owner.
 """
 
 from __future__ import annotations
@@ -45,51 +44,52 @@ from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, S
 from sfprotocol.run_state import MAX_EPOCHS, NEVER, RunState
 
 ERRORS = 2.0
-"""Standard errors of a difference, paired by rows, by which it has to exceed what chance makes of it."""
+"""Standard errors, paired by rows, that a difference must exceed to be more than chance."""
 
 LITTLE = 0.02
-"""Nats, rewards, or share of right answers, that do not matter, even where nothing was gained yet."""
+"""Difference that does not matter, in nats, reward or share of right answers, even before anything was
+gained."""
 
 PART = 0.1
-"""Share of what the best seal has gained over the base model that does not matter either."""
+"""Share of the best seal's gain over the base model that does not matter either."""
 
 LARGE = 0.5
-"""The same share, or `LARGE_MOVE` if that is more: one evaluation suffices."""
+"""Share of that gain beyond which one evaluation suffices, or `LARGE_MOVE` if that is more."""
 
 LARGE_MOVE = 0.1
-"""Nats by which losses of rows have moved (root mean square) where a run has gained nothing by it: noise at a
-rate that is too large, as in `line_search`."""
+"""Root mean square in nats by which losses of rows have moved where a run has gained nothing. It is noise at
+a rate that is too large, as in `line_search`."""
 
 BETTER = 0.02
-"""Share of the gain by which a seal has to be better to be an improvement: less is not worth the time."""
+"""Least improvement, as a share of the gain. A smaller one is not worth the time."""
 
 PATIENCE = 6
-"""Evaluations without an improvement, at one rate, before it is lowered: in runs of the built-in model that
-learn, one in two or three is one."""
+"""Evaluations without an improvement at one rate before the rate is lowered. In runs of the built-in model
+that learn, one in two or three is an improvement."""
 
 LEAST_BUDGET = 1 / 40
-"""Share of the budget, and ..."""
+"""Minimum updates, as a share of the budget, that PATIENCE evaluations must span."""
 
 LEAST_MADE = 1 / 4
-"""... of the updates up to the last improvement, that these evaluations have to span."""
+"""Minimum updates that they must span, as a share of those before the last improvement."""
 
 END = 2
-"""Times as much of all three before a run that has gained something is over: its searches have lowered the
-rate by then if that helps, and what is learnt late is learnt slowly."""
+"""Factor on all three limits before a run with a gain ends. By then its searches have lowered the rate if
+that helps, and late learning is slow."""
 
 LOWER = 4
-"""Divisor of the rate at a return: a first rate that is wrong by 100 takes three or four."""
+"""Divisor of the rate at a return. A first rate that is 100 times too large takes three or four returns."""
 
 LABELLED = frozenset({"accuracy", "f1"})
-"""Metrics that are the figure of a run. Others are 0 until all of an answer is right: there it is what is
-trained, which is shown beside them."""
+"""Metrics by which results are compared. Other metrics are 0 until a whole answer is right; there the trained
+quantity is compared, and shown beside the metric."""
 
 MOST_RETURNS = 8
-"""Returns of one run: rates wrong by 65,000 are beyond what anybody means."""
+"""Maximum number of returns in one run. They divide the rate by 65,000, more than anybody is wrong by."""
 
 
 Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
-"""Losses of rows by epoch, whether it is the base model, and measure."""
+"""Losses of rows by epoch, by whether they are the base model's, and by measure."""
 
 
 class SealResult(NamedTuple):
@@ -97,37 +97,39 @@ class SealResult(NamedTuple):
 
     said: EpochEvaluation
     losses: NDArray[np.float64] | None
-    """Loss of each row; None if this organiser has not measured it itself."""
+    """Loss of each row; None if this organiser has not measured it itself, or no longer needs it."""
 
     @property
     def epoch(self) -> int:
-        """The epoch of the seal; -1 of the base model."""
+        """Epoch of the seal; -1 for the base model."""
         return -1 if self.said.base else self.said.epoch
 
     @property
     def loss(self) -> float:
-        """Mean loss; infinite if it was no number."""
+        """Mean loss; infinite if it was not a number."""
         return self.said.loss
 
     @property
     def is_labelled(self) -> bool:
-        """Whether its metric is its figure."""
+        """Whether results are compared by their metric."""
         return self.said.metric in LABELLED
 
     @property
     def figure(self) -> float:
-        """The figure that says how good it is; minus infinity if the model gives no numbers."""
+        """Number by which results are compared, larger is better; minus infinity if the model gives no
+        numbers."""
         return self.said.value if self.is_labelled and math.isfinite(self.loss) else -self.loss
 
     @property
     def jumps(self) -> bool:
-        """Whether losses are of rewards, which change by leaps."""
+        """Whether the losses come from rewards, which change in leaps."""
         return metric_of(self.said.metric).trained.rises
 
 
 def rise(before: SealResult, after: SealResult) -> tuple[float, float]:
-    """Return by how many nats the mean loss has risen, and the standard error: row by row, if the rows of
-    both are known; else that of two independent samples, a larger one; infinite if those of neither are."""
+    """Return the rise of the mean loss in nats, and its standard error. The error is paired if the rows of
+    both results are known. Otherwise it is the larger error of two independent samples, or infinite if
+    neither result has rows."""
     if not (math.isfinite(before.loss) and math.isfinite(after.loss)):
         numbers = math.isfinite(before.loss) - math.isfinite(after.loss)
         return (math.copysign(math.inf, numbers) if numbers else 0.0), 0.0
@@ -145,42 +147,48 @@ class Return:
     """A return to an earlier seal."""
 
     first: int
-    """The first epoch that was taken back."""
+    """First epoch that was taken back."""
     until: int = NEVER
-    """The epoch from which on the rate is lower; NEVER until a seal has said it."""
+    """First epoch that counts again, at a lower rate if a guard decides; NEVER until a seal tells it."""
 
 
 class Guard:
-    """The guard of one organiser, from one start to the next."""
+    """Guard of one organiser, from one start to the next."""
 
     def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
-        """`patience`: rounds with no better evaluation than the best one after which a run ends there; 0:
-        there is none. `idle`: rounds in a row that move nothing after which there is nothing left."""
+        """`patience`: rounds without a better evaluation after which the run ends at the best one; 0 for no
+        such limit. `idle`: consecutive rounds of updates that change nothing after which nothing is left to
+        learn."""
         self._patience, self._idle = patience, idle
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
         self._base: dict[tuple[str, bool], SealResult] = {}
-        """The base model's, as it is and calibrated, by measure."""
+        """Results of the base model, as it is and calibrated, by measure."""
         self.results: list[SealResult] = []
-        """Those of seals that were not taken back."""
-        self._mark: SealResult | None = None
-        """The last improvement: the last result that was evidently better than the improvement before it, and
-        by more than a little; the base model at first."""
+        """Results of seals that were not taken back."""
+        self._voided: list[range] = []
+        """Epochs that were taken back. Later results of these epochs belong to models that are gone."""
+        self._marks: list[SealResult] = []
+        """Improvements, in order. Each was evidently better than the one before it, and by more than a
+        little; the first is compared with the base model."""
         self.rows: Rows = {}
-        """Losses of rows: all that a restart forgets. They take 2 kB for 256 rows."""
+        """Losses of rows of results that wait to be published. A restart forgets all losses of rows."""
         self._unjudged = False
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
-        """Feeds, with the epochs, that a seal has skipped because they bring what was taken back."""
+        """Feeds and epochs that a seal has skipped because they bring updates that were taken back."""
 
     def anew(self) -> Guard:
-        """Return one that has read nothing."""
+        """Return a guard with the same settings that has read nothing."""
         return Guard(self._patience, self._idle)
 
     # -- what is known -----------------------------------------------------------------------------
 
     def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:
-        """Remember the rows of a result that is to be published."""
+        """Remember the rows of a result that will be published. A seal's rows replace those of the seal
+        before."""
+        if not base:
+            self.rows = {key: rows for key, rows in self.rows.items() if key[1]}
         if isinstance(result, EvaluationOfRows):
             self.rows[epoch, base, measure_of(result)] = np.array(result.losses, np.float64)
 
@@ -191,30 +199,48 @@ class Guard:
                 self._opened += 1
             case Seal(epoch=epoch) if epoch == self._sealed:
                 self._sealed += 1
-                if decision.rates and self.returns and self.returns[-1].until == NEVER:
-                    self.returns[-1].until = decision.rates[0].epoch
+                last = self.returns[-1] if self.returns else None
+                if last and last.until == NEVER and (decision.factor or decision.rates):
+                    # an organiser without a guard lowers no rate, and counts the next epoch
+                    last.until = epoch if decision.factor else decision.rates[0].epoch
             case Evaluated():
                 said = health.evaluation(decision)
-                self._on_result(SealResult(said, self.rows.get((said.epoch, said.base, measure_of(said)))))
+                rows = self.rows.pop((said.epoch, said.base, measure_of(said)), None)
+                self._on_result(SealResult(said, rows))
             case Void():
                 self._on_void(decision)
 
     def _on_result(self, result: SealResult) -> None:
         if result.said.base:
             self._base[measure_of(result.said)] = result
-        elif not self.discards(result.epoch):
-            self.results = [one for one in self.results if measure_of(one.said) == measure_of(result.said)]
-            self.results.append(result)
-            self._mark = self._marked(self._mark, result)
+        elif not (self.discards(result.epoch) or any(result.epoch in epochs for epochs in self._voided)):
+            measure = measure_of(result.said)
+            self.results = [one for one in self.results if measure_of(one.said) == measure] + [result]
+            self._marks = [one for one in self._marks if measure_of(one.said) == measure]
+            if (mark := self._mark) is None or self._is_improved(mark, result):
+                self._marks.append(result)
+            self._forget_rows()
             self._unjudged = True
+
+    def _forget_rows(self) -> None:
+        """Forget the rows that later results are not compared with: all but those of the best result and the
+        last two. Improvements keep theirs. After a Void of the owner's an older result may be the best one. A
+        difference to it then has a larger error."""
+        kept = {self._best().epoch, *(one.epoch for one in self.results[-2:])}
+        self.results = [one if one.epoch in kept else one._replace(losses=None) for one in self.results]
 
     def _on_void(self, void: Void) -> None:
         if not void.members and void.first <= void.last == self._sealed - 1:
             self.returns.append(Return(void.first))
         self._unjudged = False
-        self.results, self._mark = [one for one in self.results if one.epoch < void.first], None
-        for one in self.results:
-            self._mark = self._marked(self._mark, one)
+        self._voided.append(range(void.first, void.last + 1))
+        self.results = [one for one in self.results if one.epoch < void.first]
+        self._marks = [one for one in self._marks if one.epoch < void.first]
+
+    def verdict(self) -> health.HealthVerdict:
+        """Return the health of the run by the results so far."""
+        bases = {measure: one.said for measure, one in self._base.items()}
+        return health.verdict(bases, [one.said for one in self.results])
 
     # -- what is decided ---------------------------------------------------------------------------
 
@@ -227,16 +253,16 @@ class Guard:
             what = "what nodes learn from their rows has become too little to change it"
             self._due.extend(self._end(f"at the model of round {self._sealed - 1}", what))
         decision = self._due.popleft() if self._due else None
-        if isinstance(decision, Finish):  # what waits for its seal comes too late
+        if isinstance(decision, Finish):  # unsealed work comes too late
             self.returns.append(Return(self._sealed))
         return decision
 
     def discards(self, epoch: int) -> bool:
-        """Return whether an epoch that is not sealed, or was taken back, is worth nothing."""
+        """Return whether an epoch that is unsealed or taken back counts for nothing."""
         return any(one.first <= epoch < one.until for one in self.returns)
 
     def cuts(self, run_state: RunState) -> bool:
-        """Return whether the open epoch is to be closed with whatever it has."""
+        """Return whether the open epoch must be closed with whatever it has."""
         last = self.returns[-1] if self.returns else None
         if last is None or run_state.complete:
             return False
@@ -244,21 +270,21 @@ class Guard:
         return unsealed == 0 if last.until == NEVER else run_state.open_epoch < last.until
 
     def labels(self) -> list[range]:
-        """Return the epochs with the labels of which nothing is to count that is named later."""
+        """Return the labels, as ranges of epochs, with which no later update counts."""
         return [range(one.first, min(one.until, MAX_EPOCHS)) for one in self.returns]
 
     def skip(self, feed: int, epoch: int) -> None:
-        """Remember that a seal skips a feed because it brings what was taken back."""
+        """Remember that a seal skips a feed because it brings updates that were taken back."""
         self._stale.add((feed, epoch))
 
     def is_stale(self, feed: int, epoch: int) -> bool:
-        """Return whether what a close has named of a feed was skipped for that."""
+        """Return whether the updates of a feed that a close has named were skipped for that reason."""
         return (feed, epoch) in self._stale
 
     def judged(self, run_state: RunState, judgement: Judgement, *, searched: bool) -> Judgement:
-        """Return a judgement with the rates that returns have left; of nothing, for a discarded epoch.
+        """Return a judgement with the rates that returns have lowered. A discarded epoch gets factor 0.
 
-        `searched`: its rates follow from those before, and not from a schedule.
+        `searched`: rates follow from earlier ones and not from a schedule.
         """
         epoch, coming = run_state.sealed, run_state.open_epoch + 1
         scale = LOWER ** len(self.returns)
@@ -278,7 +304,7 @@ class Guard:
     # -- the policy --------------------------------------------------------------------------------
 
     def _judge(self, run_state: RunState) -> list[Decision]:
-        """Return what the last result calls for."""
+        """Return the decisions that the last result calls for."""
         latest, best = self.results[-1], self._best()
         if latest.losses is None:
             return []
@@ -300,9 +326,9 @@ class Guard:
         return self._end(f"at the model of round {self._sealed - 1}", what) if over else []
 
     def _stopped(self, run_state: RunState) -> list[Decision]:
-        """Return the end at the model with the least loss, once none has been better by much for long, or at
-        that of the budget. Where it is the base model, the rate is too large, and the run goes on at a lower
-        one."""
+        """Return the decisions that end the run at the model with the least loss, after a long time without a
+        much better one or at the end of the budget. If that is the base model, the rate is too large, and the
+        run continues at a lower one."""
         results = [self._start(), *self.results]
         best = mark = results[0]
         for one in results:
@@ -319,8 +345,8 @@ class Guard:
     def _back(
         self, run_state: RunState, what: str, best: SealResult | None, *, ends: bool = False
     ) -> list[Decision]:
-        """Return the decisions by which the run goes back to a seal, or to the base model, and ends, if it
-        does not go on at a lower rate."""
+        """Return the decisions by which the run goes back to a seal, or to the base model. The run then ends,
+        or continues at a lower rate."""
         first = best.epoch + 1 if best else 0
         void: list[Decision] = [Void(first, self._sealed - 1, ())] if first < self._sealed else []
         to = f"at the model of round {best.epoch}" if best else "at the base model"
@@ -334,24 +360,24 @@ class Guard:
         return [Announce(f"The guard ends the run {to}, as it no longer improves: {what}{tried}."), Finish()]
 
     def _start(self) -> SealResult:
-        """Return the base model's result, the better one of two; the first seal's if there is none."""
+        """Return the base model's better result; the first seal's if the base model was not measured."""
         return max(self._base.values(), key=_goodness, default=self.results[0])
 
     def _base_of(self, result: SealResult) -> SealResult | None:
-        """Return the base model's result that this one compares with."""
+        """Return the base model's result by the same measure."""
         return self._base.get(measure_of(result.said))
 
     def _best(self) -> SealResult:
         return max(self.results, key=_goodness)
 
     def _chance(self) -> float:
-        """Return the standard errors that make a difference from the best of all results no chance: the best
-        of n looks better than it is by up to sqrt(2 ln n) of its own, and those of a difference are larger
-        by sqrt(2)."""
+        """Return the number of standard errors beyond which a difference from the best result is no chance.
+        The best of n looks better than it is by up to sqrt(2 ln n) of its own errors. Errors of a difference
+        are larger by sqrt(2)."""
         return ERRORS + math.sqrt(math.log(len(self.results) + 1))
 
     def _has_gained(self, best: SealResult) -> bool:
-        """Return whether a seal is better than the base model, evidently."""
+        """Return whether a seal is evidently better than the base model."""
         start = self._start()
         base = self._base_of(best)
         if base and health.is_worse(base.said, best.said):
@@ -372,23 +398,29 @@ class Guard:
         before = [one for one in self.results[:-1] if one.epoch > best.epoch][-1:]
         return worse(latest, little, chance) and (once or (before != [] and worse(before[0], little, chance)))
 
-    def _marked(self, mark: SealResult | None, one: SealResult) -> SealResult:
-        """Return the last improvement after another result."""
-        mark = mark or self._base_of(one) or one
+    @property
+    def _mark(self) -> SealResult | None:
+        """The last improvement, or the base model; None if neither is known."""
+        if self._marks or not self.results:
+            return self._marks[-1] if self._marks else None
+        return self._base_of(self.results[-1])
+
+    def _is_improved(self, mark: SealResult, one: SealResult) -> bool:
+        """Return whether a result is an improvement over the last one."""
         by, error = rise(one, mark)
         gain = max(LITTLE, self._start().loss - one.loss)
         better = by > BETTER * gain and by > ERRORS * error
-        return one if better or health.is_worse(mark.said, one.said) else mark
+        return better or health.is_worse(mark.said, one.said)
 
     def _since_mark(self) -> list[SealResult]:
-        """Return the results since the last improvement, and the last return."""
+        """Return the results since the last improvement and the last return."""
         return [one for one in self.results if one.epoch >= self._first_since()]
 
     def _first_since(self) -> int:
         return max(self._mark.epoch + 1 if self._mark else 0, self.returns[-1].until if self.returns else 0)
 
     def _is_flat(self, run_state: RunState, times: int) -> bool:
-        """Return whether nothing has improved for long, or for so many times as long."""
+        """Return whether nothing has improved for `times` as long as a lower rate takes."""
         since = self._since_mark()
         if len(since) < times * PATIENCE:
             return False
@@ -397,8 +429,8 @@ class Guard:
         return _updates(run_state, self._first_since(), since[-1].epoch) >= least
 
     def _has_moved(self, latest: SealResult) -> bool:
-        """Return whether losses of rows are far from those of the base model; rewards, of which single ones
-        jump at once, whether they are less on the whole."""
+        """Return whether losses of rows are far from the base model's. Single rewards jump at once, so for
+        them it asks whether they are lower on the whole."""
         base = self._base_of(latest)
         if base is None or base.losses is None or latest.losses is None or not math.isfinite(latest.loss):
             return base is None or not math.isfinite(latest.loss)
@@ -425,7 +457,7 @@ def _updates(run_state: RunState, first: int, last: int) -> int:
 
 
 def _of(result: SealResult) -> str:
-    """Return a result in words, with what is trained where that is its figure."""
+    """Return a result in words, with the trained quantity where results are compared by it."""
     trained = metric_of(result.said.metric).trained
     told = "" if result.is_labelled else f" ({trained.name} {trained.of(result.loss):.4f})"
     return f"{result_in_words(result.said)}{told}"

@@ -1,7 +1,7 @@
-"""The knowledge of an organiser, of which every rule is a function (`rules`).
+"""The state of an organiser that every rule reads (`rules`).
 
-Data: the node as it is read (`view`), the organiser's settings, and what has come of decisions, updates,
-measurements and join requests until now. The rules and `organiser` change it; nobody else does.
+Data: the node's state (`view`), the organiser's settings, and the effects of decisions, updates, measurements
+and join requests so far. Only the rules and `organiser` change it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sfprotocol.messages import Offer
 from sfprotocol.run_state import NEVER, RunState
 
 MAX_OFFERS = 256
-"""Members that would stand in, of whom it is remembered: fifteen are named at most."""
+"""Maximum number of members whose offers to stand in are remembered. At most fifteen are named."""
 
 
 class Knowledge:
-    """The knowledge of one organiser, from one start to the next."""
+    """State of one organiser, from one start to the next."""
 
     def __init__(
         self,
@@ -43,35 +43,36 @@ class Knowledge:
     ) -> None:
         self.view, self.policy, self.judge, self.draw = view, policy, judge, draw
         self.alone = alone
-        """Whether nobody knows more of the control feed than this node."""
+        """Whether no other node has more of the control feed."""
         self.peers: dict[str, int] = {}
-        """Linked peers, with the number of decisions that each has told of."""
+        """Linked peers, with the number of decisions that each says it has."""
         self.feeds = HeldFeeds()
         self.search = Search(policy, view.run_state) if policy.search_rows and policy.seal_wait else None
-        """The searches; None if there are none."""
+        """The line searches; None if there are none."""
         self.verdicts = Verdicts.of_policy(policy)
         self.evaluations = Evaluations(policy, self.search, now)
         self.making: dict[Product, Making] = {Bases: Making(now), Checkpoint: Making(now)}
         self.join_requests = PendingJoinRequests(view.control.authority.run_id, policy)
         self.offers: dict[bytes, tuple[bytes, float]] = {}
-        """Keys with which members would stand in, and when each was heard, by origin; the oldest first."""
+        """Keys with which members offer to stand in, with the time of the offer, by origin; the oldest
+        first."""
         self.wanted: list[Decision] = []
-        """Decisions that the owner wants, until they have had their turn."""
+        """Decisions that the owner wants and that no rule has looked at yet."""
         self.unanswered: list[Decision] = []
-        """The same until they are signed or refused."""
+        """Decisions that the owner wants and that are neither signed nor refused yet."""
         self.stopped: str | None = None
-        """The reason for which nothing is signed any more."""
+        """Reason why nothing is signed any more; None while the organiser may sign."""
         self.open, self.opened_at = -1, now
-        """The epoch that was open at the last look, and the time since when."""
+        """Open epoch at the last look, and the time at which it was opened."""
         self.close_at, self.lacking = float("inf"), NEVER
-        """The time at which a close is due, and how many updates it takes to fill the open epoch, as far as
-        the last look told."""
+        """Time at which a close is due, and the updates that are missing to fill the open epoch, both as of
+        the last look."""
         self.actions: list[Action] = []
-        """Actions until they are handed over."""
+        """Actions that were not handed over yet."""
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by the decisions that are here."""
+        """State of the run by the decisions that this node has."""
         return self.view.run_state
 
     @property
@@ -80,14 +81,15 @@ class Knowledge:
         return self.verdicts.guard
 
     def take(self, decision: Decision, *, stands_in: bool) -> None:
-        """Take in the next decision; who `stands_in` admits whom the organiser did."""
+        """Take in the next decision. A member who `stands_in` adopts the admission policy that the organiser
+        has signed."""
         self.verdicts.take(decision)
         if isinstance(decision, StandIns) and stands_in:
             admission = dict(enumerate(Admission)).get(decision.admission, Admission.LINKS)
             self.policy = self.join_requests.policy = replace(self.policy, admission=admission)
 
     def evaluated(self, event: EvaluationEnded, now: float) -> None:
-        """Take in the answer to what was asked of an epoch."""
+        """Take in the answer to an evaluation that was asked for."""
         self.verdicts.worths += self.evaluations.ended(event, self.run_state, now)
         if self.guard:
             for base in (event.base, event.calibrated):
@@ -95,14 +97,14 @@ class Knowledge:
             self.guard.note(event.epoch, event.result)
 
     def hear(self, offer: Offer, now: float) -> None:
-        """Take in that a member would stand in."""
+        """Remember a member's offer to stand in."""
         self.offers.pop(offer.origin, None)
         self.offers[offer.origin] = offer.key, now
         if len(self.offers) > MAX_OFFERS:
             del self.offers[next(iter(self.offers))]
 
     def discards(self, epoch: int) -> bool:
-        """Return whether an epoch is worth nothing, as the guard has gone back behind it."""
+        """Return whether an epoch counts for nothing because the guard has gone back to an earlier one."""
         return self.guard is not None and self.guard.discards(epoch)
 
     def trusts(self, number: int) -> bool:
@@ -111,7 +113,7 @@ class Knowledge:
 
 
 def times(known: Knowledge, now: float) -> None:
-    """Bring the times up to date since which the epoch is open, and feeds wait or miss something."""
+    """Update the times since which the epoch is open, and feeds wait or miss updates."""
     if known.open != known.run_state.open_epoch:
         known.open, known.opened_at = known.run_state.open_epoch, now
     known.feeds.refresh(known.run_state, now, asked=bool(known.peers))

@@ -1,10 +1,10 @@
-"""Bases and checkpoints: what is made while decisions go on, one at a time, and signed once it is there.
+"""Bases and checkpoints: they are made while decisions continue, one at a time, and then signed.
 
-New bases are made at sealed weights once those of now have served for long enough. They serve from the next
-epoch on; the one that is open meanwhile ends with them. Whoever has the model makes them.
+New bases are made at sealed weights once the present ones have served long enough. They serve from the next
+epoch on; the epoch that is open meanwhile ends with them. The nodes with the model make them.
 
-A checkpoint is worked out by whoever has the log, of an epoch that is settled. It is not signed if by a
-decision meanwhile something else counts up to its epoch.
+A checkpoint is computed by a node with the log, of an epoch that is settled. It is not signed if a decision
+meanwhile changes what counts up to its epoch.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
     from sfnode.organising.known import Knowledge
 
 MAKE_AGAIN = 600.0
-"""Seconds until bases are tried again that could not be made: a lack of memory does not go away at once."""
+"""Seconds before bases that could not be made are tried again. A lack of memory does not go away at once."""
 
 SETTLED = 4
-"""Seals after an epoch's own before a checkpoint speaks of it: what a seal recounts is mostly younger."""
+"""Seals that must follow an epoch's own before a checkpoint states it. Seals mostly recount younger work."""
 
 SUMMARISE_AGAIN = 60.0
-"""Seconds until a checkpoint is tried again that could not be worked out."""
+"""Seconds before a checkpoint that could not be computed is tried again."""
 
 AGAIN: dict[Product, float] = {Bases: MAKE_AGAIN, Checkpoint: SUMMARISE_AGAIN}
 
 
 @dataclass(slots=True)
 class Making:
-    """The bases or the checkpoint that are made, or were and are to be signed."""
+    """State of making bases or a checkpoint, until the result is signed."""
 
     rests_until: float
-    """The time from which on the next may be made."""
+    """Time from which the next one may be made."""
     epoch: int | None = None
-    """The epoch of which; None while nothing is made."""
+    """Epoch at which it is made; None while nothing is made."""
     made: bytes | Checkpoint | None = None
-    """The digest of the bases, or the checkpoint, once it is there."""
+    """Digest of the bases, or the checkpoint, once it is made."""
     altered: bool = False
-    """Whether a decision was signed meanwhile by which something else counts up to that epoch."""
+    """Whether a decision signed meanwhile changes which work counts up to that epoch."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it is still made. Nothing is closed while bases are, so that members wait for them once
-        they have made what an epoch has room for, along directions that are used up."""
+        """Whether it is still being made. No epoch is closed while bases are being made. So members wait for
+        the new bases once they have filled their quotas along the old ones."""
         return self.epoch is not None and self.made is None
 
     def end(self, made: bytes | Checkpoint | None, again: float, now: float) -> None:
-        """Take what was made; None if that has failed: it is made `again` so many seconds later. A checkpoint
-        may be of an epoch that is not asked for any more, where decisions are gone that were here."""
+        """Take the result; None if making it failed, which is then tried `again` seconds later. A checkpoint
+        may be of an epoch that is no longer asked for, where decisions have disappeared."""
         if isinstance(made, Checkpoint) and made.epoch != self.epoch:
             made = None
         if made is None and self.epoch is not None:
@@ -61,22 +61,22 @@ class Making:
         self.made = made
 
     def taken(self) -> bytes | Checkpoint | None:
-        """Return what was made, which is to be signed; None if nothing is there. The next may be made."""
+        """Return the result, which will be signed, and make room for the next; None if there is none."""
         made, self.made = self.made, None
         self.epoch = self.epoch if made is None else None
         return made
 
     def begin(self, epoch: int) -> None:
-        """Take note that it is made, of an epoch."""
+        """Record that it is being made, at this epoch."""
         self.epoch, self.altered = epoch, False
 
     def signing(self, decision: Decision) -> None:
-        """Take note of a decision that is to be signed."""
+        """Note a decision that will be signed."""
         self.altered |= self.epoch is not None and _earliest_altered(decision) <= self.epoch
 
 
 def _earliest_altered(decision: Decision) -> int:
-    """Return the first epoch of which something else counts by a decision, as far as it was sealed before."""
+    """Return the first sealed epoch in which a decision changes which work counts."""
     match decision:
         case Void(first=epoch) | Amend(epoch=epoch):
             return epoch
@@ -86,7 +86,7 @@ def _earliest_altered(decision: Decision) -> int:
 
 
 def bases_due(known: Knowledge, now: float) -> Bases | None:
-    """Return the bases that were made; have new ones made once the latest have served for long enough."""
+    """Return the bases that were made. Have new ones made once the latest have served long enough."""
     run_state, making = known.run_state, known.making[Bases]
     if isinstance(digest := making.taken(), bytes):
         decision = Bases(run_state.next_subspace(), digest)
@@ -98,15 +98,15 @@ def bases_due(known: Knowledge, now: float) -> Bases | None:
 
 
 def cuts(known: Knowledge) -> bool:
-    """Return whether the open epoch is to be closed with whatever it has: the one after it has other
+    """Return whether the open epoch must be closed with whatever it has because the next one has other
     bases."""
     run_state = known.run_state
     return known.policy.renew_updates > 0 and run_state.served_from() == run_state.open_epoch + 1
 
 
 def _are_worn(known: Knowledge) -> bool:
-    """Return whether what is sealed, at whose weights others would be made, has used the latest bases for
-    long enough, others would yet be used, and the rate at which they were used stays."""
+    """Return whether the latest bases have served long enough in sealed epochs, new ones would still be used,
+    and the rate is not about to change."""
     run_state, every = known.run_state, known.policy.renew_updates
     first, ends = run_state.served_from(), run_state.promised >= run_state.budget
     ends = ends or not run_state.may_begin(run_state.next_subspace())
@@ -118,7 +118,7 @@ def _are_worn(known: Knowledge) -> bool:
 
 
 def checkpoint_due(known: Knowledge, now: float) -> Checkpoint | None:
-    """Return the checkpoint that was worked out; have the next one worked out once it is due."""
+    """Return the checkpoint that was computed. Have the next one computed once it is due."""
     making, spacing = known.making[Checkpoint], known.policy.checkpoint_epochs
     usable = known.run_state.checkpoints
     if isinstance(found := making.taken(), Checkpoint):

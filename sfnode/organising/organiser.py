@@ -1,27 +1,27 @@
-"""The organiser: whether it may sign, and that one decision is under way at a time.
+"""The organiser: whether it may sign, with one decision under way at a time.
 
 Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` returns what to do,
 `next_deadline()` says when to send the next Round, even if none was carried out. Time is an argument (seconds
-of any monotonic clock), randomness is injected. It is told of every round that was carried out, with the
-feeds of which something else is held or counts, and reads the rest from the node (`view`), which it never
-changes: a decision comes back as the control feed grows. A round in which nothing has happened costs nothing;
-what peers have shown is looked at when the organiser looks, and only for feeds of which they have not shown
-everything.
+of any monotonic clock), randomness is injected. The organiser is told of every round that was carried out,
+with the feeds whose held or counted updates have changed. It reads the rest from the node (`view`), which it
+never changes: a decision comes back as the control feed grows. A round in which nothing happens costs
+nothing. The updates that peers are known to hold are looked at only in a look, and only for feeds of which
+they do not hold everything yet.
 
 Theory of operation.
 
     state        signs   left when
     STANDING_BY  no      more than half of the stand-ins have elected this key and answer it; only where there
-                         are stand-ins, who tell what there is: then nobody is RESTARTED
+                         are stand-ins, who know the last decisions, so that nobody is RESTARTED
     RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`, from
                          the start or since it was told so (NobodyElse)
-    ORGANISING   yes     decisions that were here are gone (to RESTARTED); stand-ins do not answer, or have
-                         elected another (to STANDING_BY); the key may sign no more (to STOPPED)
+    ORGANISING   yes     decisions have disappeared here (to RESTARTED); stand-ins do not answer, or have
+                         elected another (to STANDING_BY); the key may no longer sign (to STOPPED)
     STOPPED      no      never
 
-There is at most one decision under way. The next one is made from the state that has come of it, so that none
-is ever void where it stands, and no position of the control feed is signed twice. While nothing is under way
-an organiser looks, every LOOK_INTERVAL, which of its rules is due first (`rules`).
+There is at most one decision under way. The next one is made from the state after it, so that none is ever
+void where it stands, and no position of the control feed is signed twice. While nothing is under way the
+organiser looks, every LOOK_INTERVAL, which of its rules is due first (`rules`).
 """
 
 from __future__ import annotations
@@ -52,34 +52,34 @@ from sfprotocol.messages import Feed, JoinRequest, Offer
 from sfprotocol.run_state import NEVER
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
-"""Seconds between two looks, which take 10 us for each feed: 2 % of a core at most, and 8.5 s between looks
-at 15,000 feeds, while an epoch lasts minutes."""
+"""Seconds between two looks, in all and for each feed. A look takes 10 us for each feed: 2 % of a core at
+most. With 15,000 feeds that is a look every 8.5 s, while an epoch lasts minutes."""
 
 LEAST_INTERVAL = 0.1
-"""Seconds after which it looks already once as many updates have come as an epoch lacked, so that what others
-made at the same time is named with them. A linear head fills an epoch in less than a second, and everybody
-would wait for the next look."""
+"""Seconds between the arrival of the update that fills an epoch and the look. Updates that others made at the
+same time are then named, too. A linear head fills an epoch in less than a second, and everybody would wait
+for the next regular look."""
 
 SETTLE_TIME = 30.0
-"""Seconds in which the control feed has not grown before a restarted organiser believes its witnesses: other
-peers may come that have more."""
+"""Seconds for which the control feed must not grow before a restarted organiser believes its witnesses. Peers
+with more decisions may still come."""
 
 FIRST_TIME = 5.0
-"""The same for an organiser that has no decision at all: most often the run is new. Whoever has lost its
-folder and kept its key hears of its decisions when the first link begins."""
+"""The same wait for an organiser without any decision. The run is most often new. An organiser that has lost
+its folder hears of its decisions with the first link."""
 
 PROOF_TIME = 600.0
-"""Seconds after which a peer that says that it has more, while nothing comes, is not believed any more: the
-largest decision takes 15 s over a line of 100 kbit/s."""
+"""Seconds for which a peer that claims to have more decisions is believed while none arrive. The largest
+decision takes 15 s over a line of 100 kbit/s."""
 
 SIGN_AGAIN = 10.0
-"""Seconds after which a Sign that has brought no decision is repeated: a commit takes far less."""
+"""Seconds before a Sign without a decision is repeated. A commit takes far less."""
 
 PASSED_ON = "the deputies have passed the run on to another key"
 FORKED = "the key of the present term has signed two sequences, or half of the stand-ins have voted twice"
 LIED = "this node's key has voted twice in one election"
 UNSUPPORTED = "the control feed has a decision that this version does not know"
-"""Reasons for which an organiser signs nothing any more."""
+"""Reasons why an organiser no longer signs."""
 
 
 class OrganiserState(Enum):
@@ -92,7 +92,7 @@ class OrganiserState(Enum):
 
 
 class Organiser:
-    """The decisions of one run's organiser."""
+    """Organiser of one run: decides what is signed, and when."""
 
     def __init__(
         self,
@@ -106,33 +106,35 @@ class Organiser:
         stands_in: bool = False,
         now: float,
     ) -> None:
-        """`key` is the public half of the organiser's key, or with `stands_in` of one of a member that would
-        organise in its place; `draw` returns random bytes. `alone`: the owner
-        says that nobody knows more of the control feed than this node; while it has no peers it names what it
-        alone holds."""
+        """`key` is the public half of the organiser's key; with `stands_in`, the key of a member who would
+        organise in its place. `draw` returns random bytes. `alone`: the owner says that no other node has
+        more of the control feed. While it has no peers, it then names updates that it alone holds."""
         self.state = OrganiserState.RESTARTED
         self.known = Knowledge(view, policy, judge, draw, alone=alone, now=now)
         self._key, self._stands_in = key, stands_in
         self._read: tuple[int, bytes, str | None] = 0, b"", None
-        """Decisions that were read, the chain hash after them, and why our key signs nothing by them."""
+        """Number of decisions that were read, the chain hash after them, and the reason why our key does not
+        sign."""
         self._grown_at = now
         self._wake_at = self._look_from = now
-        """The time of the next look, and the earliest one for updates that have come."""
+        """Time of the next look, and the earliest time of a look for updates that have come."""
         self._signing: Sign | None = None
         self._unseen = view.feeds()
-        """Feeds that have not been looked at yet."""
+        """Feeds that were not looked at yet."""
         self._read_decisions(now)
 
     def next_deadline(self) -> float:
-        """Return the time at which a Round is due at the latest, even if none was carried out."""
+        """Return the latest time for the next Round, even if none was carried out."""
         ended = self.state is OrganiserState.STOPPED and not self.known.wanted
         return float("inf") if ended else self._wake_at
 
     # -- events ------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take in one event, a Round only once it was carried out; return what to do, in order. It looks last
-        of all: by then it knows of all that has happened in the same round."""
+        """Take in one event, a Round only after it was carried out. Return the actions, in order.
+
+        The look comes last, when everything that happened in the same round is known.
+        """
         known = self.known
         self._read_decisions(now)
         match event:
@@ -161,7 +163,7 @@ class Organiser:
         return actions
 
     def _read_decisions(self, now: float) -> None:
-        """Take in the decisions that are new; all of them if some that were here are gone."""
+        """Take in the new decisions; all of them if some earlier ones have disappeared."""
         feed, reason, known = self.known.view.control, self._why_silent(), self.known
         before, chain, _ = self._read
         if (feed.stop, feed.chain, reason) == self._read:
@@ -179,7 +181,7 @@ class Organiser:
         if reason:
             self.state, known.stopped, self._signing = OrganiserState.STOPPED, reason, None
             known.actions.append(StopSigning(reason))
-        elif feed.stop < before:  # a succession to the same key keeps less than was here
+        elif feed.stop < before:  # a succession to the same key keeps fewer decisions
             self.state, self._signing, known.alone = OrganiserState.RESTARTED, None, False
             gone = known.making[Checkpoint]
             gone.epoch = gone.made = None
@@ -187,7 +189,7 @@ class Organiser:
             self._signing, self._wake_at = None, now
 
     def _why_silent(self) -> str | None:
-        """Return the reason for which our key signs nothing; None while it does."""
+        """Return the reason why our key signs nothing; None while it may sign."""
         feed = self.known.view.control
         if feed.key != self._key and not (self._stands_in or self._key in feed.stand_ins):
             return PASSED_ON
@@ -212,14 +214,15 @@ class Organiser:
                 self._look_soon(max(now + LEAST_INTERVAL, self._look_from))
 
     def _look_soon(self, at: float) -> None:
-        """Look at a time already, unless a decision is under way: then there is a look once it has come."""
+        """Schedule a look no later than a time. While a decision is under way, its arrival starts the
+        look."""
         if self._signing is None:
             self._wake_at = min(self._wake_at, at)
 
     # -- looking -----------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        """Sign what is due first; look again later if nothing is."""
+        """Sign the first decision that is due; schedule the next look."""
         known = self.known
         known.peers = self.known.view.peers()
         known.feeds.hear(known.view)
@@ -255,7 +258,7 @@ class Organiser:
         self.known.actions.append(sign)
 
     def _has_head(self, now: float) -> bool:
-        """Return whether nobody is likely to have more of the control feed."""
+        """Return whether probably nobody has more of the control feed."""
         known = self.known
         if known.alone:
             return True

@@ -1,6 +1,6 @@
-"""The owner's decisions: which of them would change something as things stand, and why the others would not.
+"""The owner's decisions: which of them would change something now, and why the others would not.
 
-The fold takes a decision that does not hold for a no-op; an owner has to be told instead.
+The fold treats an invalid decision as a no-op; an owner must be told instead.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from sfnode.organising.known import Knowledge
 
 _REPLACED = "budget", "finished"
-"""Parts of the state that these replace."""
+"""Parts of the run state that a Budget or a Finish replaces."""
 
 
 def refusal(run_state: RunState, wanted: Decision) -> str | None:
-    """Return why a decision would change nothing, or is nobody's to make; None if it holds."""
+    """Return why a decision would change nothing, or may not be made; None if it holds."""
     try:
         encode(wanted)
     except RemoteProtocolError as error:
@@ -51,7 +51,7 @@ def refusal(run_state: RunState, wanted: Decision) -> str | None:
 
 
 def _holds(run_state: RunState, wanted: Decision) -> tuple[bool, str]:
-    """Return whether a decision would change something, and why not if it would not."""
+    """Return whether a decision would change something, and the reason if it would not."""
     match wanted:
         case Admit(origin=origin, quota=quota, invitation=invitation):
             if (number := run_state.member_number(origin)) is not None:
@@ -85,7 +85,7 @@ def _holds(run_state: RunState, wanted: Decision) -> tuple[bool, str]:
 
 
 def due(known: Knowledge, now: float) -> Decision | None:
-    """Return the first of the owner's decisions that would change something; tell why others are refused."""
+    """Return the first of the owner's decisions that would change something. Answer the refused ones."""
     while known.wanted:
         decision = known.wanted.pop(0)
         reason = known.stopped or refusal(known.run_state, decision)
@@ -97,15 +97,15 @@ def due(known: Knowledge, now: float) -> Decision | None:
 
 
 def _replaces(run_state: RunState, wanted: Budget | Finish) -> bool:
-    """Return whether applying such a decision changes anything: it puts values in the place of others and
-    touches nothing else, so that it can be tried on a shallow copy."""
+    """Return whether such a decision changes anything. It replaces values and touches nothing else, so it can
+    be tried on a shallow copy."""
     after = copy(run_state)
     after.apply(Recorded(wanted))
     return any(getattr(after, name) != getattr(run_state, name) for name in _REPLACED)
 
 
 def _voids(run_state: RunState, void: Void) -> bool:
-    """Return whether a Void takes back anything that counts."""
+    """Return whether a Void takes back any work that counts."""
     if not (
         void.first <= void.last < run_state.sealed and all(m < len(run_state.members) for m in void.members)
     ):
@@ -121,17 +121,17 @@ def _voids(run_state: RunState, void: Void) -> bool:
 # -- that a run goes on as another one: an announcement for people, and for nodes that follow --------------
 
 FORM = "This run goes on as another one; nodes that were started with --follow go there: sfnode join {}"
-"""Text of the announcement; the braces stand for the link."""
+"""Text of the announcement; the link replaces the braces."""
 
 _FORM = re.compile(re.escape(FORM).replace(r"\{\}", r"(sfnode:[A-Za-z0-9_-]+)"))
 
 
 def announcement(link: str) -> str:
-    """Return what tells members that the run goes on as the one to which a link leads."""
+    """Return the text that tells members that the run continues as the one behind a link."""
     return FORM.format(link)
 
 
 def link_in(text: str) -> str | None:
-    """Return the link in such an announcement; None for another text."""
+    """Return the link in such an announcement; None for any other text."""
     found = _FORM.fullmatch(text)
     return found[1] if found else None

@@ -12,139 +12,138 @@ from sfnode.settings import Settings
 
 
 class Admission(Enum):
-    """The join requests that are granted without asking the owner, whose word an invitation is."""
+    """Join requests that are granted without the owner. An invitation always counts as the owner's word."""
 
     LINKS = "links"
-    """Those with an invitation; no others are kept."""
+    """Those with an invitation. Others are not kept."""
     APPROVE = "approve"
-    """Those with an invitation; the others wait for the owner."""
+    """Those with an invitation. Others wait for the owner."""
     ANYONE = "anyone"
     """Those with an invitation or with a proof of work."""
 
 
 FEW_DIMENSIONS = 2048
-"""Dimensions of a subspace up to which an epoch may move losses far and help all the same
+"""Maximum dimensions of a subspace in which a helpful epoch may move losses far
 (`line_search.LARGE_MOVE`)."""
 
 WORK_BITS = 22
-"""Leading zero bits of a newcomer's proof of work: some seconds of one core, in Python."""
+"""Leading zero bits of a newcomer's proof of work. They take some seconds of one core in Python."""
 
 SEAL_WAIT, SEARCH_WAIT = 120.0, 600.0
-"""Seconds that a seal waits for its evaluation, and for a line search: two hundred rows at seven places each,
-by a model that takes a third of a second for a row; or for answers to them, which take a pass for each token.
-Nothing is closed meanwhile until the rate has settled."""
+"""Seconds for which a seal waits for its evaluation, and for a line search or an evaluation of written
+answers. A search takes two hundred rows at seven places, at a third of a second for each; an answer takes a
+forward pass for each token. No epoch is closed meanwhile until the rate has settled."""
 
 USUAL_ROWS = 256
-"""Validation rows of a run that takes all of a source of its own: a search asks for no more."""
+"""Maximum number of validation rows for a search where the run takes a whole source of its own."""
 
 REWARDED_BASES = 96
-"""Updates for which the bases of a reward run serve, or an epoch's if that has more: six groups of 16, after
-which SmolLM2 had 0.56 of its answers right, and 0.80 after six more along other bases, in one emulated run
-(docs/research-log.md)."""
+"""Updates for which the bases of a zeroth-order reward run serve, or an epoch's updates if those are more.
+These are six groups of 16. After them SmolLM2 had 0.56 of its answers right, and 0.80 after six more along
+other bases, in one emulated run (docs/research-log.md)."""
 
 
 LEAST_EPOCH = 0.5
-"""Seconds for which an epoch is open at least: a close and a seal, with what they say of each feed, cost
-every node more than the updates of half a second; and no epochs are burnt."""
+"""Minimum length of an epoch in seconds. A close and a seal cost every node more than the updates of half a
+second, and epoch numbers are not wasted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrganiserPolicy:
-    """The settings of an organiser; those of a daemon are `policy_of` its run."""
+    """Settings of an organiser; `policy_of` returns a daemon's."""
 
     target_updates: int
-    """Updates that may be named with which an epoch is closed: the manifest's `epoch_updates`. With searches
-    epochs begin shorter."""
+    """Number of updates with which an epoch is closed: the manifest's `epoch_updates`. With searches epochs
+    begin shorter."""
     longest_epoch: float = 600.0
-    """Seconds after which an epoch is closed, however few updates it has, if one of them has waited as long:
-    people who watch see their updates count within a coffee break."""
+    """Seconds after which an epoch is closed if one of its updates has waited as long, however few there are.
+    People who watch see their updates count within a coffee break."""
     seal_wait: float
-    """Seconds that a closed epoch waits for its evaluation before it is sealed unchecked: trainers go on
-    meanwhile, so this only delays what is said of it. With 0 nothing is evaluated."""
+    """Seconds for which a closed epoch waits for its evaluation before it is sealed unchecked. Trainers
+    continue meanwhile. With 0 nothing is evaluated."""
     admission: Admission = Admission.LINKS
     admission_burst: int = 64
-    """Admissions at once: a class of students joins within a minute."""
+    """Maximum number of admissions at once. A class of students joins within a minute."""
     admissions_per_minute: float = 30.0
-    """Admissions in the long run. Each is a decision that everybody keeps for ever."""
+    """Mean rate of admissions. Each is a decision that everybody keeps for ever."""
     work_bits: int = WORK_BITS
     quota: int
-    """Updates of one member that a close names at most, and those of one feed with one label: as many as an
-    epoch has, so that a run of one is not slowed down. Who admits strangers sets a small part of it: one that
-    reaches the target alone can close epochs as fast as it likes."""
+    """Maximum number of updates that a close names of one member, and of one feed with one label. With a
+    whole epoch's updates, a run of one member is not slowed down. Strangers get a small part, as a member
+    that reaches the target alone can close epochs as fast as it likes."""
     search_rows: int = 0
-    """Validation rows, on which a line search sets factors and rates (`searching`); 0: the judge alone does,
-    `target_updates` is what every epoch has, and the shares below are of the organiser's time."""
+    """Validation rows for line searches, which set factors and rates (`searching`). With 0 the judge alone
+    sets them, every epoch has `target_updates`, and the shares below are of the organiser's time."""
     origins: bool = False
-    """Whether it is measured what each member's work brings, before a seal, and seals skip that of members
-    whom the evidence does not speak for (`origins`). Only with searches."""
+    """Whether each member's contribution is measured before a seal, and seals skip the work of members
+    without enough evidence (`evidence`). Needs searches."""
     kept: bool = False
-    """Whether a row costs next to nothing, as states that enter a linear head are kept: every epoch is
-    measured on all of them. Of thousands of updates 32 rows say which agree with these 32 rows."""
+    """Whether a row costs next to nothing, as a linear head's inputs are kept. Every epoch is then measured
+    on all rows: 32 rows only tell which of thousands of updates agree with these 32."""
     alike: float = 1.0
-    """Updates that say as much about their author as one that is measured alone."""
+    """Number of updates that say as much about their author as one that is measured alone."""
     revokes: bool = True
-    """Whether members whose work evidently does harm are revoked, and it is taken back since that began.
-    Nothing else would undo what was sealed before the evidence was there; by accident it befalls one honest
-    member in 10,000 at most, as useless work alone is only skipped."""
+    """Whether members whose work evidently does harm are revoked, and their work is voided since the harm
+    began. Nothing else undoes work that was sealed before the evidence was there. At most one honest member
+    in 10,000 is revoked by accident; useless work is only skipped."""
     guard: bool = False
     """Whether the run goes back to its best seal when it gets worse, and ends when it no longer improves
-    (`guard`), where it is evaluated."""
+    (`guard`). Needs evaluations."""
     renew_updates: int = 0
-    """Updates for which published bases serve until others, made at sealed weights, take their place; 0:
-    for ever. An epoch has no more than that; the one that is open while bases are made ends with them."""
+    """Updates for which published bases serve before new ones, made at sealed weights, replace them; 0 for no
+    limit. An epoch has no more updates than that, and is closed early once new bases are made."""
     update_forwards: int
-    """Example-forwards that an update takes."""
+    """Example-forwards of one update."""
     steps: Steps | None = None
-    """Steps of a first-order run; None in any other."""
+    """Schedule of a first-order run; None in any other."""
     patience: int = 0
-    """Rounds with no better evaluation than the best one after which the guard ends the run there; 0: it
-    looks for evident changes, and goes back from harm alone."""
+    """Rounds without a better evaluation after which the guard ends the run at the best one. With 0 the guard
+    reacts to evident changes only, and goes back from harm alone."""
     least_epoch: float = LEAST_EPOCH
-    """Seconds for which an epoch is open at least."""
+    """Minimum length of an epoch in seconds."""
     young_share: float = 1 / 5
-    """Share of all example-forwards of the swarm that searches and evaluations may take while the rate has
-    not settled and the run is young, when harm is most likely."""
+    """Share of the swarm's example-forwards for searches and evaluations while the rate has not settled and
+    the run is young, when harm is most likely."""
     share: float = 1 / 20
     """The same share later."""
     witnesses: int = 1
-    """Peers that must have told how much of the control feed they have before a restarted organiser signs."""
+    """Peers that must tell how much of the control feed they have before a restarted organiser signs."""
     amend_after: float | None = 86_400.0
-    """Seconds for which named steps of a feed may be missing, while there are peers to ask, until the feed
-    ends before them; None: only the owner ends feeds. Nothing is sealed meanwhile, so a day: a machine that
-    was switched off for the night comes back. It gives up work that was named, and an origin has to begin a
-    new feed."""
+    """Seconds for which named steps of a feed may be missing, while there are peers to ask, before the feed
+    is ended there; None if only the owner ends feeds. Nothing is sealed meanwhile. After a day a machine that
+    was off for the night is back. An amendment gives up named work, and the origin must begin a new feed."""
 
     checkpoint_epochs: int | None = 10
-    """Seals between two checkpoints, from which late joiners may start; None: none are signed."""
+    """Seals between two checkpoints, from which late joiners may start; None for no checkpoints."""
 
     @property
     def longest(self) -> int:
-        """Most updates that an epoch has, unless they wait."""
+        """Maximum number of updates of an epoch, unless they wait."""
         return min(self.target_updates, self.renew_updates or self.target_updates)
 
 
 MEASURING = 1 / 10
-"""Share of all example-forwards of a first-order run that measurements may take."""
+"""Share of a first-order run's example-forwards that measurements may take."""
 
 EVALUATIONS = 6
-"""Evaluations for which a tenth of a first-order run's forwards pays at least, or they are of fewer rows: of
-the base model, of the end and one between, which leaves half of it for what members bring."""
+"""Number of evaluations that a tenth of a first-order run's forwards must pay for; otherwise they are of
+fewer rows. They are of the base model, of the end and one between. Half of the tenth is left for measuring
+contributions."""
 
 LEAST_EVALUATED = 64
-"""Rows of an evaluation, whatever it costs: fewer say nothing."""
+"""Minimum number of rows of an evaluation, whatever it costs. Fewer say nothing."""
 
 HEAD_PATIENCE = 12
-"""Rounds without a better evaluation after which a head is as good as it gets: with exact gradients of the
-same rows the loss on validation rows falls and then rises, and is not noisy. With 9 of them AG News ended
-0.003 higher."""
+"""Rounds without a better evaluation after which a head no longer improves. With exact gradients of the same
+rows the validation loss falls and then rises, and is not noisy. With 9 rounds AG News ended 0.003 higher."""
 
 HEAD_EPOCH = 1.0
-"""Seconds for which the rounds of a head last at least, where an update is nearly free: 35 of them, the most
-that one took to its best, take less than a minute; and who joins meanwhile still finds a run that goes on."""
+"""Minimum length of a head's round in seconds, as an update is nearly free. The longest of these runs took 35
+rounds to its best, less than a minute, and whoever joins meanwhile still finds it running."""
 
 
 def steps_of(manifest: Manifest, rate: int) -> Steps | None:
-    """Return the steps of a run, of which `rate` is the first rate; None if it is no first-order run."""
+    """Return the steps of a run with this first rate; None if it is no first-order run."""
     numbers = manifest.training
     if not numbers.is_first_order:
         return None
@@ -153,16 +152,19 @@ def steps_of(manifest: Manifest, rate: int) -> Steps | None:
 
 
 def is_wary(manifest: Manifest) -> bool:
-    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps: so it is in
-    more than FEW_DIMENSIONS, but not of rewards, which jump."""
+    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps. So it is in
+    more than FEW_DIMENSIONS, but not for rewards, which jump."""
     return manifest.dimensions > FEW_DIMENSIONS and not manifest.task.is_rewarded
 
 
 def policy_of(manifest: Manifest, settings: Settings) -> OrganiserPolicy:
-    """Return an organiser's policy: anyone may join, unless its owner or a private run says otherwise; rates
-    are found by line searches if it says so, and the run has validation rows; published bases are made anew
-    every `renew_bases` updates, if not 0, or, if that is left open, as suits a reward run; with validation
-    rows a guard may watch over it."""
+    """Return the policy of an organiser.
+
+    Anyone may join, unless the settings or a private run say otherwise. Line searches find the rates if the
+    settings say so and the run has validation rows. Published bases are made anew every `renew_bases`
+    updates; if that is not set, only in zeroth-order reward runs. With validation rows a guard may watch over
+    the run.
+    """
     search, renew_bases = settings.search, settings.renew_bases
     data, numbers = manifest.data, manifest.training
     if renew_bases is None:

@@ -1,23 +1,23 @@
-"""The rules of an organiser, in the order in which they are due: each says what to sign now, if anything.
+"""The rules of an organiser, in the order in which they are due. Each returns a decision to sign now, if any.
 
-A rule is a function of what is known (`known`). It may ask for what has to be measured, made or worked out
-first (`Knowledge.actions`); others carry that out.
+A rule is a function of the state (`known`). It may first ask for a measurement or for something to be made
+(`Knowledge.actions`); others carry that out.
 
-A close names only what is here and what a peer has shown to hold, too, so that it cannot get lost with this
-node. A peer that lies about it makes nothing worse than a run with one peer less: what is named is here. Of a
-member a close names no more than its quota, over all its feeds and whatever the labels: nobody fills an epoch
-with what is late. What is left comes next time, the feed first that has waited longest.
+A close names only updates that are held here and that a peer is known to hold, too, so that they cannot get
+lost with this node. A peer that lies about it does no more harm than a missing peer, as the updates are here.
+A close names no more of a member than its quota, over all its feeds and labels: nobody fills an epoch with
+late work. The rest comes next time; the feed that has waited longest comes first.
 
-A seal counts all that its close has named, with the factor that the judge (`steps`) or a line search
-(`searching`, which also says how long epochs are) has found, but for what has a verdict against it
-(`verdicts`). What was skipped is recounted by a later seal if the judge says so, or once enough evidence
-speaks for the member: what each feed has brought is measured first and signed, and the search goes along what
-is left. Before the close that reaches the budget one that names nothing is made, if anything waits: its seal
-recounts that, with a factor of its own by a search along it, and no rate follows.
+A seal counts everything that its close has named, except the work with a verdict against it (`verdicts`). Its
+factor comes from the judge (`steps`) or a line search (`searching`, which also sets the length of epochs).
+Skipped work is recounted by a later seal if the judge says so, or once enough evidence speaks for the member.
+The contribution of each feed is measured and signed first; the search goes along the rest. A close that names
+nothing comes before the close that reaches the budget, if any work waits. Its seal recounts that work, with
+a factor of its own by a search along it, and no rate follows.
 
-What is named and lost here is fetched from peers like everything else. It is given up (`amend`) when it has
-been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and nothing of it has come.
-Peers who say that they have it delay that, and no more.
+Named updates that are missing here are fetched from peers like everything else. They are given up (`amend`)
+when they have been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and none of them
+has come. Peers who claim to have them delay that, and no more.
 """
 
 from __future__ import annotations
@@ -44,35 +44,36 @@ from sfprotocol.quotas import UNPROVEN_PART
 from sfprotocol.run_state import MAX_EPOCHS, named_digest
 
 MOVES_PER_CLOSE = 7_500
-"""Feeds that one close moves: with 26 bytes each they fit MAX_DECISION."""
+"""Maximum number of feeds that one close moves. With 26 bytes each they fit MAX_DECISION."""
 
 ALONE = 2
-"""Times as long that the rounds of a head last at least while nobody but the one who began the run is a
-member: others are to find a run that goes on."""
+"""Factor by which a head's rounds last longer while the run's founder is the only member. Others should find
+a run that still goes on."""
 
 UNPROVEN_EPOCH = 10.0
-"""The same where nobody has credit whose work waits: who makes its few updates and is skipped, while
-everybody else is away, would fill the control feed in ten days, for good."""
+"""Minimum length of an epoch in seconds where only members without credit have waiting work. Otherwise
+somebody who makes a few updates and is skipped, while everybody else is away, would fill the control feed for
+good in ten days."""
 
 ACTIVE_TIME = 30.0
-"""Seconds after which a member of whom nothing has come is not waited for, where all others have made what
-they may: a step of a large model on a small machine takes some ten."""
+"""Seconds after which a silent member is not waited for, where all others have filled their quotas. A step of
+a large model on a small machine takes some ten seconds."""
 
 MAX_UNSEALED = 16
-"""Closed epochs that may wait for their seals. If seals cannot be made, because named updates are missing
-here, trainers come to the end of their quotas instead of going on without end."""
+"""Maximum number of closed epochs that wait for their seals. If seals cannot be made because named updates
+are missing, trainers reach the end of their quotas instead of continuing without end."""
 
 SALT_BYTES = 8
 
 
 def close_due(known: Knowledge, now: float) -> Close | None:
-    """Return the close of the open epoch once enough may be named, or one has waited long enough."""
+    """Return the close of the open epoch once it has enough updates, or one has waited long enough."""
     run_state, search, steps = known.run_state, known.search, known.policy.steps
     rest = run_state.budget - run_state.promised
     if not _may_close(known) or rest <= 0:
-        return None  # without a rest the run is complete with the seals to come, unless they skip something
+        return None  # the seals to come complete the run, unless they skip something
     target = search.target(run_state) if search else known.policy.longest
-    # members wait once they have made EPOCHS_AHEAD times what is usual, which a second node may not show yet
+    # members wait after EPOCHS_AHEAD usual epochs of updates, which a second node may not show yet
     target = min(target, rest, int(GROWTH * run_state.usual_updates(known.policy.target_updates)))
     chosen = _chosen(known, rest, now)
     total = sum(one.moving for one in chosen)
@@ -90,23 +91,23 @@ def close_due(known: Knowledge, now: float) -> Close | None:
         known.close_at = earliest
         return None
     if not cut and total >= rest and _is_to_wait(known):
-        chosen = []  # by a seal of its own, what waits counts before the run ends
+        chosen = []  # skipped work counts first, by a seal of its own
     salt = known.draw(SALT_BYTES)
     return Close(run_state.open_epoch, salt, tuple(one.move(salt) for one in sorted(chosen)))
 
 
 def _may_close(known: Knowledge) -> bool:
-    """Return whether the run goes on, and as few epochs wait for their seals as may."""
+    """Return whether the run continues and few enough epochs wait for their seals."""
     run_state, search = known.run_state, known.search
     waits = known.policy.steps or (search and not search.settled)
-    most = 1 if waits else MAX_UNSEALED  # what comes at a wrong rate, or in a wrong unit, is lost
+    most = 1 if waits else MAX_UNSEALED  # work at a wrong rate, or in a wrong unit, is lost
     unsealed = run_state.open_epoch - run_state.sealed
     over = run_state.complete or run_state.open_epoch >= MAX_EPOCHS
     return not over and unsealed < most and not known.making[Bases].is_under_way
 
 
 def _chosen(known: Knowledge, rest: int, now: float) -> list[Nameable]:
-    """Return what a close would name now."""
+    """Return the parts of feeds that a close would name now."""
     shared, overdue = _strangers_part(known, rest, now), now - known.policy.longest_epoch
     alone, trusted = known.alone and not known.peers, known.verdicts.trusts
     bounds = MOVES_PER_CLOSE, rest, shared, overdue
@@ -114,21 +115,21 @@ def _chosen(known: Knowledge, rest: int, now: float) -> list[Nameable]:
 
 
 def _is_late(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
-    """Return whether something has waited for as long as an epoch lasts at most."""
+    """Return whether an update has waited for as long as the longest epoch."""
     oldest = min((one.since for one in chosen if one.moving), default=now)
     return now - max(oldest, known.opened_at) >= known.policy.longest_epoch
 
 
 def _least_epoch(known: Knowledge) -> float:
-    """Return for how many seconds an epoch is open at least."""
+    """Return the minimum length of an epoch in seconds."""
     alone = len(known.run_state.members) < 2 and known.policy.patience
     return known.policy.least_epoch * (ALONE if alone else 1)
 
 
 def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
-    """Return how many updates of strangers without credit a close names. While nothing counts it is as many
-    as of members who were vouched for, or any number where those make nothing: else one who is quick would be
-    all that is judged first, with nobody to tell its work from noise."""
+    """Return the number of updates of strangers without credit that a close names. Before anything counts it
+    is the number of vouched members' updates, or unlimited where those make none. Otherwise a quick
+    stranger's work alone would be judged first, with nothing to tell it from noise."""
     run_state = known.run_state
     if run_state.begun:
         return max(1, run_state.room // UNPROVEN_PART)
@@ -138,10 +139,12 @@ def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
 
 
 def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
-    """Return how much of an epoch of `target` updates is there. What of strangers has to wait, as their
-    credit grows with closes, shows that it is full, too: up to some times as much as is named. Of those
-    without credit a small part of it counts at most, so that they do not close epochs (SPEC O20); while
-    nothing counts, some times as much as of members who were vouched for."""
+    """Return the number of updates that count towards an epoch of `target` updates.
+
+    A stranger's waiting updates count, too, up to some times as many as are named, because its credit grows
+    with closes. All updates without credit count as a small part at most, so that their authors do not close
+    epochs (SPEC O20). Before anything counts they are at most some times the vouched members' updates.
+    """
     run_state, found = known.run_state, {True: 0, False: 0}
     for one in chosen:
         member = one.number // INCARNATIONS
@@ -156,8 +159,8 @@ def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
 
 
 def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
-    """Return whether all members of whom something has come of late have made what they may; who goes on with
-    a new feed waits for a close."""
+    """Return whether all recently active members have filled their quotas. A member that has begun a new feed
+    waits for a close."""
     run_state, feeds = known.run_state, known.feeds
     proven = any(run_state.credit(one.number // INCARNATIONS) for one in chosen)
     if run_state.begun and not proven and now - known.opened_at < UNPROVEN_EPOCH:
@@ -168,16 +171,15 @@ def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
 
 
 def _is_to_wait(known: Knowledge) -> bool:
-    """Return whether skipped work is to count before what a close would name now, and no epoch was closed for
-    it."""
+    """Return whether an epoch should first be closed for skipped work, and none was closed for it yet."""
     last = known.run_state.open_epoch - 1
     begun = is_for_waiting(known, last)
     return known.search is not None and not begun and bool(waiting(known))
 
 
 def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
-    """Return the seal of the oldest closed epoch once all that it names is here and it is evaluated, or has
-    waited long enough; before that what is too large in it."""
+    """Return the seal of the oldest closed epoch once all its updates are held and its evaluation has ended
+    or taken too long. Before that, return the decision on its oversized work, if any."""
     run_state, epoch, feeds = known.run_state, known.run_state.sealed, known.feeds
     chains = feeds.chains(run_state, epoch) if epoch < run_state.open_epoch else None
     if chains is None:
@@ -189,15 +191,14 @@ def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
     judgement, less = _judged(known, epoch)
     skipped = _skipped(known, epoch, judgement)
     known.evaluations.sealing(epoch, skipped, less=less)
-    feeds.forget(chains, run_state)
     digest = named_digest(known.view.control.authority.run_id, chains)
     recounted = _recounted(known, epoch, judgement)
     return Seal(epoch, skipped, recounted, digest, judgement.factor, judgement.rates)
 
 
 def _judged(known: Knowledge, epoch: int) -> tuple[Judgement, bool]:
-    """Return the word of the judge, the schedule, the search and the guard on an epoch, and whether it counts
-    less than was evaluated."""
+    """Return the judgement on an epoch by the judge, the schedule, the search and the guard; and whether less
+    counts than was evaluated."""
     run_state, steps, search, guard = known.run_state, known.policy.steps, known.search, known.guard
     judgement = known.judge(run_state)
     if steps:
@@ -213,8 +214,7 @@ def _judged(known: Knowledge, epoch: int) -> tuple[Judgement, bool]:
 
 
 def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Recount, ...]:
-    """Return the skipped work that the seal of an epoch counts: nothing where that would be in vain, as the
-    epoch is worth nothing."""
+    """Return the skipped work that the seal of an epoch recounts; none if the epoch counts for nothing."""
     if is_for_waiting(known, epoch):
         return waiting(known)
     if known.policy.steps or not judgement.factor:
@@ -224,28 +224,28 @@ def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Reco
 
 
 def waiting(known: Knowledge) -> tuple[Recount, ...]:
-    """Return the skipped work that is to count before the run ends: none of a first-order run, where it was
-    made at larger rates and other weights, and a search along it would cost what it could bring."""
+    """Return the skipped work that counts before the run ends. A first-order run has none: it was made at
+    larger rates and other weights, and a search along it would cost as much as it could gain."""
     if known.policy.steps:
         return ()
     return known.verdicts.recounted(known.run_state, Judgement(), last=True, rate=RATE_ONE)
 
 
 def is_for_waiting(known: Knowledge, epoch: int) -> bool:
-    """Return whether the seal of an epoch is there to count what waits."""
+    """Return whether an epoch was closed only so that its seal recounts skipped work."""
     search = known.search
     return search is not None and not known.discards(epoch) and search.is_for_waiting(epoch, known.run_state)
 
 
 def _skipped(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[int, ...]:
-    """Return the feeds of which the seal of an epoch counts nothing: those with a verdict against them."""
+    """Return the feeds that the seal of an epoch skips: those with a verdict against them."""
     verdict, brings = known.verdicts.on, known.feeds.brings
     moved = known.run_state.moved(epoch)
     return tuple(feed for feed in moved if verdict(feed, epoch, known.run_state, brings, judgement))
 
 
 def _is_evaluated_first(known: Knowledge, epoch: int, now: float) -> bool:
-    """Return whether a seal waits for the evaluation of its epoch; ask for it if the time is there."""
+    """Return whether a seal waits for the evaluation of its epoch; ask for it once it is time."""
     if known.discards(epoch):
         return False
     evaluations, run_state = known.evaluations, known.run_state
@@ -259,7 +259,7 @@ def _is_evaluated_first(known: Knowledge, epoch: int, now: float) -> bool:
 
 
 def _lost(known: Knowledge, skipped: tuple[int, ...]) -> int:
-    """Return how many updates do not count if the next seal skips these feeds."""
+    """Return the number of updates that do not count if the next seal skips these feeds."""
     run_state = known.run_state
     return sum(known.feeds.moving(number, run_state.sealed, run_state) for number in skipped)
 
@@ -267,27 +267,27 @@ def _lost(known: Knowledge, skipped: tuple[int, ...]) -> int:
 Rule = Callable[[Knowledge, float], Decision | None]
 
 RULES: tuple[Rule, ...] = (
-    # a decision of the owner's that would change something
+    # an owner's decision that would change something
     owner_decisions.due,
     # an admission that needs no owner, at the rate that the policy allows (`admission`)
     lambda known, now: known.join_requests.next(known.run_state, now),
-    # the result of an evaluation of an epoch that is sealed, or of the base model (`evaluating`)
+    # a result of a sealed epoch, or of the base model (`evaluating`)
     lambda known, _: known.evaluations.result(known.run_state),
-    # a return, or the end, that these results call for (`guard`)
+    # a return, or the end of the run, by these results (`guard`)
     lambda known, _: known.guard.due(known.run_state) if known.guard else None,
-    # a worth that was measured, and what follows from it for a member (`verdicts`)
+    # a measured worth, and revocations that follow (`verdicts`)
     lambda known, _: known.verdicts.sanction(known.run_state),
-    # nothing: what follows depends on how long feeds and the epoch have waited
+    # nothing: the rules below depend on how long feeds and the epoch have waited
     times,
     # a seal of the oldest closed epoch, once it is evaluated or has waited long enough
     seal_due,
-    # bases, once those of now have served for long enough
+    # new bases, once the present ones have served long enough
     making.bases_due,
     # a close, once enough updates may be named, or one has waited long enough
     close_due,
-    # an amendment of a feed of which named steps are not to be had from anybody (`feeds`)
+    # an amendment of a feed whose named steps nobody has (`feeds`)
     lambda known, now: known.feeds.lost(known.view, known.policy.amend_after, now),
-    # a checkpoint of an epoch that nothing is expected to change any more
+    # a checkpoint of an epoch that is settled
     making.checkpoint_due,
 )
 

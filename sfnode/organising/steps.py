@@ -1,28 +1,25 @@
 """Judgements of seals; rates, units and factors of a first-order run, as its seals sign them (SPEC U11).
 
-    rate            that of a round, shared by those of its updates that count; a body's falls linearly with
-                    the budget
-    factor          1; less of a round in which more updates count than its rate was meant for
-    unit            half of the limit is the usual norm of what members make
-    limit           that of the manifest
+    rate            a round's, shared by the updates that count; a body's falls linearly with the budget
+    factor          1; less where more updates of a round count than its rate was meant for
+    unit            half of the limit is the usual norm of members' updates
+    limit           the manifest's
 
-What members make before they have heard of each other's is one step, of a gradient of more rows, and may go
-no further than one update alone: so a round of four nodes and one of forty are the same step. Updates that
-each went as far as one may made SmolLM2 diverge where they were six late (docs/research-log.md).
+Updates that members make before they have heard of each other's are one step, by a gradient of more rows. It
+may go no further than one update alone, so a round of four nodes and one of forty are the same step. Updates
+that each went as far as one may made SmolLM2 diverge where they were six late (docs/research-log.md).
 
-Units follow what the gradient becomes, down as far as it falls and up by 2 a round, as longer ones are cut.
-What is shorter than an eighth of the limit moves nothing (SPEC U11), and takes no budget: rounds of such
-updates are closed all the same, so that their unit comes down to them, by FALL at most. After IDLE_ROUNDS in
-a row there is nothing left to learn, and the guard ends the run. Which norm is usual those say of whom
-something has counted, by how much that was: work that is too short to count gives nobody a word. So it takes
-half of what counts to move a unit, and then it cuts honest updates to a part of their length, for some
-rounds.
+Units follow the gradient: down as far as it falls, and up by 2 a round, as longer updates are cut. An update
+shorter than an eighth of the limit changes nothing (SPEC U11), and takes no budget. Rounds of such updates
+are closed all the same, so that their unit comes down to them, by FALL at most. After IDLE_ROUNDS in a row
+nothing is left to learn, and the guard ends the run. Members of whom something has counted tell which norm is
+usual, by how much counted. Work that is too short to count gives nobody a say. So it takes half of what
+counts to change a unit, and then it cuts honest updates to a part of their length, for some rounds.
 
-Whoever judges a seal is injected. The judge that ships counts everything, at the manifest's rate; what is
-here, a line search or a guard take its place, and nothing else has to change.
+The judge of a seal is injected. The shipped judge counts everything, at the manifest's rate. The schedule
+here, a line search or a guard takes its place, and nothing else has to change.
 
-Everything is a function of the decisions and of what closes have named. Knows no time, and nobody who
-measures.
+Everything is a function of the decisions and of the updates that closes have named.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from sfprotocol.quotas import USUAL_OF
 from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 RECOUNTS_PER_SEAL = 4096
-"""Most that one seal recounts, 40 kB; the rest is for the next one."""
+"""Maximum number of recounts in one seal, 40 kB. The next seal has the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +43,21 @@ class Judgement:
     """A judge's word on the oldest epoch without a seal."""
 
     factor: int = FACTOR_ONE
-    """Units of 2^-12; what is recounted gets it, too."""
+    """Factor in units of 2^-12; recounted work gets it, too."""
     skipped: frozenset[int] = frozenset()
-    """Numbers of feeds that are not to count, as far as the epoch has moved them."""
+    """Numbers of feeds whose work in this epoch does not count."""
     recounted: frozenset[Recount] = frozenset()
-    """Named steps that are to count after all, as far as seals have skipped them."""
+    """Named work that counts after all, as far as earlier seals have skipped it."""
     rates: tuple[RateFrom, ...] = ()
-    """Rates of coming epochs, those above the open one, in order."""
+    """Rates of epochs after the open one, in order."""
 
 
 Judge = Callable[[RunState], Judgement]
-"""Judges what the close of epoch `run_state.sealed` has named, once all of it is here and may be sealed."""
+"""Judges the updates that the close of epoch `run_state.sealed` has named, once they are all held."""
 
 
 def at_rate(rate: int) -> Judge:
-    """Return the judge that counts everything, at this rate in units of 2^-32."""
+    """Return a judge that counts everything, at this rate in units of 2^-32."""
 
     def judge(run_state: RunState) -> Judgement:
         coming = run_state.open_epoch + 1
@@ -72,49 +69,52 @@ def at_rate(rate: int) -> Judge:
 
 
 LEAST_RATE = 1 / 32
-"""Share of the first rate below which it does not fall: a run that is judged late, or whose budget is raised,
-goes on slowly instead of not at all."""
+"""Minimum rate as a share of the first one. A run that is judged late, or whose budget is raised, continues
+slowly instead of not at all."""
 
 FALL = 8
-"""Most by which a unit falls in a round: work that counts is down to a quarter of the usual norm, and of what
-does not nobody says that it is one gradient's and not an accident's."""
+"""Maximum factor by which a unit falls in a round. Work counts down to a quarter of the usual norm. Shorter
+work may be an accident rather than the usual gradient."""
 
 IDLE_ROUNDS = 4
-"""Rounds in a row of updates that move nothing after which there is nothing left to learn: a label has its
-unit before the round before it is sealed, so that units have come down by FALL twice."""
+"""Consecutive rounds of updates that change nothing after which nothing is left to learn. A label gets its
+unit before the round before it is sealed, so units have fallen by FALL twice."""
 
 
 IDLE_DRAWN = 16
-"""The same of answers that are drawn: where one of 200 is right, two in five of the rounds of six updates
+"""The same for answers that are drawn. Where one answer of 200 is right, two in five rounds of six updates
 have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of a first-order run."""
+    """Schedule of a first-order run's steps."""
 
     rate: int
-    """The first rate of an update, in units of 2^-32: the manifest's."""
+    """First rate of an update in units of 2^-32: the manifest's."""
     updates: int
-    """Updates of a round that has no more than it needs: the manifest's epoch_updates."""
+    """Updates of a usual round: the manifest's epoch_updates."""
     whole: bool
-    """Whether an update is of all rows of its node, as a head's is: its noise does not ask for a rate that
-    falls."""
+    """Whether an update covers all rows of its node, as a head's does. Such updates are hardly noisy, and
+    need no falling rate."""
     drawn: bool = False
-    """Whether updates are of answers that are drawn, as by rewards: that of a mini-batch all of whose answers
-    are as good is 0, and says nothing of how long others are."""
+    """Whether updates are of drawn answers, as with rewards. A mini-batch whose answers are all equally good
+    gives 0, which says nothing about the length of other updates."""
 
     @property
     def idle_rounds(self) -> int:
-        """Rounds in a row of updates that move nothing after which there is nothing left to learn."""
+        """Consecutive rounds of updates that change nothing after which nothing is left to learn."""
         return IDLE_DRAWN if self.drawn else IDLE_ROUNDS
 
     def judged(
         self, run_state: RunState, judgement: Judgement, norms: Mapping[int, float], counts: int
     ) -> Judgement:
-        """Return a judgement of the oldest epoch without a seal, with its factor and with rate and unit of
-        the labels that come. `norms`: those of the members whose work its close has named, and its seal does
-        not skip, as `feeds.HeldFeeds.norms`; `counts`: how many of these updates move anything."""
+        """Return the judgement on the oldest epoch without a seal, with its factor and with rate and unit of
+        the coming labels.
+
+        `norms`: usual norms of the members whose work its close has named and its seal does not skip, as from
+        `feeds.HeldFeeds.norms`. `counts`: number of their updates that change the weights.
+        """
         coming = run_state.open_epoch + 1
         judgement = replace(
             judgement, factor=min(judgement.factor, self._factor(run_state, counts)), rates=()
@@ -127,7 +127,7 @@ class Steps:
         return judgement if said[1:] == known[1:] else replace(judgement, rates=(said,))
 
     def _factor(self, run_state: RunState, counts: int) -> int:
-        """Return the factor with which a round goes no further than the first one may."""
+        """Return the factor that keeps a round from going further than the first one may."""
         made = counts * run_state.rate(run_state.sealed)
         meant = self.updates * self.rate
         return FACTOR_ONE if made <= meant else max(1, FACTOR_ONE * meant // made)
@@ -139,7 +139,7 @@ class Steps:
         return max(1, round(self.rate * self.updates / usual * max(LEAST_RATE, 1 - spent)))
 
     def _unit(self, run_state: RunState, norms: Mapping[int, float]) -> int:
-        """Return the unit of the labels that come; that of now where too few are there to say."""
+        """Return the unit of the coming labels; the present one where too few members are there to say."""
         known, usual = run_state.rate_from(run_state.open_epoch + 1), usual_norm(run_state, norms)
         if usual is None or (self.drawn and not usual):
             return known.unit
@@ -149,7 +149,8 @@ class Steps:
 
 
 def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
-    """Return the usual norm of an update, by those who tell it; None where most of them are not there."""
+    """Return the usual norm of an update, by the members whose work has counted; None where most of them are
+    absent."""
     telling = next(counted_rounds(run_state), None) or dict.fromkeys(norms, 1)
     told = sorted((norm, telling[member]) for member, norm in norms.items() if member in telling)
     half = sum(telling.values()) / 2
@@ -160,7 +161,8 @@ def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
 
 
 def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
-    """Yield how many updates count of each member in sealed rounds of which any do, the last one first."""
+    """Yield the number of updates that count, by member, in each sealed round with any, the last one
+    first."""
     for epoch in reversed(range(run_state.sealed)):
         found = Counter[int]()
         for number in run_state.moved(epoch):
@@ -170,8 +172,8 @@ def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
 
 
 def idle_rounds(run_state: RunState) -> int:
-    """Return how many of the last sealed rounds, in a row, have named updates none of which moves; 0 in a
-    zeroth-order run, where a scalar of 0 says nothing of what is left to learn."""
+    """Return the number of last sealed rounds, in a row, whose updates all change nothing. In a zeroth-order
+    run it is 0, as a scalar of 0 says nothing of what is left to learn."""
     if not run_state.rate_from(0).limit:
         return 0
     idle = 0
@@ -183,8 +185,8 @@ def idle_rounds(run_state: RunState) -> int:
 
 
 def may_be_idle(run_state: RunState, members: set[int], most: int) -> bool:
-    """Return whether a round may be closed that names updates of these members, none of which moves, where
-    the run ends after so many."""
+    """Return whether a round of these members may be closed though its updates change nothing. The run ends
+    after `most` such rounds."""
     telling = next(counted_rounds(run_state), Counter[int]())
     there = sum(weight for member, weight in telling.items() if member in members)
     return 2 * there >= sum(telling.values()) and idle_rounds(run_state) < most

@@ -1,8 +1,8 @@
-"""Verdicts: who is left out of a seal, and why, as the organiser and readers of its decisions find alike.
+"""Verdicts: who is left out of a seal, and why. The organiser and readers of its decisions find the same.
 
-What is known of a feed's work in an epoch is a function of the control feed, in which what was measured is
-signed first (`evidence`), as is what is too large (`feeds`) and what was taken back (`guard`). Whose work
-evidently does harm is revoked, and what it has brought since is void.
+A verdict on a feed's work in an epoch is a function of the control feed. Measurements are signed in it first
+(`evidence`), as are oversized scalars (`feeds`) and returns (`guard`). Members whose work evidently does harm
+are revoked, and their work since then is voided.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from sfnode.organising.guard import Guard
 from sfnode.organising.policy import OrganiserPolicy
 from sfnode.organising.steps import IDLE_ROUNDS, RECOUNTS_PER_SEAL, Judgement
 from sfnode.schema.node_state import Uncounted
-from sfprotocol.decisions import INCARNATIONS, Decision, Evaluated, Oversized, Recount, Revoke, Void, Worth
+from sfprotocol.decisions import INCARNATIONS, Decision, Oversized, Recount, Revoke, Void, Worth
 from sfprotocol.run_state import NEVER, RunState
 
 Brings = Callable[[int, int, RunState, range], bool]
-"""Tells whether the close of an epoch has named updates of a feed with one of these labels."""
+"""Returns whether the close of an epoch has named updates of a feed with one of these labels."""
 
 
 class Verdicts:
-    """Verdicts on the members of a run, by what decisions have told, and what follows from it."""
+    """Verdicts on a run's members, by its decisions, and the consequences."""
 
     def __init__(
         self,
@@ -35,28 +35,26 @@ class Verdicts:
         *,
         judged: bool = True,
         revokes: bool = True,
-        guards: bool = True,
     ) -> None:
-        """`judged`: seals follow the evidence; `revokes`: so do revocations. `guards`: the guard decides by
-        results, of which nobody else needs to know."""
-        self.evidence, self.guard, self._guards = evidence, guard, guards
+        """`judged`: seals follow the evidence. `revokes`: revocations follow it, too."""
+        self.evidence, self.guard = evidence, guard
         self._judged, self._revokes = judged, judged and revokes
         self._oversized: set[Recount] = set()
-        """Work that waits for the seal before the end."""
+        """Oversized work, which is recounted by the seal before the end."""
         self._too_large = Counter[int]()
-        """Epochs in which scalars of a member were too large."""
+        """Number of epochs in which a member's scalars were too large."""
         self._published = -1
-        """The last epoch of which it was told whose scalars are too large."""
+        """Last epoch with a decision on oversized scalars."""
         self.worths: list[Worth] = []
-        """Figures that were measured and are to be signed."""
+        """Measurements that wait to be signed."""
         self._sanctions: list[Decision] = []
-        """Decisions that follow from evident harm, until they are signed."""
+        """Decisions that follow from evident harm and wait to be signed."""
         self._sanctioned: set[int] = set()
-        """Members about whom that was decided."""
+        """Members with such decisions."""
 
     @classmethod
     def of_policy(cls, policy: OrganiserPolicy) -> Self:
-        """Return those of an organiser."""
+        """Return an organiser's verdicts."""
         steps, watched = policy.steps, policy.guard and policy.seal_wait
         guard = Guard(policy.patience, steps.idle_rounds if steps else IDLE_ROUNDS) if watched else None
         evidence = MembersEvidence(kept=policy.kept, alike=policy.alike, summed=steps is not None)
@@ -64,16 +62,16 @@ class Verdicts:
 
     @classmethod
     def of_run(cls, training: Training | None) -> Self:
-        """Return those of whoever reads the decisions of a run; without its numbers only who is revoked, and
-        what is too large, is certain."""
-        return cls(MembersEvidence.of(training) if training else MembersEvidence(), Guard(), guards=False)
+        """Return the verdicts of somebody who reads a run's decisions. Without the run's training section
+        only revocations and oversized work are certain."""
+        return cls(MembersEvidence.of(training) if training else MembersEvidence(), Guard())
 
     # -- what decisions tell -----------------------------------------------------------------------
 
     def take(self, decision: Decision) -> None:
         """Take in the next decision of the control feed."""
         self.evidence.take(decision)
-        if self.guard and (self._guards or not isinstance(decision, Evaluated)):
+        if self.guard:
             self.guard.take(decision)
         if isinstance(decision, Oversized) and decision.epoch > self._published:
             self._published = decision.epoch
@@ -81,7 +79,7 @@ class Verdicts:
             self._too_large.update({feed // INCARNATIONS for feed in decision.feeds})
 
     def forget(self) -> None:
-        """Forget what decisions have told: they are read anew."""
+        """Forget all decisions, which will be read anew."""
         self.evidence.forget()
         self.guard = self.guard and self.guard.anew()
         self._oversized, self._too_large, self._published = set(), Counter(), -1
@@ -116,19 +114,21 @@ class Verdicts:
         return not self._judged or self.evidence.trusts(member)
 
     def oversized(self, epoch: int, feeds: Iterable[int]) -> Oversized | None:
-        """Return what is to be signed before the seal of an epoch in which scalars of these feeds are too
-        large to count at once."""
+        """Return the decision to sign before the seal of an epoch in which these feeds have oversized
+        scalars."""
         found = tuple(sorted(feeds)) if self._judged and epoch > self._published else ()
         return Oversized(epoch, found) if found else None
 
     def recounted(
         self, run_state: RunState, judgement: Judgement, *, last: bool, rate: int
     ) -> tuple[Recount, ...]:
-        """Return what seals have skipped and the next one is to count: what the judge says, and work of
-        members for whom there is enough evidence, of epochs with this `rate` at most; `last`: the run is
-        about to end. It stays skipped where they may have been revoked when they made it, where it would
-        evidently do harm, where the guard has taken back what it brings, and where its author makes work that
-        is too large again and again."""
+        """Return the skipped work that the next seal recounts.
+
+        It is what the judge says, and work of members with enough evidence, of epochs with at most this
+        `rate`; `last`: the run is about to end. Work stays skipped where the member may have been revoked
+        when it was made, where it would evidently do harm, where the guard has taken it back, and where its
+        author often makes oversized work.
+        """
         found = [recount for recount in sorted(judgement.recounted) if run_state.is_skipped(recount)]
         known = self.evidence.members.items() if self._judged else ()
         trusted = {number for number, one in known if (one.recounted_at_last if last else one.recounted)}
@@ -147,7 +147,7 @@ class Verdicts:
         return tuple(sorted(found[:RECOUNTS_PER_SEAL]))
 
     def sanction(self, run_state: RunState) -> Decision | None:
-        """Return what is to be signed: what was measured, and then what follows for whom it shows to do
+        """Return the next decision to sign: measurements first, then revocations of members who evidently do
         harm."""
         if self.worths:
             return self.worths.pop(0)

@@ -1,6 +1,6 @@
 """The node as its organiser reads it: decisions and peers from the machine, updates from the log.
 
-Synchronous, and nothing here changes anything.
+Synchronous, and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from sfprotocol.signing import extend
 
 
 class Boundary(NamedTuple):
-    """A step of a feed at which a close may stop; all updates since the boundary before have one label."""
+    """A step of a feed at which a close may stop. All updates since the previous boundary have one label."""
 
     stop: int
     label: int
     chain: bytes
-    """The chain hash after `stop` updates."""
+    """Chain hash after `stop` updates."""
     squares: int = 0
-    """Sum of the squares of the scalars since the boundary before, of none more than its label's limit."""
+    """Sum of the squared scalars since the previous boundary; an update's sum is cut at its label's limit."""
     zeros: int = 0
-    """Number of updates since then that move nothing."""
+    """Number of updates since the previous boundary that change nothing."""
     unit: int = UNIT_ONE
-    """The unit of their scalars, in units of 2^-16 of scalar_delta (SPEC U11)."""
+    """Unit of their scalars, in units of 2^-16 of scalar_delta (SPEC U11)."""
 
 
 class Log(Protocol):
-    """The log on the node's disk; its methods are those of `sfprotocol.host.Store`."""
+    """The log on the node's disk, with the methods of `sfprotocol.host.Store`."""
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None: ...
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]: ...
@@ -45,7 +45,7 @@ class Log(Protocol):
 
 
 class View:
-    """A node of an organised run, with what it holds and hears."""
+    """A node of an organised run, with what it holds and receives."""
 
     def __init__(self, machine: Machine, log: Log) -> None:
         assert machine.organised is not None
@@ -54,17 +54,18 @@ class View:
 
     @property
     def control(self) -> ControlFeed:
-        """The decisions."""
+        """The control feed."""
         return self._organised.control.feed
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by them."""
+        """State of the run by the control feed."""
         return self._organised.run_state
 
     @property
     def stand_ins(self) -> tuple[bytes, ...]:
-        """The keys of whom more than half hold what is decided; none if nobody stands in."""
+        """Keys of the organiser and its stand-ins, more than half of whom store every decision; empty if
+        nobody stands in."""
         return self.control.stand_ins
 
     def leads(self, now: float) -> bool:
@@ -72,24 +73,24 @@ class View:
         return self._organised.control.elections.leads(now)
 
     def feeds(self) -> list[Feed]:
-        """Return the feeds of which something is known."""
+        """Return the known feeds."""
         return [state.feed for state in self._machine.frontier]
 
     def state(self, feed: Feed) -> FeedState:
-        """Return what is held of a feed, and where it is forked."""
+        """Return how much of a feed is held, and where it is forked."""
         return self._machine.frontier.state(feed)
 
     def chain(self, feed: Feed, step: int) -> bytes:
-        """Return the chain hash after `step` updates that are held."""
+        """Return the chain hash after `step` held updates."""
         return self._log.past(feed, step)[0]
 
     def boundary(self, feed: Feed, step: int) -> Boundary:
-        """Return the boundary at a step, without what was before."""
+        """Return the boundary at a step, without the sums of the updates before it."""
         return Boundary(step, self._log.label(feed, step)[0], self.chain(feed, step))
 
     def boundaries(self, feed: Feed, first: int) -> Iterator[Boundary]:
-        """Yield the boundaries above step `first` of what is held: at the ends of segments and of labels in
-        them, and where closes have stopped."""
+        """Yield the boundaries of held updates above step `first`: the ends of segments and of labels within
+        them, and the stops of closes."""
         run_state, step, stop = self.run_state, first, self.state(feed).next
         chain, number = self.chain(feed, first), run_state.number(feed)
         named_stops = [] if number is None else [one.stop for one in run_state.named_stops(number, first)]
@@ -109,12 +110,12 @@ class View:
                     yield Boundary(step, part.epoch, chain, squares, zeros, rate.unit)
 
     def peers(self) -> dict[str, int]:
-        """Return the linked peers with the number of decisions that each has told of."""
+        """Return the linked peers with the number of decisions that each says it has."""
         links = [link for link in self._machine.links.values() if link.greeted]
         return {link.peer: link.control.theirs.stop for link in links if link.control.theirs}
 
     def shown(self, feeds: Iterable[Feed]) -> dict[Feed, int]:
-        """Return how much of what is held of these feeds some peer has shown to hold, too."""
+        """Return the number of held updates of these feeds that some peer is known to hold, too."""
         frontier = self._machine.frontier
         links = [link for link in self._machine.links.values() if link.greeted]
         if any(link.agreed and link.known == frontier.known for link in links):
@@ -123,6 +124,6 @@ class View:
         return {feed: min(frontier.next(feed), stop) for feed, stop in most.items()}
 
     def claimed(self, feed: Feed) -> bool:
-        """Return whether a peer says that it has more of a feed than is here."""
+        """Return whether a peer claims to have more of a feed than is held here."""
         held = self._machine.frontier.next(feed)
         return any(link.has.get(feed, 0) > held for link in self._machine.links.values())

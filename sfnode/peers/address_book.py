@@ -32,6 +32,9 @@ FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
 """Seconds for which a peer that broke a rule gets no link, in either direction; doubles each time. A new id
 costs nothing: this stops a broken program from coming back, and makes an attacker begin anew each time."""
 
+FAULT_MEMORY = 3_600.0
+"""Seconds after such a refusal in which another fault counts as a repeat. A link of use forgives sooner."""
+
 MAX_FAULTS = 256
 """Peers whose faults are remembered; 40 KiB. Beyond that the one that is soonest forgiven is forgotten."""
 
@@ -157,7 +160,8 @@ class AddressBook:
             entry.plain, entry.not_before = True, now + about(BACKOFF_PLAIN, self._random)
 
     def succeeded(self, peer: str) -> None:
-        """Note that a link with the peer was of use."""
+        """Note that a link with the peer was of use. Forgives its earlier faults."""
+        self._faults.pop(peer, None)
         if entry := self._entries.get(peer):
             entry.failures, entry.not_before, entry.plain = 0, float("-inf"), False
             self._met.pop(peer, None)
@@ -173,9 +177,19 @@ class AddressBook:
 
     # -- peers that broke a rule -------------------------------------------------------------------
 
+    def was_mute(self, peer: str, now: float) -> None:
+        """Note that the peer said nothing of use. Refuse a stranger any link for a while. A trusted peer may
+        be suspended, and must find a place when it comes back."""
+        if self.trusted(peer):
+            self.failed(peer, now)
+        else:
+            self.misbehaved(peer, now)
+
     def misbehaved(self, peer: str, now: float) -> None:
-        """Refuse the peer any link for a while: it broke a rule, or sent nothing of use."""
-        times, _ = self._faults.pop(peer, (0, now))
+        """Refuse the peer any link for a while, as it broke a rule."""
+        times, until = self._faults.pop(peer, (0, now))
+        if now - until > FAULT_MEMORY:
+            times = 0
         self._faults[peer] = times + 1, now + doubled(FAULT_FIRST, times, FAULT_MOST)
         if len(self._faults) > MAX_FAULTS:
             del self._faults[min(self._faults, key=lambda name: self._faults[name][1])]

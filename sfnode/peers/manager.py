@@ -290,7 +290,7 @@ class PeerManager:
         neighbour = self._neighbours[peer]
         self._close(neighbour, reason)
         if neighbour.blank:
-            self.book.misbehaved(peer, now)
+            self.book.was_mute(peer, now)
         else:
             self.book.succeeded(peer)
 
@@ -310,7 +310,7 @@ class PeerManager:
             return
         self._lose(ended.peer)
         if not self.book.refused(ended.peer, now):
-            if now - ended.since < SHORT_LIVED or not event.heard:
+            if now - ended.since < SHORT_LIVED or not event.heard or ended.blank:
                 self.book.failed(ended.peer, now)
             else:
                 self.book.succeeded(ended.peer)

@@ -50,8 +50,8 @@ which a flood of newcomers replaces one another."""
 
 BLANK_TIME = 5.0
 """Seconds after which a peer that has shown nothing may be given up: by then a full Summary has arrived, and
-every participant has something to report. Then it is refused for a while. So mute peers may fill every place
-at once but cannot hold it, and each honest peer that gets in stays."""
+every participant has something to report. A stranger is refused for a while then. So mute peers may fill
+every place at once but cannot hold it, and each honest peer that gets in stays."""
 
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3

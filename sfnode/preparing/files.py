@@ -1,4 +1,4 @@
-"""Writes what lies beside a run's manifest: its rows, its data and its bases. All of it, or nothing."""
+"""Writes the files next to a run's manifest: its rows, its data and its bases. It writes all or none."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from sfnode.tasks.dataset import Examine, Row
 from sfprotocol.model_listing import MAX_DATA
 
 OWN_KINDS = (".txt", ".json")
-"""Ends of the names of files of which `sfnode init FILE` writes the rows anew."""
+"""Suffixes of files whose rows `sfnode init FILE` writes to new files."""
 
 
 class Shared(NamedTuple):
-    """Files of a run's data beside its manifest."""
+    """Files of a run's data next to its manifest."""
 
     names: list[str]
-    """Names that they have beside the manifest."""
+    """Names of the files next to the manifest."""
     copied: list[str]
-    """Those that have been copied there."""
+    """Names of the files that were copied there."""
     size: int
-    """Bytes of all together."""
+    """Bytes of all files together."""
 
 
 Note = Callable[[Path], None]
-"""Told of a file that is about to be written."""
+"""Told of a file that will be written."""
 
 
 @contextmanager
 def all_or_nothing() -> Iterator[Note]:
-    """Yield what is told of files; if the block fails or is interrupted, those that it made are removed."""
+    """Yield a function that is told of files. If the block fails or is interrupted, the files that it made
+    are removed."""
     made: list[Path] = []
     try:
         yield lambda file: None if file.exists() else made.append(file)
@@ -57,11 +58,11 @@ def all_or_nothing() -> Iterator[Note]:
 
 
 def unnoted(_file: Path) -> None:
-    """Take no note."""
+    """Do nothing."""
 
 
 def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnoted) -> tuple[Path, int]:
-    """Copy a manifest's bases to a folder once they are found right; return the copy, and its bytes.
+    """Copy a manifest's bases to a folder after checking them; return the copy, and its bytes.
 
     Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
     """
@@ -73,7 +74,7 @@ def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnote
 
 
 def require_shareable(given: Mapping[str, Any]) -> None:
-    """Raise UserError DATA_NOT_FOUND for a file that is read here, and that nodes do not share."""
+    """Raise UserError DATA_NOT_FOUND for a file that can be read here but that nodes do not share."""
     for source in (str(given.get(role, "")) for role in public_files.ROLES):
         if source.lower().endswith(OWN_KINDS) and not source.startswith((HUB, BUILTIN)):
             what = f"{source} is not a kind of data that nodes share"
@@ -83,10 +84,10 @@ def require_shareable(given: Mapping[str, Any]) -> None:
 def take_rows(
     given: dict[str, Any], plan: Plan | None, folder: Path, note: Note, examine: Examine
 ) -> list[str]:
-    """Write rows that are taken out of their file to files in a folder, which `given` then names: those that
-    fit, where others are left out, and those that are held out. Return what there is to say.
+    """Write rows that are taken out of their file to files in a folder, and name these files in `given`: the
+    rows that fit, where others are left out, and the rows that are held out. Return messages for the user.
 
-    So nodes read the same rows, whatever each would call bad. Raises UserError as `dataset.load_rows`,
+    So all nodes read the same rows, whatever each would reject. Raises UserError as `dataset.load_rows`,
     DISK_FULL, DATA_DIR_UNUSABLE.
     """
     said = []
@@ -124,7 +125,7 @@ def _skip_bad_rows(given: dict[str, Any], folder: Path, note: Note, examine: Exa
 
 
 def write_rows(rows: Sequence[Row], task: Task, folder: Path, name: str, note: Note = unnoted) -> Path:
-    """Write what a task reads of rows to a new file in a folder, and return it.
+    """Write the fields of rows that a task reads to a new file in a folder, and return the file.
 
     Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
     """
@@ -142,9 +143,9 @@ def write_rows(rows: Sequence[Row], task: Task, folder: Path, name: str, note: N
 def settle_data(
     manifest: Manifest, folder: Path, shared: bool, note: Note = unnoted
 ) -> tuple[Manifest, Shared]:
-    """Return a manifest with the names of the files that its data are in, in place of their paths; and, if
-    they are to be `shared`, with their digests. Files that are elsewhere are copied to the folder, where the
-    manifest is to be; data on the hub get the commit that they have now.
+    """Return a manifest that names its data files without their paths and, if they are `shared`, has their
+    digests. Files elsewhere are copied to the folder of the manifest. Data on the hub are pinned to their
+    present commit.
 
     Raises UserError DATA_NOT_FOUND, DATA_TOO_LARGE, DISK_FULL, DATA_DIR_UNUSABLE.
     """
@@ -188,7 +189,7 @@ def _digest_of(file: Path) -> str:
 
 
 def _beside(file: Path, folder: Path, digest: str, copied: list[str], note: Note) -> str:
-    """Return the name of a file of data in a folder; copy it there if need be, and note that."""
+    """Return the name of a data file in a folder, after copying it there if necessary."""
     there = folder / file.name
     if public_files.digest_of(there) != digest:
         if there.exists():

@@ -1,16 +1,17 @@
-"""Gives the manifest of a first-order run what is measured: bases, prior, and the unit and limit of scalars.
+"""Measures the missing parts of a first-order run's manifest: bases, prior, and unit and limit of scalars.
 
-Nothing is tried out: in coordinates in which gradients vary alike one first rate serves every body, and one
-every head; a few gradients say how long they usually are.
+Nothing is tried out. In coordinates in which gradients vary alike one first rate serves every body, and one
+every head; a few gradients tell their usual length.
 
-A head's outputs move by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the second
-moments of scaled states, those of V^T x are at most 1, and a softmax's curvature is at most a half. So one
-rate serves all models and data, and no direction waits for another. Directions in which states vary less than
-`strength` learn less, as in a ridge regression; validation rows choose it, as they choose when to stop. S is
-not centred: the mean state is a direction like others then, and what is learnt along it is a bias.
+A head's outputs change by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the
+second moments of scaled states, the second moments of V^T x are at most 1, and a softmax's curvature is at
+most a half. So one rate serves all models and data, and no direction waits for another. Directions in which
+states vary less than `strength` learn less, as in a ridge regression; validation rows choose it, as they
+choose when to stop. S is not centred, so the mean state is a direction like others, and changes along it are
+a bias.
 
-The body's bases span what its gradients say; within them its columns are mixed so that gradients of
-mini-batches vary alike along all (`turned`).
+The body's bases span its gradients. Within them its columns are mixed so that gradients of mini-batches vary
+alike along all of them (`turned`).
 """
 
 from __future__ import annotations
@@ -58,40 +59,42 @@ from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import stream
 
 WHITENED_ROWS = 1024
-"""Rows of which the states are looked at, at most; nodes on this machine then find them (`kept_states`)."""
+"""Maximum number of rows whose states are looked at. Nodes on this machine find them afterwards
+(`kept_states`)."""
 
 VALIDATING = 1 / 5
-"""Share of them that validates where the run has no validation rows."""
+"""Share of these rows that validates where the run has no validation rows."""
 
 STEP = 1.75
-"""Length of a body's first step along a usual gradient, in coordinates in which gradients vary alike along
-columns that have the length 1 on average: SmolLM2 learns AG News and SST-2 with two thirds of it and with
-half as much again, and one rate or one gain does not serve both (docs/research-log.md)."""
+"""Length of a body's first step along a usual gradient. Coordinates are such that gradients vary alike along
+columns of mean length 1. SmolLM2 learns AG News and SST-2 with two thirds of it and with half as much again;
+neither one rate nor one gain serves both (docs/research-log.md)."""
 
 REWARD_STEP = 0.5
-"""The same of a run by rewards, whose gradients are far noisier: the embedded sums end best with 0.3 and 0.5,
-and are ruined by 1; SmolLM2 learns orders with 0.5 and with half as much again (docs/research-log.md)."""
+"""The same length in a reward run, whose gradients are far noisier. The embedded sums end best with 0.3 and
+0.5, and are ruined by 1. SmolLM2 learns orders with 0.5 and with half as much again
+(docs/research-log.md)."""
 
 USUAL_BATCHES, REWARDED_BATCHES = 32, 8
-"""Mini-batches of which the usual norm is the median, and second moments are the mean; those of prompts, to
-which answers are written."""
+"""Mini-batches for the usual norm, their median, and for second moments, their mean; fewer in a reward run,
+in which answers are written to each."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
-"""Root mean square of a usual update's scalars by their bits: an 8-bit one may be 16 times as large."""
+"""Root mean square of a usual update's scalars by their bits. An 8-bit scalar may be 16 times as large."""
 
 LIMIT = 2
 """Limit of a label, in norms of a usual update."""
 
 
 IDENTITY = 64
-"""Entries of U of a head, on its diagonal: outputs are their own coordinates."""
+"""Diagonal entries of a head's U: outputs are their own coordinates."""
 
 ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
-"""Values that stand for those that are measured, while what is given is tried."""
+"""Stand-ins for measured values, while the given ones are checked."""
 
 
 def _cost(manifest: Manifest) -> int:
-    """Return how many example-forwards completing a run takes at most."""
+    """Return the maximum number of example-forwards for completing a run."""
     if takes_features(manifest):
         return WHITENED_ROWS + manifest.data.withheld
     of_bases = 0 if manifest.training.bases else making_bases.cost("gradients")
@@ -103,13 +106,13 @@ def _usual_batches(manifest: Manifest) -> int:
 
 
 def _of_batch(manifest: Manifest) -> int:
-    """Return the example-forwards of a mini-batch's gradient; each drawn answer is an example."""
+    """Return the example-forwards of a mini-batch's gradient. Each drawn answer is an example."""
     answers = ANSWERS if manifest.task.is_rewarded else 1
     return GRADIENT * answers * manifest.training.batch_size
 
 
 def begun(manifest: Manifest) -> Manifest:
-    """Return a first-order run without what it may not have yet, for a trainer to measure it on."""
+    """Return a first-order run without its unmeasured numbers, for a trainer to measure them on."""
     task = manifest.task
     plain = task.model_copy(update={"loss": "plain", "prior": ()}) if task.loss == "calibrated" else task
     training = manifest.training.model_copy(update=WITHOUT_GRADIENTS)
@@ -119,11 +122,11 @@ def begun(manifest: Manifest) -> Manifest:
 def prepare(
     manifest: Manifest, given: Container[str], means: Means, waiting: Waiting, measure: bool = True
 ) -> Prepared:
-    """Return a first-order run with all its numbers, but for those that are `given` by name; one that has
-    them as it is. Its bases are written to the folder of `means`.
+    """Return a first-order run with all its numbers, except those `given` by name. A run that has them is
+    returned as it is. Bases are written to the folder of `means`.
 
-    Raises UserError as `making_bases.make_on` and `usual`, LOSS_FLAT without a gradient, and
-    BAD_OPTION for numbers that no manifest can have, where no public row is within reach, and unmeasured.
+    Raises UserError as `making_bases.make_on` and `usual`, LOSS_FLAT without a gradient, and BAD_OPTION for
+    numbers that no manifest can have, where no public row is within reach, and without `measure`.
     """
     if manifest.training.norm_limit:
         return Prepared(manifest)
@@ -163,7 +166,8 @@ def _complete(
 
 
 def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
-    """Return with the prior, bases from the mean gradient, and the usual length of a gradient in them."""
+    """Return the run with its prior, bases from the mean gradient, and the usual length of a gradient in
+    them."""
     taken = 0
     if manifest.task.loss == "calibrated":
         prior, taken = scalars.prior_of(trainer, calibration.mean_probability)
@@ -193,7 +197,7 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
 
 
 def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
-    """Return with whitened coordinates, in which the rate is known, and the length of a gradient in them."""
+    """Return the run with whitened coordinates, whose rate is known, and the length of a gradient in them."""
     public, held = _rows(manifest, trainer)
     began, loaded = time.monotonic(), trainer.loaded
     (site,) = loaded.sites
@@ -217,7 +221,7 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
 
 
 def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Return public rows that whiten and those that validate. Raises UserError as `RunRows.training`."""
+    """Return public rows for whitening and for validation. Raises UserError as `RunRows.training`."""
     rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), WHITENED_ROWS))
     if manifest.data.validation or manifest.data.withheld:
         return rows, trainer.run_rows.held_out("validation").rows
@@ -235,7 +239,7 @@ def _known(trainer: Trainer, rows: Sequence[Row], tell: Tell) -> Known:
 
 
 def _turned(manifest: Manifest, pairs: making_bases.Pairs, found: F64, folder: Path) -> tuple[Manifest, F64]:
-    """Return with bases whose columns are turned until gradients vary alike along them, and gradients in
+    """Return the run with its bases turned until gradients vary alike along all columns, and the gradients in
     them."""
     cores = found.reshape(-1, *manifest.core_shape)
     of_u, of_v = turned(cores)
@@ -257,7 +261,8 @@ def _with_bases(manifest: Manifest, pairs: making_bases.Pairs, folder: Path) -> 
 
 
 def _measured(manifest: Manifest, norm: float) -> Manifest:
-    """Return with the unit and limit for gradients of this length. Raises UserError LOSS_FLAT if it is 0."""
+    """Return the run with unit and limit for gradients of this length. Raises UserError LOSS_FLAT if it is
+    0."""
     if not norm > 0:
         raise UserError(
             Code.LOSS_FLAT,
@@ -280,9 +285,11 @@ def usual(
     least: int = USUAL_BATCHES // 2 + 1,
     advance: Callable[[int], None] = lambda done: None,
 ) -> F64:
-    """Return the gradients of `count` mini-batches at the model as it is, (n, cells), without those that are
-    0 or no finite number; `advance` is told how many there are so far. Raises as `gradient`, DATA_*, and
-    LOSS_NOT_FINITE if fewer than `least` are left."""
+    """Return the gradients of `count` mini-batches at the present model, (n, cells), without those that are 0
+    or not finite. `advance` is told how many are done.
+
+    Raises as `gradient`, DATA_*, and LOSS_NOT_FINITE if fewer than `least` are left.
+    """
     seeds = stream(int.from_bytes(model.run.run_id[:8], "big"), 0, count).tolist()
     found: list[F64] = []
     for done, seed in enumerate(seeds):
@@ -298,8 +305,8 @@ def usual(
 
 
 def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
-    """Return scalar_delta, scalar_limit and norm_limit of a run with so many cells and scalars of so many
-    bits, in which a usual gradient has this norm: half of the longest that counts."""
+    """Return scalar_delta, scalar_limit and norm_limit of a run with this many cells and scalar bits, whose
+    usual gradient has this norm. That is half of the longest that counts."""
     size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
     return {
         "scalar_delta": norm / size,
@@ -312,34 +319,37 @@ def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
 
 
 MOST_RATE = 2.0
-"""Rate of a round's mean gradient at most. The largest curvature is a half, so steps above 4 may diverge, and
+"""Maximum rate of a round's mean gradient. The largest curvature is a half, so steps above 4 may diverge, and
 above 2 where a gradient is one round late."""
 
 STRENGTHS = (10.0, 3.0, 1.0)
-"""Strengths that are tried, where features have a variance of 1. Runs at 30 were longer and learnt no more.
-What less than 1 gains on validation rows is lost many times over on rows unlike them
+"""Strengths that are tried, where features have variance 1. Runs at 30 were longer and learnt no more.
+Strengths below 1 gain little on validation rows and lose many times more on rows unlike them
 (docs/research-log.md)."""
 
 ROUNDS = 64
 """Rounds within which the least loss is looked for."""
 
 LEAST_SPREAD = 1e-3
-"""Least spread of a feature that it is scaled by, relative to the median: what hardly varies says nothing."""
+"""Minimum spread by which a feature is scaled, relative to the median. A feature that hardly varies says
+nothing."""
 
 DAMPING = 1e-2
-"""Share of a feature's second moment that is taken for noise when errors of rounding are fed forward, so that
-it can be done where there are fewer rows than features."""
+"""Share of a feature's second moment that is treated as noise when rounding errors are fed forward. It makes
+that possible with fewer rows than features."""
 
 DULL = 0.03
-"""Share of the mean square of all cells' gradients that is added to it in every direction of the body: where
-gradients say nothing a step would otherwise go furthest. 0.3 learns less, and 0.1 a little."""
+"""Share of the mean square of all cells' gradients that is added in every direction of the body. A step would
+otherwise go furthest where gradients say nothing. 0.3 learns less, and 0.1 a little less."""
 
 
 def whitening(public: Known, validating: Known, columns: int) -> tuple[making_bases.I8, float]:
-    """Return the coordinates V (features, columns), at most so many columns, in which the public rows teach
-    the validating rows most within ROUNDS rounds, and the value of an entry of 1, a power of two. Less
-    strength has to gain more than one standard error: on AG News a gain of less than that cost as much on the
-    test rows. Takes some features^3 operations."""
+    """Return the coordinates V (features, columns), at most this many columns, in which the public rows teach
+    the validating rows most within ROUNDS rounds; and the value of an entry of 1, a power of two.
+
+    Less strength must gain more than one standard error: on AG News a smaller gain cost as much on the test
+    rows. Takes some features^3 operations.
+    """
     x = public.states.double().cpu()
     spread = x.std(0, correction=0)
     spread = spread.clamp_min(max(LEAST_SPREAD * float(spread.median()), torch.finfo(torch.float32).tiny))
@@ -359,12 +369,12 @@ def whitening(public: Known, validating: Known, columns: int) -> tuple[making_ba
 
 
 def turned(gradients: F64) -> tuple[F64, F64]:
-    """Return by which matrices the columns of U and of V of each target are multiplied from the right so that
+    """Return the matrices that multiply the columns of U and of V of each target from the right so that
     gradients vary alike along all of them: (targets, rows, rows) and (targets, columns, columns), of root
-    mean square size 1. `gradients`: those of some mini-batches, (n, targets, rows, columns).
+    mean square size 1. `gradients` are of some mini-batches, (n, targets, rows, columns).
 
-    A step along a gradient is then one that has been divided by the root of its second moments, within
-    a target by those of its rows and of its columns (Gupta, Koren, Singer 2018, "Shampoo").
+    A step along a gradient is then one divided by the root of its second moments, within a target by those of
+    its rows and of its columns (Gupta, Koren, Singer 2018, "Shampoo").
     """
     mean_square = float((gradients**2).mean())
     sides: list[F64] = []
@@ -378,8 +388,8 @@ def turned(gradients: F64) -> tuple[F64, F64]:
 
 
 def rate_of(classes: int) -> float:
-    """Return the rate of a round's mean gradient: half of what is stable with gradients a round late, where
-    all classes are as likely and the curvature is 1 / classes."""
+    """Return the rate of a round's mean gradient: half of the stable rate with gradients a round late, where
+    all classes are equally likely and the curvature is 1 / classes."""
     return min(classes / 2, MOST_RATE)
 
 
@@ -400,9 +410,9 @@ def _losses(public: Known, validating: Known, v: Tensor) -> Iterator[Tensor]:
 def _rounded(v: F64, moments: F64) -> tuple[making_bases.I8, float]:
     """Return V (features, columns) as int8, and the value of an entry of 1.
 
-    Features are rounded one by one, and what products with states of these second moments (features,
-    features) have lost is made good by those that follow (Frantar et al. 2022, "GPTQ", whose rule it is).
-    Without that errors add up along the mean state, and training diverges.
+    Features are rounded one by one. The error in products with states of these second moments (features,
+    features) is corrected by the features that follow (Frantar et al. 2022, "GPTQ"). Without that errors add
+    up along the mean state, and training diverges.
     """
     unit = 2.0 ** math.ceil(math.log2(max(np.abs(v).max(), 1e-30) / making_bases.LARGEST_ENTRY))
     order = np.argsort(np.diag(moments), kind="stable")  # the largest are rounded first

@@ -40,82 +40,82 @@ from sfnode.tasks.public_files import typed
 from sfprotocol.messages import MAX_UPDATE_BYTES, OLDEST_VERSION
 
 HUB_TASK = "sst2"
-"""The task for a model that is not built in: a small one that every language model can learn."""
+"""Task for a model that is not built in: a small one that every language model can learn."""
 
 SUBSPACES = 16
-"""Subspaces of an organised run, about, unless its options say otherwise. Each has a core in every node's
-memory and in every checkpoint (0.6 MB for OPT-125M's shape), and is a term of every weight that is rebuilt:
-with one for each of 1,000 epochs a first step would take minutes."""
+"""Approximate number of subspaces of an organised run, unless its options say otherwise. Each has a core in
+every node's memory and in every checkpoint (0.6 MB for OPT-125M's shape), and is a term of every rebuilt
+weight. With one for each of 1,000 epochs a first step would take minutes."""
 
 QUOTA_EPOCHS = 4
-"""Epochs that the updates of one feed with one label may fill: a trainer that fills an epoch alone goes on
-while the organiser is away for the time of three more."""
+"""Epochs that one feed's updates with one label may fill. A trainer that fills an epoch alone can continue
+for the time of three more while the organiser is away."""
 
 VALIDATION_ROWS = 256
-"""Rows of the training data by which an organiser judges; what is measured on them varies by 3 points."""
+"""Training rows by which an organiser judges. Measurements on them vary by 3 points."""
 
 MOST_WITHHELD = 1 / 5
-"""Largest share of the training data that is kept for that unless options say otherwise. (What is on the hub
-is not counted for it: data sets there have thousands of rows.)"""
+"""Maximum share of the training data that is withheld for validation by default. Data on the hub are not
+counted: data sets there have thousands of rows."""
 
 HEAD = Selection(modules=("score",))
-"""The head that transformers gives a causal model as a classifier."""
+"""Head that transformers gives a causal model as a classifier."""
 
 HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=48_000, decay=0.95)
-"""Numbers of a run that trains this head (docs/research-log.md): an update takes microseconds there. With two
-classes all columns of U are alike, and only those of V are directions: so many are needed."""
+"""Numbers of a zeroth-order run that trains this head (docs/research-log.md). An update takes microseconds
+there. With two classes all columns of U are alike, and only those of V are directions, so many are needed."""
 
 IN_WORDS = Selection(modules=(UPPER_LINEAR,))
-"""The layers by which a language model learns a task's answers in words, unless options name others."""
+"""Layers by which a language model learns a task's answers in words, unless options name others."""
 
 IN_WORDS_TRAINING = Training(group=8, batch_size=8)
-"""Numbers of such a run (docs/research-log.md): an update takes as many forward passes as one of 4 rows at
+"""Numbers of such a run (docs/research-log.md). An update takes as many forward passes as one of 4 rows at
 two points, and learns more."""
 
 FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
-"""Numbers of a run by gradients of the body's last blocks (docs/research-log.md)."""
+"""Numbers of a first-order run of the body's last blocks (docs/research-log.md)."""
 
 FIRST_ORDER_REWARDS = FIRST_ORDER.model_copy(update={"update_budget": 96})
-"""Those of a run by rewards, where an update takes 32 answers that are written: of a model that comes with
-sfnode, which writes thousands a second, more share a round, with less noise (docs/research-log.md)."""
+"""Numbers of a first-order reward run, where an update takes 32 written answers. Models that come with sfnode
+write thousands a second. For them more updates share a round, with less noise (docs/research-log.md)."""
 
 FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
-"""Those of a head's gradients, in coordinates that are whitened. What a node keeps of its rows makes an
-update nearly free, so it is of all of them. Some thirty rounds are enough, and validation rows end the
-run."""
+"""Numbers of a first-order run of a head, in whitened coordinates. A node keeps the states of its rows, so an
+update is nearly free, and is of all rows. Some thirty rounds suffice, and validation rows end the run."""
 
 GRADIENT_ROUNDS, REWARD_ROUNDS, HEAD_ROUNDS = 32, 16, 64
-"""Rounds of a run by gradients that trains the body, by right answers or by rewards, or a head, whatever its
-budget."""
+"""Rounds of a first-order run, whatever its budget: of the body by right answers, of the body by rewards, and
+of a head."""
 
 EIGHT_BITS = 1024
-"""Cells from which on their scalars have 8 bits: with fewer of them 16 cost nothing that anybody notices."""
+"""Number of cells from which their scalars have 8 bits. With fewer cells 16 bits cost nothing that anybody
+notices."""
 
 BY_REWARDS = Selection(modules=(VALUES,))
-"""The layers by which a language model learns from rewards, unless options name others: 3 % of SmolLM2's
-parameters, and nearly all that a step along the gradient of all of them brings (docs/research-log.md)."""
+"""Layers by which a language model learns from rewards, unless options name others. They are 3 % of SmolLM2's
+parameters, and bring nearly as much as a step along the gradient of all of them (docs/research-log.md)."""
 
 REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
-"""Numbers of a reward run: answers are written once for a group, and four to each prompt."""
+"""Numbers of a zeroth-order reward run. Answers are written once for a group, four to each prompt."""
 
 PROMPT_TOKENS = 768
-"""Room for a prompt in such a run, unless the model has fewer positions."""
+"""Tokens for a prompt in such a run, unless the model has fewer positions."""
 
 HEAD_PARTS = 4
-"""Parts of a round of a head's gradients of which a member makes one: that is one update, unless the budget
-is larger. Each is of all its rows, so that a second one at the same weights says the same. With eight times
-as many a run of 64 rounds was over in 16."""
+"""Parts of a head's round of gradients. A member makes one: a single update, unless the budget is larger. An
+update is of all its rows, so a second one at the same weights says the same. With eight times as many a run
+of 64 rounds was over in 16."""
 
 IN_WORDS_ROUNDS = 8
-"""Part of such a run's updates that a round has, unless its length is given; an organiser may close longer
-ones."""
+"""Rounds into which such a run's updates are divided, unless a round's length is given. An organiser may
+close longer ones."""
 
 HEAD_ROWS = 4_096
-"""Rows to train a head on, as each goes through the model once before it serves: a linear head on some
-hundreds of features learns little from more."""
+"""Rows to train a head on, as each goes through the model once first. A linear head on some hundreds of
+features learns little from more."""
 
 MEAN_RATE = 1 / 2
-"""Mean of the factors of either schedule that ends at 0."""
+"""Mean factor of either schedule that ends at 0."""
 
 LABELLED = ("classification", "sequence-classification")
 """Kinds with labels: answers in words, and a head. A ready-made task may be either."""
@@ -124,24 +124,24 @@ WITHOUT_GRADIENTS = {
     "estimator": "zeroth-order",
     **{name: Training.model_fields[name].default for name in ("norm_limit", "basis", "bases", "scalar_bits")},
 }
-"""Numbers with which a run by gradients is measured before it has them."""
+"""Numbers with which a first-order run is measured before it has its own."""
 
 TASK_FIELDS = tuple(name for name in Task.model_fields if name != "prior")
 """Fields of a task that are options; a prior is measured."""
 
 SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"}
-"""Options that choose what is trained: something else than a head."""
+"""Options that select trained layers other than a head."""
 
 REMEASURED = SELECTION | {"rank", "loss", "group"}
-"""Options with which other numbers suit a run than the one that it is forked from; so it is with bases."""
+"""Options with which a forked run needs other numbers than its parent; so do other bases."""
 
 _STEP = {"epsilon", "epsilons", "learning_rate", "scalar_delta", "scalar_limit"}
 _SUITED = {"rank", "basis", "bases", "features"} | _STEP
 
 
 def unsuited(old: Training) -> dict[str, Any]:
-    """Return the usual values of these numbers, by name; after a head, whose updates cost next to nothing, of
-    how many there are and of how many rows, too."""
+    """Return the default values of numbers that do not suit a forked run, by name. After a head, whose
+    updates cost next to nothing, they include the numbers of updates and of rows."""
     if old.is_first_order:
         return {"norm_limit": 0}  # which has it measured anew, with all that goes with it
     after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
@@ -149,10 +149,11 @@ def unsuited(old: Training) -> dict[str, Any]:
 
 
 CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
-"""Ends of the names of language models. For other names the model's type says whether it is an encoder."""
+"""Suffixes of the names of language models. For other names the model's type says whether it is an
+encoder."""
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-"""Fields in which transformers' configurations say how many experts a router chooses from."""
+"""Fields in transformers' configurations with the number of experts that a router chooses from."""
 
 
 SECTIONS = {
@@ -162,12 +163,12 @@ SECTIONS = {
     "OpenSection": "open",
     "OrganisedSection": "organised",
 }
-"""Sections of the manifest, which are the beginnings of keys, by their class."""
+"""Sections of the manifest, as prefixes of keys, by class name."""
 
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Raise UserError BAD_OPTION for options with which there can be no manifest."""
+    """Raise UserError BAD_OPTION for options that no manifest can have."""
     try:
         yield
     except ValidationError as error:
@@ -185,10 +186,10 @@ def refusing() -> Iterator[None]:
 def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manifest:
     """Return the manifest that options of `sfnode init`, by parameter name, describe.
 
-    `examine` (`examination`) looks at the rows of local data; one that tells nobody how far it is unless
-    given. With an `organiser` (64 hex digits) among them the run is organised. Of one whose `estimator` is
-    first-order this is the beginning: it lacks bases, the prior and what is measured (`first_order`).
-    Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do not fit the task.
+    `examine` looks at the rows of local data; the default shows no progress. With an `organiser` (64 hex
+    digits) the run is organised. For a first-order `estimator` the manifest lacks bases, the prior and the
+    measured numbers (`first_order`). Raises UserError: BAD_OPTION, MODEL_*, and DATA_* for local data that do
+    not fit the task.
     """
     name, preset, source, revision, task, data = beginning(given)
     first, organised = by_gradients(given), "organiser" in given
@@ -226,8 +227,8 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
 
 
 def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tuple[Selection, Training, int]:
-    """Return the usual layers and numbers of a run, and the rounds of which it has as many whatever its
-    budget; 0 where numbers say how long one is. A model that comes with a task has its `own` numbers."""
+    """Return the usual layers and numbers of a run, and its rounds where they do not depend on the budget,
+    else 0. A model that comes with a task has its `own` numbers."""
     if head:
         return (HEAD, FIRST_ORDER_HEAD, HEAD_ROUNDS) if first else (HEAD, own or HEAD_TRAINING, 0)
     if first:
@@ -244,7 +245,7 @@ def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tupl
 def _numbers(
     training: Training, rounds: int, model: Model, given: dict[str, Any], head: bool, *, first: bool
 ) -> tuple[Training, OrganisedSection]:
-    """Return the numbers of a run with those that are given, and what an organised one is bounded by."""
+    """Return the numbers of a run with the given ones, and the section of an organised one."""
     if rounds and "epoch_updates" not in given:
         budget = given.get("update_budget", training.update_budget)
         training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
@@ -259,7 +260,7 @@ def _numbers(
 
 def usual_estimator(given: dict[str, Any], organised: bool) -> str:
     """Return the estimator with which the run of these options learns most for the time
-    (`proposals.estimator`); rows of the hub that are not within reach here can show no gradient. Raises
+    (`proposals.estimator`). Rows of the hub that are not within reach here can show no gradient. Raises
     UserError as `build`."""
     begun = beginning(given)
     found = proposals.estimator(begun.task, begun.data.train, organised, given)
@@ -293,7 +294,7 @@ def _with_gradients(
     given: dict[str, Any],
     head: bool,
 ) -> tuple[Training, OrganisedSection]:
-    """Return the numbers of a first-order run, without those that are measured: all targets have cores of one
+    """Return the numbers of a first-order run, without the measured ones. All targets have cores of one
     shape, and an update fits. Raises UserError BAD_OPTION where none does."""
     sizes, rank = [(one.out_features, one.in_features) for one in targets], training.rank
     while "rank" not in given and rank > 1 and not _fits(rank, sizes):
@@ -310,20 +311,21 @@ def _with_gradients(
     training = training.model_copy(update=numbers | ({} if training.bases else {"basis": "published"}))
     parts = -(-training.epoch_updates // HEAD_PARTS)
     most = parts if head else MAX_QUOTA_BYTES // (cells * training.scalar_bits // 8)
-    # bases stay, and what seals change reaches the live weights at once
+    # bases stay, and the effect of seals reaches the live weights at once
     usual = {"quota": min(organised.quota, most), "subspace_epochs": training.epochs}
     bounds = {name: value for name, value in usual.items() if name not in given}
     return training, organised.model_copy(update=bounds)
 
 
 def _fits(rank: int, sizes: Sequence[tuple[int, int]]) -> bool:
-    """Return whether an update at this rank fits in its bytes, and cores have one shape."""
+    """Return whether an update at this rank fits, and cores have one shape."""
     cells = sum(min(rank, out) * min(rank, inner) for out, inner in sizes)
     return cells <= MAX_UPDATE_BYTES and (rank <= min(map(min, sizes)) or len(set(sizes)) == 1)
 
 
 def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) -> RowExamination:
-    """Return what examines the rows of the run that these options describe. Raises UserError as `build`."""
+    """Return the examination of the rows of the run that these options describe. Raises UserError as
+    `build`."""
     begun = beginning(given)
     home = files.located(begun.source, begun.revision)
     return RowExamination(Fitting(begun.task, loader.tokenizer_of(home)), advance)
@@ -331,10 +333,10 @@ def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) 
 
 @refusing()
 def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -> Manifest:
-    """Return the manifest of a run that begins with the model in a folder, which is the state of an `old` run
-    at a seal. What differs from that run is `given`: options of `sfnode init`, by parameter name.
+    """Return the manifest of a run that begins with the model in a folder, the state of an `old` run at a
+    seal. Differences from that run are `given`: options of `sfnode init`, by parameter name.
 
-    Whoever gives an option of SELECTION chooses all that is trained. Raises UserError as `build`.
+    An option of SELECTION replaces the whole selection of what is trained. Raises UserError as `build`.
     """
     loss = {"loss": given["loss"], "prior": ()} if "loss" in given else {}
     task = Task(**old.task.model_dump() | loss)
@@ -371,7 +373,7 @@ def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -
 
 
 class Beginning(NamedTuple):
-    """The beginning of a run: what options say of it before its model is examined and its data are read."""
+    """Options of a run before its model is examined and its data are read."""
 
     name: str
     preset: presets.Preset | None
@@ -383,8 +385,8 @@ class Beginning(NamedTuple):
 
 @refusing()
 def beginning(given: dict[str, Any]) -> Beginning:
-    """Return what options of `sfnode init` say of a run before its model is examined. Raises UserError as
-    `build`."""
+    """Return the parts of a run that options of `sfnode init` tell before its model is examined. Raises
+    UserError as `build`."""
     source, revision = _absolute(given.get("model", "")), given.get("revision", "")
     name = _preset_name(given)
     preset = _for_data(presets.preset(name), given) if name else None
@@ -404,7 +406,7 @@ def beginning(given: dict[str, Any]) -> Beginning:
 def _preset_name(given: dict[str, Any]) -> str:
     """Return the preset to start from; an empty name for a task that is not ready-made.
 
-    What a model of the package is for may be called as the model is, `builtin:NAME`.
+    A built-in model's task may be called as the model is, `builtin:NAME`.
     """
     custom = [field for field in ("kind", "template", "verifier") if field in given]
     if "preset" in given and given.get("kind") not in (None, *LABELLED):
@@ -428,7 +430,7 @@ def _preset_name(given: dict[str, Any]) -> str:
 
 
 def _for_data(preset: presets.Preset, given: dict[str, Any]) -> presets.Preset:
-    """Return the preset with the names that columns have in the training data, if those are in a file."""
+    """Return the preset with the column names of the training data, if those are in a file."""
     source = str(given.get("train", ""))
     if not preset.called or not _is_local(source):
         return preset
@@ -441,7 +443,7 @@ def _selection(given: dict[str, Any], usual: Selection) -> Selection:
 
 
 def _levelled(training: Training) -> Training:
-    """Return the numbers of an organised run: with a constant rate, the mean of that of a schedule."""
+    """Return the numbers of an organised run, with a schedule's mean rate as the constant one."""
     if training.schedule == "constant":
         return training
     return training.model_copy(
@@ -450,7 +452,7 @@ def _levelled(training: Training) -> Training:
 
 
 def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> Task:
-    """Return the preset's task, adapted to the model in this folder, with the fields that were given."""
+    """Return the preset's task, adapted to the model in this folder, with the given fields."""
     fields: dict[str, Any] = {}
     if preset:
         headed, asking = _headed(preset, given, home), not _is_encoder(_json(home / files.CONFIG))
@@ -484,9 +486,9 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
 
 
 def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
-    """Return whether a ready-made task is one for a head: by default where it is about one text, unless the
-    model is the task's own or options ask for a prompt or for layers of the body. A frozen causal model says
-    little of how two texts compare."""
+    """Return whether a ready-made task is one for a head. By default it is if it is about one text, unless
+    the model is the task's own or options ask for a prompt or for layers of the body. A frozen causal model
+    says little of how two texts compare."""
     if "kind" in given or _is_encoder(_json(home / files.CONFIG)):
         return given.get("kind") != "classification"
     own = {"template", "loss", *SELECTION} & set(given)
@@ -495,13 +497,14 @@ def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
 
 
 def _trains_head(task: Task, given: dict[str, Any], home: Path) -> bool:
-    """Return whether a run trains the linear head of a causal model and nothing else, as is usual."""
+    """Return whether a run trains only the linear head of a causal model, as usual."""
     causal = not _is_encoder(_json(home / files.CONFIG))
     return causal and task.kind == "sequence-classification" and not SELECTION & given.keys()
 
 
 def _check_kind(task: Task, home: Path) -> None:
-    """Refuse an encoder for a language task: transformers would load it, but it sees what it predicts."""
+    """Refuse an encoder for a language task: transformers would load it, but it sees the tokens that it
+    predicts."""
     if task.kind != "sequence-classification" and _is_encoder(_json(home / files.CONFIG)):
         raise UserError(
             Code.MODEL_UNSUPPORTED,
@@ -512,18 +515,19 @@ def _check_kind(task: Task, home: Path) -> None:
 
 
 def _section(base: Any, given: dict[str, Any]) -> Any:
-    """Return the section `base` with the fields that were given."""
+    """Return the section `base` with the given fields."""
     return type(base)(**{key: given.get(key, value) for key, value in base.model_dump().items()})
 
 
 def _absolute(source: str) -> str:
-    """Return an existing path as an absolute one, for other nodes on this machine; leave other sources."""
+    """Return an existing path as an absolute one, for other nodes on this machine; other sources
+    unchanged."""
     path = Path(source).expanduser()
     return str(path.resolve()) if source and path.exists() else source
 
 
 def _is_encoder(config: dict[str, Any]) -> bool:
-    """Return whether a model classifies whole texts rather than predicting the next token."""
+    """Return whether a model classifies whole texts instead of predicting the next token."""
     names = vetting.architectures(config)
     if any(name.endswith(vetting.ENCODER_HEADS) for name in names):
         return True
@@ -552,7 +556,7 @@ def _positions(home: Path, task: Task) -> int:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one if the model has no such file."""
+    """Return the object in a file; an empty one if there is no such file."""
     return vetting.read(file) if file.is_file() else {}
 
 
@@ -568,7 +572,7 @@ def _organised(training: Training, given: dict[str, Any]) -> OrganisedSection:
 
 
 def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
-    """Return the data of an organised run: by default some rows of the training data validate."""
+    """Return the data of an organised run. By default some training rows validate."""
     if {"validation", "validation_limit"} & set(given) or data.train in ("", data.test):
         return data
     rows = VALIDATION_ROWS
@@ -580,7 +584,7 @@ def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
 def _try_data(manifest: Manifest, examine: RowExamination) -> None:
     """Read the local data files as training does, and check the templates of the task and of the model.
 
-    Data on the hub are left to the nodes, which need them anyway, if this machine can read such.
+    Data on the hub are left to the nodes, which need them anyway.
     """
     data, task = manifest.data, manifest.task
     prompts.render_row(task, prompts.example(task))

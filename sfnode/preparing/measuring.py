@@ -1,6 +1,6 @@
-"""Measures the numbers that a run's manifest is to have, and makes the bases that it publishes.
+"""Measures the numbers of a run's manifest, and makes the bases that it publishes.
 
-What is measured in which order, and what of it goes into a manifest.
+Decides which measurements are made, in which order, and which results go into the manifest.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from sfnode.tasks import dataset
 from sfnode.tasks.presets import PRESETS, of_model
 
 FORWARDS = 990
-"""Example-forwards that `prepare` takes at most: with the few short rows by which loading a model checks its
-layers, no more than 1,000; a minute or two on two cores with a model of 135 M parameters. Most of them find
-the first rate: 8 updates, which 600 left for it, told a bend to within a half, and short runs stayed at rates
-that were 4 times too small (docs/research-log.md)."""
+"""Maximum number of example-forwards of `prepare`. With the few short rows by which loading a model checks
+its layers there are no more than 1,000: a minute or two on two cores with a model of 135 M parameters. Most
+of them find the first rate, by 8 updates. With 600 forwards a bend was known to within a half, and short runs
+stayed at rates that were 4 times too small (docs/research-log.md)."""
 
 RANKS = {"errors": 4, "gradients": 1}
-"""Usual ranks by kind of published bases (docs/research-log.md): the stronger the directions, the fewer it
-takes, and the fewer there are the more an update learns."""
+"""Usual ranks by kind of published bases (docs/research-log.md). The stronger the directions, the fewer it
+takes; and the fewer there are, the more an update learns."""
 
 DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
-"""Usual kinds of bases where numbers are tried out. With errors a real model's answers in words are learnt
-best of what forward passes alone can do; of rewards those that were tried brought nothing
+"""Usual kinds of bases where numbers are tried out. Among bases from forward passes alone, those from errors
+teach a real model answers in words best. For rewards those that were tried brought nothing
 (docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
@@ -62,14 +62,14 @@ def prepare(
     basis: str | None = None,
     measure: bool = True,
 ) -> Prepared:
-    """Make bases and choose a manifest's numbers by its model, but for those that were `given` by name.
+    """Make bases and choose a manifest's numbers by its model, except those `given` by name.
 
-    `basis` is the kind of bases that was asked for, if somebody did: then that none can be made is an error.
-    With `measure` the limit of the scalars and a centred loss's prior are measured; and epsilon, scalar_delta
-    and a first learning rate are tried out, unless all are given or the run is a built-in one, with bases
-    that suit them. All this takes FORWARDS example-forwards at most, but for bases from gradients. In a
-    reward run answers are written in their place. Raises UserError BAD_OPTION, and as `first_order.prepare`,
-    `making_bases.make`, `scalars.measure`, `scalars.require_answers`, `scalars.check` and `rewards.run` do.
+    `basis` is the kind of bases that somebody asked for; then failing to make them is an error. With
+    `measure` the limit of the scalars and a centred loss's prior are measured. Epsilon, scalar_delta and a
+    first learning rate are tried out with suitable bases, unless all are given or the run is a built-in one.
+    This takes FORWARDS example-forwards at most, without bases from gradients. In a reward run answers are
+    written in their place. Raises UserError BAD_OPTION, and as `first_order.prepare`, `making_bases.make`,
+    `scalars.measure`, `scalars.require_answers`, `scalars.check` and `rewards.run` do.
     """
     if manifest.training.is_first_order:
         return first_order.prepare(manifest, given, means, waiting, measure)
@@ -95,7 +95,7 @@ def prepare(
 
 
 def _kind_of_bases(manifest: Manifest, basis: str | None, tried: bool) -> str:
-    """Return the kind of bases to make, which may have been asked for; nothing for random ones and a head."""
+    """Return the kind of bases to make; empty for random ones and a head."""
     if takes_features(manifest):
         if basis:
             raise UserError(
@@ -111,7 +111,7 @@ def _kind_of_bases(manifest: Manifest, basis: str | None, tried: bool) -> str:
 
 
 def _is_built_in(manifest: Manifest) -> bool:
-    """Return whether a run is a built-in one, whose numbers were measured for random bases."""
+    """Return whether a run is a built-in one, whose numbers were measured with random bases."""
     ready = PRESETS.get(of_model(manifest.model.source) or "")
     found = manifest.data.train, manifest.task.kind
     return ready is not None and found == (ready.data.train, ready.task.kind)
@@ -127,8 +127,8 @@ def _with_bases(
     *,
     needed: bool,
 ) -> tuple[Prepared, Trainer]:
-    """Return with bases of this kind, at a rank for it, and a trainer that has them; as they are where none
-    can be made and none are needed."""
+    """Return the run with bases of this kind, at a rank for it, and a trainer that has them. Without
+    `needed`, bases that cannot be made leave both unchanged."""
     manifest, folder = found.manifest, means.bases or Path()
     rank = manifest.training.rank if "rank" in given else RANKS[kind]
     try:
@@ -152,8 +152,8 @@ def _with_bases(
 def _measured(
     found: Prepared, given: Container[str], tried: bool, trainer: Trainer, reason: str, tell: Tell
 ) -> Prepared:
-    """Return with a sample of slopes, and the prior of a centred loss; numbers are `tried` out with what is
-    left of FORWARDS. Without rows there is a `reason` why not."""
+    """Return the run with a sample of slopes, and the prior of a centred loss. Numbers are `tried` out with
+    the rest of FORWARDS. `reason` says why there are no rows, if there are none."""
     if reason:
         nothing = SlopeSample(np.zeros(0), typical_weight(trainer.loaded), reason)
         return found._replace(untried=reason if tried else "", sample=nothing)
@@ -182,7 +182,7 @@ def _measured(
 
 
 def _limited(found: Prepared, given: Container[str]) -> Prepared:
-    """Return with a limit that suits the slopes, unless one is given."""
+    """Return the run with a limit that suits the slopes, unless one is given."""
     if found.sample is None:
         return found
     if "scalar_limit" in given:
@@ -192,8 +192,8 @@ def _limited(found: Prepared, given: Container[str]) -> Prepared:
 
 
 def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
-    """Return the manifest with the base model's prior, if its loss is centred: for nodes that have no public
-    rows to measure one on."""
+    """Return the manifest with the base model's prior, if its loss is centred, for nodes without public rows
+    to measure one on."""
     if manifest.task.loss != "centred":
         return manifest
     with waiting("measuring the base model's prior"):

@@ -1,4 +1,4 @@
-"""The run that a table and its owner's answers describe, and what is proposed where nothing is answered."""
+"""The run that a table and its owner's answers describe, with proposals in place of missing answers."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from sfnode.tasks.dataset import Bad, Row
 from sfnode.tasks.row_files import Placed, malformed
 
 RECOMMENDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""Base model for whoever has not used another: small enough for a laptop, and what is measured with it stands
-in docs/benchmarks.md."""
+"""Base model for users who have not used another. It is small enough for a laptop, and docs/benchmarks.md has
+its measurements."""
 
 LAST_MODEL = "last-model"
-"""File in the cache with the base model that was used last."""
+"""File in the cache that names the last base model."""
 
 LEAST_ROWS = 10
-"""Rows that a table has at least: of fewer nothing is learnt, and nothing can be measured."""
+"""Minimum number of rows of a table. From fewer nothing is learnt, and nothing can be measured."""
 
 MOST_EMPTY = 1 / 5
-"""Share of the rows that are left out unasked because they have no label, or no text."""
+"""Maximum share of rows that are left out unasked because they have no label, or no text."""
 
 HELD_OUT, MOST_HELD_OUT = 1 / 5, 1000
-"""Share of the rows that is held out to measure what was learnt, and the most of them: MeZO tests on as
-many."""
+"""Share of the rows that is held out to measure the result, and its maximum: MeZO tests on as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of the user; what is empty is proposed."""
+    """Answers of the user; empty ones are proposed."""
 
     out: Path
     right: str = ""
@@ -47,38 +46,38 @@ class Answers:
     held_out: int | None = None
     test: str = ""
     skip: bool = False
-    """Leave out rows that do not fit."""
+    """Whether rows that do not fit are left out."""
     model: str = ""
     organised: bool = True
     share: bool = True
-    """Whether everybody who joins gets the rows."""
+    """Whether everybody who joins receives the rows."""
     join: bool = True
-    """Whether labels that look like another one are that one."""
+    """Whether labels that look like another label become that one."""
     name: str = ""
     also: tuple[str, ...] = ()
-    """Pairs KEY=VALUE that have been set besides."""
+    """Other options, as pairs KEY=VALUE."""
 
 
 class Plan(NamedTuple):
-    """The run that follows from a table and answers."""
+    """Run that follows from a table and answers."""
 
     proposal: Proposal
     task: Task
     estimator: str
     placed: Sequence[Placed]
-    """The rows as the task reads them."""
+    """Rows as the task reads them."""
     rows: list[Row]
-    """Those that fit."""
+    """Rows that fit."""
     bad: Bad
     held_out: int
     test: list[Row]
-    """Rows of another file that measure the model, where nodes would not read that file so."""
+    """Rows of another file that measure the model, where nodes would read that file differently."""
     anew: bool
-    """Whether nodes would not read the rows so, and they are written anew."""
+    """Whether the rows are written anew because nodes would read the file differently."""
 
 
 def plan(table: DataTable, answers: Answers, said: Mapping[str, Any]) -> Plan:
-    """Return what follows; options that are `said`, by parameter name, are as their owner wants them. Raises
+    """Return the run for a table and answers. Options that are `said`, by parameter name, are kept. Raises
     UserError DATA_MALFORMED."""
     _require_rows(table, len(table.placed))
     fields = {key: value for key, value in said.items() if key in Task.model_fields}
@@ -100,7 +99,7 @@ def plan(table: DataTable, answers: Answers, said: Mapping[str, Any]) -> Plan:
 
 
 def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence[Placed]:
-    """Return the rows of a table with labels that are joined written as the one that they are."""
+    """Return the rows of a table with joined labels replaced."""
     if not joined:
         return table.placed
     name, found = task.label_field, []
@@ -111,7 +110,7 @@ def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence
 
 
 def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]:
-    """Return the rows of the file that measures the model where they are to be written anew; else none."""
+    """Return the rows of the test file where they must be written anew; else none."""
     if not answers.test or answers.test.startswith((HUB, BUILTIN)) or not Path(answers.test).is_file():
         return []
     table = read_table(answers.test)
@@ -125,8 +124,8 @@ def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]
 
 
 def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
-    """Raise UserError for what nobody would take without a look at it, where nobody looks: a doubtful task,
-    and bad rows, unless they are few that only lack something."""
+    """Raise UserError where a run without questions would need a human look: at a doubtful task, and at bad
+    rows, unless they are few that only lack something."""
     if found.proposal.doubt and not answers.right:
         raise UserError(
             Code.BAD_OPTION,
@@ -138,7 +137,7 @@ def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
 
 
 def few_lack(bad: Bad) -> bool:
-    """Return whether rows that do not fit are few that only lack something."""
+    """Return whether the bad rows are few that only lack something."""
     return bad.count == bad.empty <= MOST_EMPTY * bad.rows
 
 
@@ -151,7 +150,7 @@ def _require_rows(table: DataTable, count: int, why: str = "") -> None:
 
 
 def last_model() -> str:
-    """Return the base model that was used last, or the recommended one."""
+    """Return the last base model, or the recommended one."""
     try:
         found = (files.cache() / LAST_MODEL).read_text("utf-8").strip()
     except (OSError, ValueError):
@@ -163,7 +162,7 @@ def last_model() -> str:
 
 
 def remember_model(source: str) -> None:
-    """Propose this base model the next time."""
+    """Store this base model as the proposal for the next run."""
     try:
         files.cache().mkdir(parents=True, exist_ok=True)
         (files.cache() / LAST_MODEL).write_text(f"{source}\n", "utf-8")

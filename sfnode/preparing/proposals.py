@@ -1,19 +1,18 @@
 """Tasks that the columns of a table suggest, for an owner who then says yes or no.
 
-`KINDS` is the table of them: for each kind of task what the columns must be like, and the task that follows.
-`NAMES` says what the names of columns tell, in four languages. The rules, in their order; all follow from the
-table alone:
+`KINDS` lists the kinds of tasks: each checks the columns and returns the task that follows. `NAMES` has the
+meanings of column names, in four languages. The rules follow from the table alone, in this order:
 
 1. A column of conversations is a chat.
-2. What is right says a column whose name says so, the last one of several: columns A, B, ... or a list beside
-   it are choices; few values that repeat are classes; a column for answers that are no classes is free
-   answers. If no such column can be right it is said why: nobody wants it to be left unread.
+2. The column with the right answer is one whose name says so, the last one of several. Columns A, B, ... or a
+   list beside it are choices; few values that repeat are classes; a column for answers that are no classes is
+   free answers. If no such column fits, the error says why: nobody wants it to be left unread.
 3. Without such a name it is the last column that few values share.
 4. Else there is only text to learn, of the longest column. But numbers that are a score are refused.
 
-What nobody would confirm at a glance has a `doubt`: two columns may be right, or one is left unread that
-somebody may have meant. What is read are the columns with sentences, or the longest one. A class is learnt by
-a head, the faster way; a choice in words. Either is learnt by gradients where those can be taken
+A proposal that nobody would confirm at a glance has a `doubt`: two columns may be right, or one is left
+unread that somebody may have meant. The columns with sentences are read, or the longest one. A class is
+learnt by a head, the faster way; a choice in words. Either is learnt by gradients where possible
 (`estimator`), which learns most for the time.
 """
 
@@ -50,8 +49,9 @@ NAMES: dict[str, frozenset[str]] = {
         "never": "rejected",
     }.items()
 }
-"""Contents of a column by the last word of its name, without accents: what is right, the choices of a row,
-what is neither read nor learnt where there is anything else, and what is never."""
+"""Contents of a column by the last word of its name, without accents: answers or classes that are right, the
+choices of a row, columns that are neither read nor learnt where there is anything else, and columns that
+never are."""
 
 RIGHT = NAMES["answers"] | NAMES["classes"]
 
@@ -62,57 +62,59 @@ COUNTED = NAMES["classes"] - {"rating", "stars", "bewertung", "y"}
 """Names of classes whose numbers are no score, however many there are."""
 
 FORMS = frozenset(["text", "name", "str", "id", "idx", "code"])
-"""Last words of names such as `label_text`, where the one before says what it is."""
+"""Last words of names such as `label_text`, in which the word before tells the contents."""
 
 CHOICES = ("", "option", "choice", "answer", "wahl", "antwort", "choix", "opcion")
-"""Beginnings of the names of columns with choices, before a letter or a number."""
+"""Prefixes of the names of columns with choices, before a letter or a number."""
 
 MOST_CLASSES = 100
-"""Classes that a run can have: mini-batches are to show each."""
+"""Maximum number of classes of a run, as mini-batches should show each."""
 
 MOST_GUESSED = 20
-"""Classes of a column of which nobody has said that it holds classes."""
+"""Maximum number of classes of a column that nobody has named as classes."""
 
 MOST_NUMBERS = 10
-"""Different numbers that may be classes, such as stars; more are a score, unless they count classes from 0 or
-1."""
+"""Maximum number of different numbers that may be classes, such as stars. More are a score, unless they count
+classes from 0 or 1."""
 
 RARE, LEAST_TYPED = 1 / 20, 5
-"""Share of the rows of another class that a mistyped one has at most; letters of a word that is one."""
+"""Maximum rows of a mistyped class, as a share of the right one's; and minimum letters of a word that may be
+mistyped."""
 
 MOST_JOINED = 2 * MOST_CLASSES
-"""Different values among which mistyped ones are looked for: each is compared with each."""
+"""Maximum number of different values among which mistyped ones are looked for, as each is compared with
+each."""
 
 LONGEST_CLASS = 48
-"""Characters of the name of a class, on average; longer values are texts."""
+"""Maximum mean length of a class's name, in characters; longer values are texts."""
 
 SENTENCE = 3.0
-"""Words of a cell, on average, of a column that is read beside the longest one."""
+"""Minimum mean number of words in a cell of a column that is read next to the longest one."""
 
 FITTING = 4 / 5
-"""Share of the rows that a proposed task fits at least."""
+"""Minimum share of the rows that fit a proposed task."""
 
 MOST_OTHERS = 3
-"""Other columns that are named, of which the owner may have meant one."""
+"""Maximum number of other columns that are named, as the owner may have meant one."""
 
 SURE = (["label"], ["labels"], ["gold", "label"])
-"""Words of the names that nobody gives to anything else."""
+"""Words of names that nobody gives to anything else."""
 
 UNNAMED = 3
 """Rank of a column whose name does not say that it is right."""
 
 MEANT = ("answers", "classes", "choices")
-"""Roles of columns that somebody has meant to be learnt."""
+"""Roles of columns that somebody has prepared for learning."""
 
 PLAIN = ("codes", "numbers", "booleans", "others", "nothing")
-"""Contents of columns that are left unread without a word."""
+"""Contents of columns that are left unread without a message."""
 
 NOTHING = "none"
-"""Name in place of the column that says what is right: there is none, and the texts themselves are learnt."""
+"""Stands for the column that says what is right where there is none: the texts themselves are learnt."""
 
 
 TWO_POINT = frozenset(["epsilon", "group", "schedule"])
-"""Options, by parameter name, of a run by forward passes alone."""
+"""Options, by parameter name, of zeroth-order runs alone."""
 
 
 class Proposal(NamedTuple):
@@ -120,24 +122,26 @@ class Proposal(NamedTuple):
 
     task: Task
     right: str
-    """The column that says what is right; NOTHING if none does."""
+    """Column that says what is right; NOTHING if none does."""
     texts: tuple[str, ...]
-    """The columns that are read."""
+    """Columns that are read."""
     others: tuple[str, ...] = ()
-    """Columns that could say what is right as well."""
+    """Other columns that could say what is right."""
     doubt: str = ""
     """Reason why nobody should take this without a look at it."""
     joined: Mapping[str, str] = {}
-    """Labels that are written like another one but for capital letters, blanks or a typing error."""
+    """Labels that differ from another one only in capital letters, blanks or a typing error, with that
+    label."""
 
 
 def estimator(
     task: Task, train: str, organised: bool, said: Mapping[str, Any]
 ) -> Literal["first-order", "zeroth-order"]:
-    """Return by what a run with these training data learns most for the time: by gradients, unless that
-    cannot be, options that are `said` ask for forward passes, or it is a demonstration of these.
+    """Return the estimator by which a run with these training data learns most for the time: by gradients,
+    unless that is impossible, options that are `said` ask for forward passes, or it is a demonstration of
+    these.
 
-    Nobody signs the rates of an open run; without rows, or unmeasured, there are no coordinates.
+    Nobody signs the rates of an open run. Without rows, or unmeasured, there are no coordinates.
     """
     unable = not (organised and train and said.get("measure", True))
     asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
@@ -147,10 +151,10 @@ def estimator(
 
 
 def propose(table: DataTable, right: str = "", texts: Sequence[str] = (), way: str = "") -> Proposal:
-    """Return a task for a table in which a column says what is `right` and others are read, and where classes
-    are learnt by a "head" or in "words"; what is not given is guessed.
+    """Return a task for a table. `right` names the column with the right answer, `texts` the columns to read,
+    and `way` how classes are learnt, by a "head" or in "words". Missing ones are guessed.
 
-    Raises UserError DATA_MALFORMED with the reason why a column cannot be what it is to be.
+    Raises UserError DATA_MALFORMED with the reason why a column does not fit.
     """
     for name in (*texts, right):
         if name not in ("", NOTHING, *table.columns):
@@ -162,7 +166,7 @@ def propose(table: DataTable, right: str = "", texts: Sequence[str] = (), way: s
 
 
 def _guess(table: DataTable, texts: Sequence[str], way: str) -> Proposal:
-    """Return the likeliest task, with a doubt if it is not the only one."""
+    """Return the likeliest task, with a doubt if others are as likely."""
     tried = [(name, _tried(table, name, texts, way)) for name in _candidates(table)]
     good = [one for _, one in tried if isinstance(one, Proposal)]
     named = [_rank(table.columns[name]) < UNNAMED for name, _ in tried]
@@ -186,7 +190,7 @@ def _tried(table: DataTable, name: str, texts: Sequence[str], way: str) -> Propo
 
 
 def _doubt(table: DataTable, good: Sequence[Proposal]) -> str:
-    """Return why the first of these proposals is not plain; nothing if it is."""
+    """Return why the first of these proposals is not plain; empty if it is."""
     found, columns = good[0], table.columns
     rank = _rank(columns[found.right]) if found.right in columns else UNNAMED
     rivals = [one.right for one in good if one.right in columns and _rank(columns[one.right]) == rank]
@@ -216,7 +220,7 @@ def _says_same(table: DataTable, one: str, other: str) -> bool:
 
 
 def _candidates(table: DataTable) -> Iterator[str]:
-    """Yield the columns that may say what is right, the likeliest first."""
+    """Yield the columns that may hold the right answer, the likeliest first."""
     columns = [one for one in table.columns.values() if _role(one) != "never"]
     yield from (column.name for column in columns if column.holds == "messages")
     last_first = [column for column in reversed(columns) if column.holds != "messages"]
@@ -235,13 +239,13 @@ def _rank(column: TableColumn) -> int:
 
 
 def _role(column: TableColumn) -> str:
-    """Return what a column holds by its name, as NAMES has it; nothing if that does not say."""
+    """Return the contents of a column by its name, as in NAMES; empty if the name does not tell."""
     words = _words(column.name)
     return next((role for role, names in NAMES.items() if words and words[-1] in names), "")
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name, without one that tells the form of what is there."""
+    """Return the words of a name, without one that tells only the form."""
     words = _plain(name).split()
     if words[:1] == ["unnamed"]:
         return words[:1]
@@ -257,7 +261,7 @@ def _plain(name: str) -> str:
 
 
 def _task(table: DataTable, right: str, texts: Sequence[str], way: str) -> Proposal:
-    """Return the task in which a column says what is right. Raises UserError DATA_MALFORMED."""
+    """Return the task whose right answer is in a column. Raises UserError DATA_MALFORMED."""
     if right == NOTHING:
         texts = texts or _longest(table, ())
         return Proposal(Task(kind="text", template=_lines(texts)), right, tuple(texts))
@@ -286,7 +290,7 @@ def _refused(table: DataTable, column: TableColumn, reason: str) -> UserError:
 
 
 def classes(column: TableColumn) -> Counter[str]:
-    """Return the rows of each class that a column has, where labels that are joined are one."""
+    """Return the number of rows of each class of a column, with joined labels as one."""
     joined, found = joins(column.values), Counter[str]()
     for label, count in column.values.items():
         found[joined.get(label, label)] += count
@@ -294,7 +298,7 @@ def classes(column: TableColumn) -> Counter[str]:
 
 
 def joins(values: Counter[str]) -> dict[str, str]:
-    """Return which labels are another one in other dress: in capital letters, blanks, or mistyped."""
+    """Return the labels that are another label in other capitals or blanks, or mistyped, with that label."""
     if len(values) > MOST_JOINED:
         return {}
     alike: dict[str, list[str]] = {}
@@ -312,8 +316,8 @@ def joins(values: Counter[str]) -> dict[str, str]:
 
 
 def _is_typo(rare: str, common: str) -> bool:
-    """Return whether one word differs by one letter that is another, too many, lacking, or in the wrong
-    place; not the first one, nor digits."""
+    """Return whether one word differs in one letter that is replaced, added, missing or misplaced; not in the
+    first letter, nor in digits."""
     pairs = zip(rare.casefold().split(), common.casefold().split(), strict=False)
     different = [(a, b) for a, b in pairs if a != b]
     if len(different) != 1 or len(rare.split()) != len(common.split()):
@@ -328,7 +332,7 @@ def _is_typo(rare: str, common: str) -> bool:
 
 
 def _no_classes(column: TableColumn) -> str:
-    """Return why a column cannot hold the classes of its rows; nothing if it can."""
+    """Return why a column cannot hold the classes of its rows; empty if it can."""
     if column.holds == "lists" and _role(column) in MEANT:
         return "it holds lists, several of them a row, and sfnode learns one"
     if column.holds not in ("texts", "codes", "numbers", "booleans"):
@@ -357,13 +361,13 @@ def _no_classes(column: TableColumn) -> str:
 
 
 def _parts(label: str) -> set[str]:
-    """Return the labels in one, if there are several."""
+    """Return the labels within one label, if there are several."""
     found = {prompts.label(one) for one in re.split(r"[;|,]", label)}
     return found if len(found) > 1 else set()
 
 
 def _counts(column: TableColumn) -> bool:
-    """Return whether whole numbers count the classes of a column that is called so: from 0 or 1 on."""
+    """Return whether the whole numbers of a column, by its name and values, count classes from 0 or 1."""
     if (
         _words(column.name)[-1:] not in [[one] for one in COUNTED]
         or not column.whole
@@ -376,7 +380,7 @@ def _counts(column: TableColumn) -> bool:
 
 
 def _is_score(column: TableColumn) -> bool:
-    """Return whether numbers say how much of something there is: neither classes nor those of rows."""
+    """Return whether numbers say how much of something there is, and count neither classes nor rows."""
     counted = (column.whole and max(column.values.values(), default=0) < 2) or _role(column) == "rest"
     return column.holds == "numbers" and not counted and bool(_no_classes(column)) and len(column.values) > 1
 
@@ -428,7 +432,7 @@ def _options(names: Collection[str]) -> list[str]:
 
 
 class ColumnCandidate(NamedTuple):
-    """The columns for which a task is looked for."""
+    """Columns for which a task is looked for."""
 
     table: DataTable
     right: TableColumn
@@ -439,7 +443,7 @@ class ColumnCandidate(NamedTuple):
 
 
 Kind = Callable[[ColumnCandidate], Task | str]
-"""Returns the task of a kind, or why the columns do not suit it; "" where another kind has to say."""
+"""Returns the task of a kind, or why the columns do not suit it; "" where another kind decides."""
 
 
 def _chat(asked: ColumnCandidate) -> Task | str:
@@ -447,7 +451,7 @@ def _chat(asked: ColumnCandidate) -> Task | str:
 
 
 def _letter(asked: ColumnCandidate) -> Task | str:
-    """Choosing among a row's columns by their letters."""
+    """Return a task of choosing among a row's columns by their letters."""
     words = _lettered(asked.right.values, asked.options) if asked.options else {}
     listed = "".join(f"\n{letter}. {{{name}}}" for letter, name in _letters(asked.options))
     template = f"{_lines(asked.texts)}{listed}\nAnswer:"
@@ -456,7 +460,8 @@ def _letter(asked: ColumnCandidate) -> Task | str:
 
 
 def _choice(asked: ColumnCandidate) -> Task | str:
-    """Choosing from a row's list. Raises UserError DATA_MALFORMED if one is called so and does not fit."""
+    """Return a task of choosing from a row's list. Raises UserError DATA_MALFORMED if a column is named so
+    and does not fit."""
     rows, doubted = [one.row for one in asked.table.placed if not one.wrong], ""
     for column in asked.table.columns.values():
         if column.holds == "lists" and column.name != asked.right.name:
@@ -482,7 +487,7 @@ def _letters(options: Collection[str]) -> list[tuple[str, str]]:
 
 def _lettered(labels: Collection[str], options: Collection[str]) -> dict[str, str]:
     """Return the letter for each label, if labels are letters of `options`, their names, or their numbers
-    from 0 or from 1; nothing if they are none, or may be numbers of either kind."""
+    from 0 or from 1; empty if they are none of these, or could be numbers of either kind."""
     letters = [letter for letter, _ in _letters(options)]
     count = len(options)
     namings = [letters, [one.lower() for one in letters], [prompts.label(name) for name in options]]
@@ -495,7 +500,7 @@ def _lettered(labels: Collection[str], options: Collection[str]) -> dict[str, st
 
 
 def _class(asked: ColumnCandidate) -> Task | str:
-    """Telling a row's class."""
+    """Return a task of telling a row's class."""
     if reason := _no_classes(asked.right):
         return reason
     names = {label: label for label in classes(asked.right)}
@@ -509,7 +514,7 @@ def _class(asked: ColumnCandidate) -> Task | str:
 
 
 def _free(asked: ColumnCandidate) -> Task | str:
-    """Writing an answer, of a column of answers that are no classes."""
+    """Return a task of writing an answer, for a column of answers that are no classes."""
     column, words = asked.right, _words(asked.right.name)
     said = column.holds in ("texts", "codes") or (column.holds == "numbers" and words[-1:][0] in WRITTEN)
     if _role(column) != "answers" or not said or not _is_name(column.name) or len(column.values) < 2:
@@ -519,7 +524,7 @@ def _free(asked: ColumnCandidate) -> Task | str:
 
 
 KINDS: tuple[Kind, ...] = (_chat, _letter, _choice, _class, _free)
-"""The kinds of tasks, in the order in which they are looked for."""
+"""Kinds of tasks, in the order in which they are looked for."""
 
 
 def _lines(texts: Sequence[str]) -> str:

@@ -1,19 +1,18 @@
 """A trial of a reward run before it starts: the model answers some prompts, from which slopes follow.
 
-What it is for:
+It finds two numbers:
 
     scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
-    rate           rewards have no bend that would say how far a slope reaches; by how much the model would
-                   write something else does (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). With z
-                   the slopes of answers' log-probabilities along the step of a group, from where answers
-                   to a prompt part, their Kullback-Leibler divergence is rate^2 E[z^2] / 2. A step without
-                   noise may move the model by MOVE. That of n directions in a subspace of D dimensions has
-                   (n + D) / n times the square of the slope; with a rate that much smaller, which is what
-                   such noise asks for (McCandlish et al. 2018, arXiv 1812.06162), it moves the model by
-                   n / (n + D) of that.
+    rate           rewards have no bend that tells how far a slope reaches. The change of the model's answers
+                   tells it (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). With z the slopes of
+                   answers' log-probabilities along the step of a group, from where answers to a prompt part,
+                   their Kullback-Leibler divergence is rate^2 E[z^2] / 2. A step without noise may move the
+                   model by MOVE. A step of n directions in a subspace of D dimensions has (n + D) / n times
+                   the square of the slope. Such noise asks for a rate that is smaller by that factor
+                   (McCandlish et al. 2018, arXiv 1812.06162), which moves the model by n / (n + D) of MOVE.
 
-Where all answers to a prompt get the same reward nothing can be learnt of it; where that is so of all prompts
-it is an error with advice. `try_out` shows as much to whoever asks (`sfnode organise try-reward`).
+A prompt whose answers all get the same reward teaches nothing. If all prompts are like that, it is an error
+with advice. `try_out` shows this before a run (`sfnode organise try-reward`).
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ from sfnode.tasks import metrics
 from sfprotocol.seeds import derive_key
 
 UPDATES = 32
-"""Updates that are measured: the root mean square of as many slopes is right to an eighth."""
+"""Updates that are measured. The root mean square of as many slopes is right to an eighth."""
 
 MOVE = 1.0
-"""Kullback-Leibler divergence, in nats an answer, by which the step of a group may move the model if there is
-no noise in it: what suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 with
-0.1. Random bases on the embedded sums want 0.0024; there searches have to find the rate
+"""Kullback-Leibler divergence, in nats for each answer, by which a group's step may move the model if there
+is no noise in it. It suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 with
+0.1. Random bases on the embedded sums need 0.0024; there searches have to find the rate
 (docs/research-log.md)."""
 
 NEAR = 0.01
-"""Length of the move by which it is seen what a step does, in root mean squares of the weights."""
+"""Length of the trial step that shows the effect of a step, in root mean squares of the weights."""
 
 
 def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited:
@@ -95,7 +94,7 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited
 
 
 def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, drawn: Drawn) -> F64:
-    """Return z^2 of each answer along the step of a group that tells so, (answers,)."""
+    """Return z^2 of each answer along the step of a group with these scalars, (answers,)."""
     core, batch = Core(*trainer.core.shape), drawn.encoded
     scalars = np.rint(np.nan_to_num(told) / delta).astype(np.int64)
     core.add(UpdateBatch(np.zeros(len(seeds), np.int64), np.array(seeds, np.uint64), scalars))
@@ -111,7 +110,7 @@ def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, dr
 
 
 def _rate(manifest: Manifest, squares: float) -> float:
-    """Return the rate where z has this mean square; the run's own if it is 0."""
+    """Return the rate where z has this mean square; the run's own rate if that is 0."""
     numbers = manifest.training
     signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
     return trial.as_rate(math.sqrt(2 * MOVE * signal / squares)) if squares else numbers.learning_rate
@@ -125,7 +124,7 @@ def try_out(
     manifest: Manifest, means: Means, prompts: int, waiting: Waiting
 ) -> tuple[TryRewardResult, UserError | None]:
     """Answer `prompts` of a run's prompts with its base model: with the likeliest tokens, and as in training.
-    Return what came of it, and the error that it is if nothing can be learnt.
+    Return the result, and the error if nothing can be learnt.
 
     Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
     """

@@ -1,7 +1,7 @@
 """Measures slopes of a run before it starts, to set the limit of its scalars and to judge its numbers.
 
-A node can say any scalar up to the limit, by malice or by a fault, and everybody applies it. So the limit is
-to be near what honest scalars reach, and no update at the limit may wreck the model.
+A node can publish any scalar up to the limit, by malice or by a fault, and everybody applies it. So the limit
+should be near the largest honest scalars, and no update at the limit may wreck the model.
 """
 
 from __future__ import annotations
@@ -38,89 +38,88 @@ from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import feed_key, update_seeds
 
 LOADING = 100
-"""Loading the model, in example-forwards that take as long: both grow with its size."""
+"""Example-forwards that take as long as loading the model. Both grow with its size."""
 
 SECONDS = 7e-10
-"""Seconds of an example-forward on a CPU for each trained parameter, until it is known: SmolLM2-135M takes
+"""Seconds of an example-forward on a CPU for each trained parameter, until it is measured. SmolLM2-135M takes
 0.07 s for a row of 60 tokens on two cores."""
 
 FORWARDS = 342
-"""Example-forwards of a sample of slopes, or of a trial: what is left of those of `sfnode init`
+"""Example-forwards of a sample of slopes, or of a trial: the rest of those of `sfnode init`
 (`sfnode.preparing`) for a run whose bases are made and whose loss is centred."""
 
 SLOPES, LEAST_SLOPES = 64, 4
-"""Directional derivatives that are measured, at most and at least. Between runs of the built-in model that
-differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
+"""Maximum and minimum number of directional derivatives that are measured. Between runs of the built-in model
+that differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
 
 PRIOR_ROWS = 120
-"""Rows that a manifest's prior is measured on: of nodes without public rows, which have no better one. Its
+"""Rows on which a manifest's prior is measured, for nodes without public rows, which have no better one. Its
 standard error is then below 0.2 nats where scores vary by 2 from row to row."""
 
 UNITS = 32
-"""Root mean square of the scalars in units of scalar_delta: rounding then adds less than a thousandth of
-their variance. In 8 bits half as many."""
+"""Root mean square of the scalars in units of scalar_delta. Rounding then adds less than a thousandth of
+their variance. In 8 bits it is half as many."""
 
 SHOWN = 4
-"""Answers that are named of those that a model cannot tell apart."""
+"""Maximum number of answers that are named where a model cannot tell them apart."""
 
 MOST_ROWS = 8
-"""Rows of a mini-batch that is measured, at most: of larger ones slopes are somewhat smaller, at 64 rows by
-less than three times, and numbers that are found with them still suit."""
+"""Maximum number of rows of a measured mini-batch. Slopes of larger ones are somewhat smaller, at 64 rows by
+less than three times, so the numbers found still suit."""
 
 HEADROOM = 8
-"""The limit is this many times the root mean square of the scalars, unless that is too much for the model:
-one or two honest ones in a thousand reach it in a run of the built-in model (docs/benchmarks.md)."""
+"""Limit in root mean squares of the scalars, unless the model bears less. One or two honest scalars in a
+thousand reach it in a run of the built-in model (docs/benchmarks.md)."""
 
 LEAST_HEADROOM = 2
-"""The limit is no less than this many times the root mean square, also where a large learning rate asks for
-it: at 2 a run still learns as well as without a limit."""
+"""Minimum limit in root mean squares of the scalars, even where a large learning rate asks for less. At 2 a
+run still learns as well as without a limit."""
 
 NEAR = 2.0
-"""A limit that the run has already stays if it is at most this many times too large or too small: another
-sample of some twenty directions would say so, too. So the built-in run is the same for everybody who makes
-it."""
+"""Maximum factor by which a run's own limit may be off and still stay. Another sample of some twenty
+directions would differ as much. So the built-in run is the same for everybody who makes it."""
 
 LARGEST_MOVE = 0.25
-"""One update may move the weights by no more than this share of their root mean square. At this share it
-costs a trained model an accuracy of 0.03 at worst, at twice as much 0.25, and at four times as much nearly
-all that was learnt (docs/benchmarks.md)."""
+"""Maximum change of the weights by one update, as a share of their root mean square. At this share it costs a
+trained model an accuracy of 0.03 at worst, at twice as much 0.25, and at four times as much nearly everything
+that was learnt (docs/benchmarks.md)."""
 
 Tell = Callable[[int], None]
-"""Told how many example-forwards have been taken."""
+"""Told how many example-forwards were taken."""
 
 F64 = NDArray[np.float64]
 
 Advance = Callable[[int, int], None]
-"""Told how much is done, and of how much."""
+"""Told how much is done, and the total."""
 
 
 Waiting = Callable[..., AbstractContextManager[Advance]]
-"""Shows what is under way: takes what begins, and how many seconds it may take (0: unknown); gives what is
-told how far it is, and ends with it."""
+"""Shows that work is under way. Takes its name, and how many seconds it may take (0: unknown). Gives a
+function that is told the progress, and ends with it."""
 
 
 class Means(NamedTuple):
-    """Device, number format and places of files with which a run is measured."""
+    """Device, number format and file locations with which a run is measured."""
 
     device: str = "cpu"
     dtype: str = "float32"
     bases: Path | None = None
-    """Folder with published ones, where new ones are written, too."""
+    """Folder of published bases, into which new ones are written, too."""
     model: Path | None = None
     """Folder of the base model, if its owner names one."""
     places: Places = NOWHERE
-    """Places where the run's data may be."""
+    """Locations of the run's data."""
 
 
 class SlopeSample(NamedTuple):
-    """The size of a run's slopes and of its weights, as measured."""
+    """Measured size of a run's slopes and of its weights."""
 
     slopes: F64
-    """(n,), the directional derivatives; none if there were no rows to measure them on."""
+    """Directional derivatives, (n,); none if there were no rows to measure them on."""
     weight: float
     """Root mean square of the entries of a typical trained matrix."""
     reason: str = ""
-    """The cause of there being no slopes; empty if there are some."""
+    """Reason why there are no slopes; empty if there are some."""
     example_forwards: int = 0
 
     @property
@@ -130,32 +129,32 @@ class SlopeSample(NamedTuple):
 
 
 Suited = tuple[dict[str, Any], SlopeSample]
-"""The numbers that suit a run, by name, and the slopes that they follow from."""
+"""Numbers that suit a run, by name, and the slopes from which they were chosen."""
 
 
 class Prepared(NamedTuple):
-    """A manifest, and what its numbers follow from."""
+    """A manifest, with the measurements from which its hyperparameters were chosen."""
 
     manifest: Manifest
     sample: SlopeSample | None = None
-    """None if nothing was measured, as of a first-order run."""
+    """Sample of slopes; None if nothing was measured, as in a first-order run."""
     suited: Mapping[str, Any] = {}
-    """Numbers that were found in a trial, by name, whether taken or not."""
+    """Numbers that a trial has found, by name, whether they were taken or not."""
     untried: str = ""
     """Reason why there was no trial though one was due."""
     no_bases: str = ""
-    """Likewise of bases."""
+    """Reason why no bases were made though they were due."""
     example_forwards: int = 0
-    """A backward pass counts as two forward passes."""
+    """Example-forwards that were taken. A backward pass counts as two forward passes."""
     seconds: float = 0.0
-    """Seconds that all updates of a first-order run take one node with this machine to itself; 0 where that
-    is not known."""
+    """Seconds that one node with this machine to itself takes for all updates of a first-order run; 0 where
+    that is unknown."""
 
 
 def measure(
     trainer: Trainer, forwards: int = FORWARDS, advance: Advance = lambda done, total: None
 ) -> SlopeSample:
-    """Measure slopes on a trainer's rows, of `any_trainer`, by at most so many example-forwards.
+    """Measure slopes on the rows of a trainer from `any_trainer`, by at most this many example-forwards.
 
     Raises UserError as `three_points` and `Trainer.estimate` do.
     """
@@ -169,8 +168,8 @@ def three_points(
     trainer: Trainer, distance: float, forwards: int, advance: Advance
 ) -> tuple[list[int], F64, F64, int]:
     """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
-    the example-forwards that they took: at most so many, or those of LEAST_SLOPES directions; 0 for what gave
-    no number. Raises UserError LOSS_FLAT if no direction has a slope."""
+    the example-forwards taken; at most `forwards`, or those of LEAST_SLOPES directions. A value that is not a
+    number becomes 0. Raises UserError LOSS_FLAT if no direction has a slope."""
     count = max(LEAST_SLOPES, forwards // (3 * trainer.manifest.training.batch_size))
     seeds = seeds_of(trainer, SLOPES)[: min(count, SLOPES)]
     found, taken = [], 0
@@ -199,7 +198,7 @@ def slopes_and_bends(
 
 
 def as_numbers(values: F64) -> F64:
-    """Return values with 0 for those that are no finite number."""
+    """Return values with 0 in place of those that are not finite."""
     return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -216,8 +215,8 @@ def require_slopes(slopes: F64) -> None:
 
 
 def require_answers(trainer: Trainer) -> None:
-    """Raise UserError LOSS_FLAT if every row has answers that are the same tokens to the model; without rows
-    the fixed answers are looked at. In a reward run none are given."""
+    """Raise UserError LOSS_FLAT if every row has answers that are the same tokens to the model. Without rows
+    the fixed answers are checked. A reward run has no given answers."""
     task = trainer.manifest.task
     if task.is_rewarded:
         return
@@ -248,8 +247,8 @@ def seeds_of(trainer: Trainer, count: int) -> list[int]:
 
 
 def as_scalars(training: Training, slopes: F64, bends: F64, distance: float) -> F64:
-    """Return what updates of a run would tell along directions with these slopes and bends (n,): in groups
-    how much more the loss rises on one side, by its distance, than along m - 1 others."""
+    """Return the scalars that updates would have along directions with these slopes and bends (n,). In a
+    group a scalar is how much more the loss rises on one side, by its distance, than along m - 1 others."""
     if not training.group:
         return slopes
     rises = slopes + bends * distance / 2
@@ -273,8 +272,8 @@ def with_limit(manifest: Manifest, found: SlopeSample) -> Manifest:
 def suitable_limit(training: Training, found: SlopeSample) -> int:
     """Return HEADROOM times the root mean square of the scalars, rounded up to two digits.
 
-    Less if the scalar's bits, or the model (`harmless_limit`), bear no more, but never less than
-    LEAST_HEADROOM times it. Without slopes it is the limit as it is.
+    It is less if the scalar's bits, or the model (`harmless_limit`), bear less, but at least LEAST_HEADROOM
+    times the root mean square. Without slopes it is the present limit.
     """
     if not found.spread:
         return training.scalar_limit
@@ -286,14 +285,14 @@ def suitable_limit(training: Training, found: SlopeSample) -> int:
 
 
 def harmless_limit(training: Training, found: SlopeSample) -> int:
-    """Return the largest limit that `check` lets pass, rounded down to two digits; 0 if there is none."""
+    """Return the largest limit that passes `check`, rounded down to two digits; 0 if there is none."""
     bound = LARGEST_MOVE * found.weight / (training.learning_rate * training.scalar_delta)
     return math.floor(_in_two_digits(bound, math.floor)) if bound else training.largest_scalar
 
 
 def unit_for(training: Training, spread: float) -> float:
     """Return the power of two of which slopes of this root mean square are about UNITS, or fewer where the
-    scalar's bits hold no HEADROOM times as many."""
+    scalar's bits do not hold HEADROOM times as many."""
     return float(2.0 ** round(math.log2(spread / min(UNITS, training.largest_scalar / HEADROOM))))
 
 
@@ -307,10 +306,10 @@ def shares(training: Training, found: SlopeSample) -> tuple[float, float]:
 def check(training: Training, found: SlopeSample) -> None:
     """Raise UserError UPDATE_TOO_LARGE if one update at the limit can wreck the model.
 
-    An update moves every entry of every trained matrix by learning rate x delta x |scalar|, as the entries of
-    u v^T are +1 and -1. A layer's output moves by that much times |x . v|, about |x|, and is itself about
-    weight x |x|: so the ratio of the two says how much of an output is left, whatever the task, and also for
-    a model that does not know the task yet and has no accuracy to lose.
+    An update changes every entry of every trained matrix by learning rate x delta x |scalar|, as the entries
+    of u v^T are +1 and -1. A layer's output changes by that much times |x . v|, about |x|, and is itself
+    about weight x |x|. So the ratio of the two says how much of an output is left, whatever the task, even
+    for a model that does not know the task yet and has no accuracy to lose.
     """
     move = training.learning_rate * training.scalar_delta * training.scalar_limit
     bound = LARGEST_MOVE * found.weight
@@ -348,9 +347,11 @@ def _size(loaded: LoadedModel, number: int) -> float:
 
 
 def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
-    """Return a trainer on whatever public rows the run has, and, if there are none, why. Its manifest has
-    test rows in place of training rows that it lacks, mini-batches of MOST_ROWS at most (but for answers),
-    and directions that do not depend on the limit to be found."""
+    """Return a trainer on any public rows that the run has, and, if there are none, the reason.
+
+    Its manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS at most (but for
+    answers), and directions that do not depend on the limit to be found.
+    """
     numbers, data, places = manifest.training, manifest.data, means.places
     if not data.train:
         data = data.testing_as_training()
@@ -372,7 +373,7 @@ def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
 
 
 def head_rows(trainer: Trainer, rows: Sequence[Row], advance: Tell) -> HeadRows:
-    """Return the states and classes of rows at a model's head; `advance` is told of how many."""
+    """Return the states and classes of rows at a model's head; `advance` is told how many rows are done."""
     task, loaded = trainer.manifest.task, trainer.loaded
     return rows_of(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH), advance)
 
@@ -380,9 +381,9 @@ def head_rows(trainer: Trainer, rows: Sequence[Row], advance: Tell) -> HeadRows:
 def prior_of(
     trainer: Trainer, average: Callable[[Tensor], Tensor] = calibration.mean_score
 ) -> tuple[tuple[int, ...], int]:
-    """Return the base model's prior as a manifest has it, and the example-forwards that it took.
+    """Return the base model's prior in the manifest's form, and the example-forwards that it took.
 
-    Of PRIOR_ROWS of a trainer's public rows, of `any_trainer`, without their labels.
+    It is measured on PRIOR_ROWS of the public rows of a trainer from `any_trainer`, without their labels.
     """
     rows = trainer.run_rows.fitting.of(dataset.select(trainer.run_rows.training(), PRIOR_ROWS))
     task, loaded = trainer.manifest.task, trainer.loaded
@@ -397,8 +398,8 @@ def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:
 
 
 def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
-    """Return about how long so many example-forwards take; 0 where that is not known before, as on other
-    devices and of answers that are written."""
+    """Return about how long this many example-forwards take; 0 where that is unknown, as on other devices and
+    for written answers."""
     if means.device != "cpu" or manifest.task.is_rewarded:
         return 0.0
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
@@ -406,7 +407,8 @@ def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
 
 
 def share(before: int, units: int, tell: Tell) -> Advance:
-    """Return what tells how much is taken when a part of it, of so many units, is so far."""
+    """Return a function that reports the progress of a part with this many units, after `before` units, to
+    `tell`."""
     return lambda done, total: tell(before + units * done // total)
 
 
@@ -417,5 +419,5 @@ def write_bases(folder: Path, pairs: Pairs) -> str:
 
 
 def changed(manifest: Manifest, section: str, **fields: Any) -> Manifest:
-    """Return a manifest with other values in a section, which are not checked."""
+    """Return a manifest with other values in a section, without checking them."""
     return manifest.model_copy(update={section: getattr(manifest, section).model_copy(update=fields)})

@@ -1,9 +1,9 @@
-"""A table before anybody has said what it is about: its rows, with what is wrong with them, and what each
-column holds. It counts; what follows from that, `proposals` says.
+"""A table without any options: its rows, their faults, and the contents of each column. This module counts;
+`proposals` draws conclusions.
 
-People bring what programs of all kinds have written. What only dresses a row (empty lines, blanks around a
-name, the words that another format has for a role) is taken off here, and `dress` says so: nodes read none of
-it, so that the rows of such a table are written anew.
+People bring files from programs of all kinds. Mere dress of a row (empty lines, blanks around a name, another
+format's words for a role) is removed here, and `dress` tells it. Nodes would not read such a table so, and
+its rows are written anew.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sfnode.tasks import dataset, prompts, row_files
 from sfnode.tasks.row_files import Placed, Row, TextForm, malformed
 
 MEASURED = 1_000
-"""Cells of a column, spread over all of it, of which the length and the words are measured."""
+"""Cells of a column, evenly spread, whose length and words are measured."""
 
 MOSTLY = 4 / 5
-"""Share of the cells of a column that say what it holds."""
+"""Share of a column's cells that tells what it holds."""
 
 LONGEST_CODE = 200
-"""Characters of a code; longer cells are texts."""
+"""Maximum characters of a code; longer cells are texts."""
 
 LONGEST_NAME, MOST_WORDS = 64, 8
-"""Characters and words of the name of a column; what has more is a text."""
+"""Maximum characters and words of a column's name; anything longer is a text."""
 
 Holds = Literal["texts", "codes", "numbers", "booleans", "messages", "lists", "objects", "others", "nothing"]
 
@@ -42,10 +42,10 @@ INVISIBLE = dict.fromkeys(map(ord, "\ufeff\u200b\u200c\u200d\u2060"))
 """Characters without a width, which come along when names are copied."""
 
 SPEAKERS = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant")
-"""Roles by what other formats call them."""
+"""Roles by their names in other formats."""
 
 MESSAGES = (("from", "value"), ("role", "content"), ("role", "text"), ("role", "value"), ("speaker", "text"))
-"""Keys of a message: who says what. The first are those of ShareGPT."""
+"""Keys of a message: speaker and content. The first are those of ShareGPT."""
 
 _CODE = re.compile(
     r"\w+://\S+|www\.\S+|\S+@\S+\.\w+|(?:[\w.-]*[/\\])+[\w.-]+|[!-~]*\d[!-~]*"
@@ -53,13 +53,13 @@ _CODE = re.compile(
     r"|(?:\w{2,10}\.?,? )?(?:\d{1,2}\.? \w{3,9}\.?|\w{3,9}\.? \d{1,2}),? \d{4}(?:,? [\d:]+(?: [AP]M)?)?",
     re.IGNORECASE | re.ASCII,
 )
-"""Addresses, paths, numbers of orders, days and times: for programs, and nothing to read."""
+"""Addresses, paths, order numbers, days and times: for programs, with nothing to read."""
 
 _LIST = re.compile(r"\s*(?:\[.*\]|\{.*\})\s*", re.DOTALL)
-"""A list or an object that somebody has written as text."""
+"""A list or an object written as text."""
 
 NO_DIGIT = r"[.,'’ \u00a0\u202f]"
-"""Marks between thousands."""
+"""Separators between thousands."""
 
 _NUMBER = re.compile(
     rf"[€$£]?\s?([+-]?)((?:[1-9]\d{{0,2}}(?:{NO_DIGIT}\d{{3}})+|\d+))(?:[.,](\d+))?\s?[€$£%]?", re.ASCII
@@ -71,31 +71,31 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]{2}|\S+")
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """The contents of a column, over all rows."""
+    """Contents of a column, over all rows."""
 
     name: str
     holds: Holds
     filled: int
-    """Rows in which it is not empty."""
+    """Number of rows in which it is not empty."""
     values: Counter[str]
-    """Rows for each of its values, as labels are compared."""
+    """Number of rows by value, as labels are compared."""
     whole: bool
-    """Whether all are whole numbers."""
+    """Whether all values are whole numbers."""
     words: float
-    """Words of a cell that is not empty, on average."""
+    """Mean number of words of a cell that is not empty."""
     length: float
-    """Characters, likewise."""
+    """Mean number of characters of such a cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """The rows of a source, and its columns in their order, without one that has no name."""
+    """Rows of a source, and its columns in their order, without any nameless one."""
 
     source: str
     placed: Sequence[Placed]
     columns: dict[str, TableColumn]
     dress: tuple[str, ...] = ()
-    """Things that were taken off its rows, as nodes would not read them so."""
+    """Changes to the rows, as nodes would not read them so."""
 
 
 def read_table(source: str) -> DataTable:
@@ -129,7 +129,7 @@ def read_table(source: str) -> DataTable:
 
 
 def _dress(layout: TextForm, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how a file is read that was written in another way than nodes read it."""
+    """Yield how a file was read whose form differs from the one that nodes read."""
     if layout.encoding:
         words = (word for row in rows for cell in row.values() for word in str(cell).split())
         some = next((f", so that a word is {word[:30]!r}" for word in words if not word.isascii()), "")
@@ -139,7 +139,7 @@ def _dress(layout: TextForm, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def is_empty(cell: object) -> bool:
-    """Return whether there is nothing in a cell: null, blanks, or not a number."""
+    """Return whether a cell is empty: null, blank, or not a number."""
     return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
 
 
@@ -148,7 +148,7 @@ def _has_something(placed: Placed) -> bool:
 
 
 def _undressed(placed: Placed, *, table: bool) -> Placed:
-    """Return a row as nodes read it, the same one where it is that already."""
+    """Return a row as nodes read it; the same object where nothing changes."""
     row = {_name(name): _cell(cell, table=table) for name, cell in placed.row.items()}
     same = len(row) < len(placed.row) or list(row.items()) == list(placed.row.items())
     return placed if same else placed._replace(row=row)
@@ -170,7 +170,7 @@ def _cell(cell: Any, *, table: bool) -> Any:
 
 
 def _listed(cell: str) -> Any:
-    """Return the list that a cell of a table holds as JSON, of texts or of messages; else the cell."""
+    """Return the list of texts or messages that a cell of a table holds as JSON; else the cell."""
     if cell.lstrip()[:1] != "[" or cell.rstrip()[-1:] != "]":
         return cell
     try:
@@ -182,7 +182,7 @@ def _listed(cell: str) -> Any:
 
 
 def _conversation(cell: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the names that chat templates have for roles; what is none as it is."""
+    """Return messages with the role names of chat templates; anything else unchanged."""
     for role, content in MESSAGES:
         if all(isinstance(one.get(role), str) and content in one for one in cell):
             said = [
@@ -208,7 +208,7 @@ def _column(name: str, cells: Sequence[Any]) -> TableColumn:
 
 
 def _holds(cells: Sequence[Any], some: Sequence[str]) -> Holds:
-    """Return what the cells of a column that are not empty have in common."""
+    """Return the common kind of a column's cells that are not empty."""
     if not cells:
         return "nothing"
     if all(isinstance(cell, bool) for cell in cells):
@@ -227,8 +227,8 @@ def _holds(cells: Sequence[Any], some: Sequence[str]) -> Holds:
 
 
 def number(cell: object) -> float | None:
-    """Return the number that a cell is, as a spreadsheet shows it: with a decimal comma, marks between
-    thousands, a currency or a per cent sign; None if it is none."""
+    """Return the number in a cell, as a spreadsheet shows it: with a decimal comma, thousands separators, a
+    currency or a per cent sign; None if it is none."""
     if isinstance(cell, bool) or not isinstance(cell, str | int | float | Decimal):
         return None
     if isinstance(cell, str) and (found := _NUMBER.fullmatch(cell.strip())):
@@ -241,7 +241,7 @@ def number(cell: object) -> float | None:
 
 
 def _require_no_values(source: str, nameless: dict[int, TableColumn]) -> None:
-    """Refuse columns without names in which there is more than the numbers of rows."""
+    """Refuse nameless columns that hold more than row numbers."""
     for place, column in nameless.items():
         index = column.holds in ("numbers", "codes") and len(column.values) > column.filled / 2
         if column.holds != "nothing" and not (place == 1 and index):

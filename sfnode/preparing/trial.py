@@ -1,30 +1,29 @@
 """A trial before a run starts: the epsilons, the unit of scalars and the first rate that suit its model.
 
-Everything is measured on the base model, on whatever public rows the run has, within so many
+Everything is measured on the base model, on any public rows that the run has, within a number of
 example-forwards, and nothing is kept:
 
     epsilon        losses of some rows at both sides of a few directions, at distances each an eighth of the
-                   one before. Two neighbours differ by the truncation at the larger one (it falls with the
-                   square) and the rounding at the smaller one (it grows as the distance falls), so that where
-                   they differ least slopes are exact. What truncation costs at a distance is measured; what
-                   rounding costs there follows from the spacing of a format's numbers at the losses.
-                   Taken is, for each format, the largest distance at which both cost hardly more than at
-                   the best one.
+                   one before. Two neighbouring distances differ by the truncation at the larger one (it falls
+                   with the square) and the rounding at the smaller one (it grows as the distance falls), so
+                   slopes are exact where they differ least. The cost of truncation at a distance is measured.
+                   The cost of rounding follows from the spacing of a format's numbers at the losses. For each
+                   format the largest distance is taken at which both cost hardly more than at the best one.
     scalar_delta   a power of two of which the slopes' root mean square is UNITS.
-    rate           what slopes and bends of the updates say that one update can bear (`suitable_rate`); in an
-                   open run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches
-                   do, so that a few updates are enough. A line search along the sum of 128 updates sizes what
-                   is learnt first instead: it found rates up to ten times too large.
+    rate           the rate that one update can bear by the slopes and bends of updates (`suitable_rate`); in
+                   an open run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches
+                   do, so a few updates are enough. A line search along the sum of 128 updates would instead
+                   size the first lessons: it found rates up to ten times too large.
 
 The rate: along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes
-to m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2,
-so that the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: how much of an
-update is no noise, by how much the loss bends. It is found where the subspace has few dimensions, as with
-bases of gradients; in the thousands of random ones nothing bends measurably.
+to m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2.
+So the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: the share of an
+update that is no noise, by how much the loss bends. It can be found where the subspace has few dimensions, as
+with bases of gradients; in the thousands of random ones nothing bends measurably.
 
-A run that trains a linear head needs no trial: its numbers follow from the states of some rows. What it needs
-to know is how large its features are. In units in which each has a spread of 1, the same numbers suit every
-model and task (docs/research-log.md, on a linear head).
+A run that trains a linear head needs no trial: its numbers follow from the states of some rows, which tell
+the size of its features. In units in which each feature has a spread of 1, the same numbers suit every model
+and task (docs/research-log.md, on a linear head).
 """
 
 from __future__ import annotations
@@ -66,57 +65,57 @@ from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import BIAS, MOST_ENTRY, coordinates
 
 LARGEST, DISTANCES, FINER = 1 / 32, 4, 8.0
-"""Distances that are tried, in units of a typical weight: from a thirty-second of it, about 1e-3, down to
-1/16,384, where float32 is beyond its rounding."""
+"""Distances that are tried: the largest in units of a typical weight, their number, and the factor between
+them. They go from 1/32 of a weight, about 1e-3, down to 1/16,384, where float32 is beyond its rounding."""
 
 ROWS = 16
 """Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
 
 ROUNDINGS = 2.0
-"""Spacings, times the loss, by which the difference of a row's losses at two points is off: at most 2.5 in
-half precision (tests/engine/test_precision.py). It is not taken from slopes at the smallest distances: what
-differs there on a real model is still truncation, whose size in other formats would be far too large."""
+"""Error of the difference of a row's losses at two points, in spacings times the loss; at most 2.5 in half
+precision (tests/engine/test_precision.py). It is not taken from slopes at the smallest distances. Their
+differences on a real model are still truncation, whose size in other formats would be far too large."""
 
 STEPS = 4
-"""Distances to choose from for each that is tried: what they cost follows from those."""
+"""Distances to choose from for each tried one; their costs are interpolated."""
 
 ENOUGH = 0.02
-"""Share of updates more that a distance may cost than the best one: of those that differ by less the largest
+"""Share of additional updates that a distance may cost over the best one. Of distances within it the largest
 is taken, in which a bend shows best and which other formats may share."""
 
 MOST_LOST, LEAST_COSINE = 0.5, 0.1
-"""Share of slopes that may be 0 at a distance at which they say anything; and cosine with exact ones below
-which they say the same as none."""
+"""Maximum share of slopes that are 0 at a distance whose slopes say anything; and minimum cosine with exact
+slopes, below which they say nothing."""
 
 OPEN_SHARE = 1 / 4
-"""Share of the rate that is right at first with which an open run starts. What is learnt first is often easy:
-on the built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
+"""Share of the right first rate with which an open run starts. The first lessons are often easy. On the
+built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
 
 SHARE = 1 / 6
-"""Share of the best rate for one update that is taken: what it gains is taken back by noise once there is
-less to gain, and later places are steeper (docs/research-log.md)."""
+"""Share of the best rate for one update that is taken. Noise takes back its gain once there is less to gain,
+and later places are steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
-"""Bounds on the signal, less its standard error, the upper one for each row of a mini-batch: of 64 updates it
-is known to 0.1, and where it is large it does not stay so (on the built-in reviews it is 0.95 at first).
-With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
+"""Bounds on the signal less its standard error; the upper one is for each row of a mini-batch. 64 updates
+tell it to 0.1, and a large signal does not stay so (on the built-in reviews it is 0.95 at first). With 8 rows
+of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
 
 UNTOLD = 0.5
-"""Standard error of a signal from which on the upper bound is taken: with 64 updates, rank 1 and 24 layers it
-is 0.1, with rank 8 it is 0.9."""
+"""Standard error of a signal from which the upper bound is taken. With 64 updates, rank 1 and 24 layers it is
+0.1, with rank 8 it is 0.9."""
 
 MANY_ROWS = 8
-"""Rows beyond which no larger signal is believed in."""
+"""Rows beyond which no larger signal is believed."""
 
 CAUTIOUS_SIGNAL = 0.045
-"""Signal that is taken where not even a bend is evident."""
+"""Signal that is assumed where not even a bend is evident."""
 
 EVIDENCE = 1.0
-"""Standard errors by which E[h] has to differ from 0."""
+"""Standard errors by which E[h] must differ from 0."""
 
 CAUTION = 2.0
-"""Standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times that of a
-sweep or a line search, with random bases and activations on three tasks (docs/research-log.md)."""
+"""Standard errors added to a bend that is not evident. The rate is then 0.3 to 1.8 times a sweep's or a line
+search's, with random bases and activations on three tasks (docs/research-log.md)."""
 
 
 def run(
@@ -126,7 +125,7 @@ def run(
     forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
 ) -> Suited:
-    """Try a run's base model out, on a trainer of `scalars.any_trainer`.
+    """Try out a run's base model, on a trainer of `scalars.any_trainer`.
 
     With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
     `scalars.measure`.
@@ -162,8 +161,8 @@ def suitable_delta(training: Training, spread: float) -> float:
 def _slopes_of_rows(
     trainer: Trainer, distances: Sequence[float], advance: Callable[[int], None]
 ) -> tuple[list[F64], float, int]:
-    """Return the slopes of ROWS rows at each distance, or of two mini-batches if they have more, and what
-    else `slopes_at` returns; and the example-forwards that it took."""
+    """Return the slopes of ROWS rows at each distance (of two mini-batches if they have more), the size of
+    their losses, and the example-forwards taken."""
     count = max(2, ROWS // trainer.manifest.training.batch_size)
     seeds = seeds_of(trainer, count)[:count]
     batches = [trainer.mini_batch(seed) for seed in seeds]
@@ -179,8 +178,8 @@ def slopes_at(
     distances: Sequence[float],
     advance: Callable[[int], None],
 ) -> tuple[list[F64], float]:
-    """Return the slopes of all rows of these batches, each along the direction of the seed of the same place,
-    at each distance, 0 for one that gave no number; and the size of their losses."""
+    """Return the slopes of all rows of these batches at each distance, and the size of their losses. Batch
+    and seed of the same index belong together. A slope that is not a number becomes 0."""
     directions, slopes, middles = trainer.space.directions(seeds, 0), [], []
     exact = [representable(distance, directions) for distance in distances]
     for done, distance in enumerate(exact, 1):
@@ -196,8 +195,8 @@ def slopes_at(
 
 
 def distances_of(weight: float) -> list[float]:
-    """Return the distances to try on a model with such a typical weight, in two digits, descending; none is
-    nearer than that of a run may be."""
+    """Return the distances to try on a model with this typical weight, in two digits, descending; none below
+    the smallest epsilon of a run."""
     tried = [float(f"{weight * LARGEST / FINER**n:.1e}") for n in range(DISTANCES)]
     return [min(max(distance, LEAST_EPSILON), 1.0) for distance in tried]
 
@@ -205,8 +204,8 @@ def distances_of(weight: float) -> list[float]:
 def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding: float) -> float:
     """Return the distance to take, in two digits.
 
-    From slopes (n,) of the same rows along the same directions at descending distances, for a format in which
-    the difference of a row's losses at two points is off by `rounding`.
+    `slopes` (n,) are of the same rows along the same directions at descending distances. `rounding` is the
+    error of the difference of a row's losses at two points in the format.
     """
     truncation, size = errors(slopes)
     ladder = np.geomspace(distances[0], distances[-1], STEPS * (len(distances) - 1) + 1)
@@ -218,10 +217,10 @@ def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding
 
 
 def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
-    """Return what truncation adds to the variance of slopes at each descending distance, as a share of the
-    slopes' own, (distances,); and the root mean square of exact ones.
+    """Return the variance that truncation adds to slopes at each descending distance, as a share of the
+    slopes' own, (distances,); and the root mean square of exact slopes.
 
-    What is the same slope times a number costs nothing.
+    Slopes that differ by a common factor cost nothing.
     """
     last = max([number for number, one in enumerate(slopes) if np.mean(one != 0) > MOST_LOST], default=0)
     seen = slopes[: max(last, 1) + 1]  # nearer points are the same in this format
@@ -242,8 +241,8 @@ def _cosine(one: F64, other: F64) -> float:
 def suitable_rate(
     seeds: NDArray[np.uint64], slopes: F64, bends: F64, shape: tuple[int, int], rows: int
 ) -> float | None:
-    """Return the rate of one update that slopes and bends (n,) of mini-batches of so many rows along the
-    directions of these seeds say of a subspace of this many layers and this rank; None if they say none."""
+    """Return the rate of one update by slopes and bends (n,) of mini-batches of this many `rows`, along the
+    directions of these seeds. `shape`: layers and rank of the subspace. None if they do not tell a rate."""
     count = len(slopes)
     if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
@@ -258,8 +257,8 @@ def suitable_rate(
 
 
 def cautious_rate(bends: F64) -> float:
-    """Return a rate where neither bend nor signal is evident: with the most that these bends (n,), which are
-    finite, leave possible, CAUTION standard errors more, and a signal amid its bounds."""
+    """Return a rate where neither bend nor signal is evident, by these finite bends (n,): with CAUTION
+    standard errors more than their mean, and a signal amid its bounds."""
     bend, error = _bend(bends)
     return SHARE * CAUTIOUS_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
 
@@ -285,38 +284,39 @@ def as_rate(rate: float) -> float:
 
 
 HEAD_ROWS = 512
-"""Rows of which the states are looked at: means and spreads are then known to a twentieth."""
+"""Rows whose states are looked at. Means and spreads are then known to a twentieth."""
 
 HEAD_SLOPES = 256
-"""Directions along which slopes are measured, to set the limit of scalars; they cost no pass."""
+"""Directions along which slopes are measured to set the limit of scalars. They cost no pass."""
 
 LEAST_SPREAD = 1e-6
 """Spread of a typical feature below which all rows are the same to the model."""
 
 HEAD_SCALE = 24
-"""Scale of a typical feature: five times as large a spread still has one of 5, a fifth of it one of 120."""
+"""Scale of a typical feature. A spread five times as large still has a scale of 5, a fifth of it one of
+120."""
 
 BIAS_FEATURES = 3
-"""The mean row gives along a direction what a feature gives that is always so many of its spreads: a bias,
-which reviews gain 0.03 of accuracy by."""
+"""Size of a bias. The mean row contributes as much along a direction as a feature that is always this many
+spreads. Reviews gain 0.03 of accuracy by it."""
 
 HEAD_RATE = 1e-4
-"""Rate an update, where features have a spread of 1. A multiple that suits one node alone would be unstable
-where updates are measured while hundreds of others' are under way."""
+"""Rate of an update, where features have a spread of 1. A multiple that suits one node alone would be
+unstable where hundreds of others' updates are under way."""
 
 HEAD_DISTANCE = 5e-3
-"""Distance of the points, in the same units; along it outputs move by an eighth of a nat."""
+"""Distance of the points, in the same units. Along it outputs change by an eighth of a nat."""
 
 HEAD_DELTA = 2.0**-9
-"""Unit of scalars, in the same units: the largest, of some 15, fill 13 bits."""
+"""Unit of scalars, in the same units. The largest, of some 15, fill 13 bits."""
 
 CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
-"""Numbers that are found, unless they are given."""
+"""Numbers that are chosen, unless they are given."""
 
 
 def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited:
-    """Return the numbers of a run that trains a head, but for those that are given, and slopes with them on
-    HEAD_ROWS of its rows.
+    """Return the numbers of a run that trains a head, except the given ones, and slopes with them on
+    HEAD_ROWS rows.
 
     Raises UserError as `forward.states`, and LOSS_FLAT if the model reads all these rows alike, or no
     direction has a slope.

@@ -1,6 +1,6 @@
 """Questions to a running node for the page of its run: current contacts, the rate, answers to test rows.
 
-A node that does not run is no error: contacts are then those that it remembers, and the rest is left out.
+Without a running node the page has the contacts that the folder remembers, and leaves out the rest.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 class PageContact(NamedTuple):
-    """Ways by which others come to the run at the moment."""
+    """Contacts through which others can join the run now."""
 
     link: str = ""
     addresses: Sequence[str] = ()
     reach: Reach | None = None
-    """Networks from which they can; None without a link."""
+    """Networks from which the contacts can be reached; None without a link."""
 
 
 class NodeAnswers(NamedTuple):
@@ -54,9 +54,9 @@ def ask(
 ) -> NodeAnswers:
     """Ask the node of a folder.
 
-    `link` is published instead of its own one, which a private run keeps for itself; it will name
-    `contacts_url`, if that is given (SPEC N6). Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN, and what
-    the node refuses.
+    `link` is published in place of the node's own link, which a private run does not publish. The link names
+    `contacts_url` if one is given (SPEC N6). Raises UserError BAD_LINK, NEWER_PROTOCOL, WRONG_RUN, and the
+    errors with which the node refuses.
     """
     node = SyncClient(Layout(data_dir).control_socket)
     progress = _answer(node.progress)
@@ -80,7 +80,7 @@ def ask(
 
 
 def _samples(node: SyncClient, data_dir: Path) -> Sequence[PageSample]:
-    """Return the answers that a node has recorded last, beside those of the base model."""
+    """Return the last answers that a node has recorded, with the base model's answers."""
     found = _answer(node.samples) or kept(Layout(data_dir).samples)
     if not found.moments:
         return ()
@@ -105,7 +105,7 @@ def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> Pag
 
 
 def _answer(question: Callable[[], T]) -> T | None:
-    """Return what the node answers; None if it does not run."""
+    """Return the node's answer; None if the node does not run."""
     try:
         return question()
     except UserError as error:

@@ -1,8 +1,8 @@
-"""A page made of several runs' `run.json`: a directory for whoever looks for a run to take part in.
+"""A page made of several runs' `run.json`: a directory for people who look for a run to join.
 
-Files may come from strangers' web servers: each is bounded in size and time, everything in it is text, and
-one that cannot be read is listed as such. Of a run that is told of twice the word counts that the organiser
-of the latest term has signed, the last of these; of words that it has not, the first in the list.
+The files may come from strangers' web servers. Each file is bounded in size and time, and all of it is shown
+as text. A file that cannot be read is listed with the reason. Of several files about one run, the last one
+that the organiser of the latest term signed is shown. Without a signed file, the first one is shown.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sfnode.publish.signature import Signature, signature_of
 from sfprotocol.invitation import is_url
 
 MAX_RUNS = 200
-"""Runs of one directory: at 3 kB each, and at most ten seconds for a server that hangs."""
+"""Maximum number of runs in one directory. Each takes 3 kB, and up to ten seconds if its server hangs."""
 
 MAX_REASON = 200
-"""Characters of the reason why a run cannot be read."""
+"""Maximum length of the reason why a run cannot be read, in characters."""
 
 AHEAD = timedelta(minutes=10)
-"""Time by which a moment may be ahead of this machine's clock: those of servers differ by less."""
+"""Time by which a timestamp may be ahead of this machine's clock. Clocks of servers differ by less."""
 
 
 class Told(NamedTuple):
-    """A file about a run."""
+    """A `run.json` that was read, with its source."""
 
     run: RunFile
     signature: Signature | None
@@ -48,7 +48,7 @@ class ListedRun(NamedTuple):
 
     run: RunFile
     page: str
-    """Address of its page; empty if it is not known."""
+    """Address of the run's page; empty if it is not known."""
     verdict: Words
     gain: str
     chart: Markup | None
@@ -56,20 +56,20 @@ class ListedRun(NamedTuple):
 
     @property
     def join(self) -> str:
-        """Return the argument of `sfnode join`; empty if nothing is known by which one could."""
+        """Return the argument of `sfnode join`; empty if the file names no way to join."""
         return f"{self.page}{NAME}" if self.page else self.run.link
 
 
 class Unread(NamedTuple):
-    """A run of which the file cannot be read."""
+    """A run whose file cannot be read."""
 
     source: str
-    """Its address, or its name without folders."""
+    """Address of the file, or its name without folders."""
     reason: str
 
 
 def read(source: str, now: datetime) -> Told:
-    """Read a file, or what is at an address. Raises UserError BAD_RUN_FILE."""
+    """Read a file or an address. Raises UserError BAD_RUN_FILE."""
     try:
         if is_url(source):
             data = download(source, time.monotonic() + FETCH_DEADLINE)
@@ -86,7 +86,7 @@ def read(source: str, now: datetime) -> Told:
 
 
 def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[str, list[Unread]]:
-    """Return the page of these runs, those updated last first, and which of them cannot be read."""
+    """Return the page of these runs, the last updated first, and the list of those that cannot be read."""
     told: dict[str, list[Told]] = {}
     unread = []
     for source in sources:
@@ -108,7 +108,7 @@ def directory_page(sources: Sequence[str], title: str, now: datetime) -> tuple[s
 
 
 def _trusted(told: Sequence[Told]) -> Told:
-    """Return that of several words on one run which counts."""
+    """Return the file to show among several files about one run."""
     signed = [(one, one.signature) for one in told if one.signature]
     successions = [signature.succession for _, signature in signed if signature.succession]
     found = [
@@ -121,7 +121,7 @@ def _trusted(told: Sequence[Told]) -> Told:
 
 
 def _entry(told: Told) -> ListedRun:
-    """Return an entry; a page that is somewhere else than where its file came from is not believed."""
+    """Return a run's entry. Its page address is kept only if it matches the address of its file."""
     run, source = told.run, told.source
     page = source.removesuffix(NAME) if is_url(source) and source.endswith(f"/{NAME}") else run.url
     quality = run.quality
@@ -139,7 +139,7 @@ def _entry(told: Told) -> ListedRun:
 
 
 def _public(source: str) -> str:
-    """Return a source without the folders of a machine."""
+    """Return a source without the folders of this machine."""
     return source if is_url(source) else Path(source).name
 
 

@@ -1,7 +1,7 @@
 """The facts of a run that its page shows, from the manifest and the signed log of a node's folder.
 
-Nobody is believed about himself, and nothing is told of members but what they have signed: their key, the
-name and team of their card, and their updates. Who is hidden is a row without any of these.
+Of a member the page shows only what the member signed: its key, the name and team on its card, and its
+updates. A hidden member is a row without key, name and team.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sfprotocol.decisions import Announce, Decision, Seal
 from sfprotocol.fields import NAMELESS, Names, readable
 
 ANNOUNCEMENTS = 8
-"""Announcements that are shown, the last ones."""
+"""Maximum number of announcements that are shown, the latest ones."""
 
 FOREVER = float("inf")
 
 
 class PageMember(NamedTuple):
-    """An origin of which something counts."""
+    """An origin with updates that count."""
 
     key: str
     """Hex digits; empty if it is hidden."""
@@ -40,7 +40,7 @@ class PageMember(NamedTuple):
     team: str
     updates: int
     worth: int | None
-    """Units of 10^-9 nats; None where nobody's was measured."""
+    """Worth of its updates in units of 10^-9 nats; None where no worth was measured."""
 
 
 class PageTeam(NamedTuple):
@@ -53,29 +53,29 @@ class PageTeam(NamedTuple):
 
 
 class PageOrganiser(NamedTuple):
-    """Those whose decisions count."""
+    """The organiser of the run: whose decisions count."""
 
     who: PageMember | None
-    """The stand-in whose key signs them, or else no more than that key; None if nobody can tell."""
+    """The stand-in whose key signs decisions, or else only that key; None if the log does not show it."""
     named_by: str
-    """Those who have chosen it, in words."""
+    """Source of its authority, in words: the manifest, deputies or stand-ins."""
     since: int
-    """Epochs that were sealed by then."""
+    """Number of epochs that were sealed before its first decision."""
     stand_ins: Sequence[PageMember]
 
 
 Announcement = tuple[int, str]
-"""Epochs that were sealed when the organiser said something, and its words."""
+"""Number of sealed epochs when the organiser made an announcement, and its text."""
 
 
 class Facts(NamedTuple):
-    """A run by its log."""
+    """The facts of a run that follow from its log."""
 
     updates: int
     budget: int
     complete: bool
     members: list[PageMember]
-    """Those with the greatest worth first, then most updates."""
+    """Members, the greatest worth first, then the most updates."""
     seal: PublishedSeal | None = None
     digest: str | None = None
     quality: RunQuality | None = None
@@ -83,18 +83,18 @@ class Facts(NamedTuple):
     organiser: PageOrganiser | None = None
     announcements: Sequence[Announcement] = ()
     unmatched: Sequence[str] = ()
-    """Keys to be hidden of which there is nothing."""
+    """Keys that should be hidden but match no member."""
 
 
 Digests = dict[int, PublishedSeal]
-"""Digests of seals that were computed: those of a seal never change."""
+"""Digests of seals that were already computed: the digests of a seal never change."""
 
 
 def gather(
     manifest: Manifest, update_log: UpdateLog, data_dir: Path, hidden: Collection[str], known: Digests
 ) -> Facts:
-    """Return the facts; `hidden` are beginnings of keys in lower-case hex, `known` is added to. Raises
-    UserError LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
+    """Return the facts. `hidden` are beginnings of keys in lower-case hex. Digests that are computed here are
+    added to `known`. Raises UserError LOG_CORRUPT, CHECKPOINT_UNUSABLE."""
     found = _organised if manifest.organised.organiser else _open
     facts = found(manifest, update_log, data_dir, known)
     members = [_shown(member, hidden) for member in facts.members]
@@ -150,7 +150,7 @@ def _organised(manifest: Manifest, update_log: UpdateLog, data_dir: Path, known:
 
 
 def _organiser(past: Past, said: Sequence[Decision]) -> PageOrganiser:
-    """Return who organises now, and who would."""
+    """Return the current organiser and the stand-ins."""
     assert past.machine.organised is not None
     feed, members = past.machine.organised.control.feed, past.latest.members
     standing = {
@@ -172,7 +172,7 @@ def _member(origin: bytes, names: Mapping[bytes, Names], updates: int, worth: in
 
 
 def _seal(past: Past, known: Digests) -> PublishedSeal | None:
-    """Return the last seal that is here as a whole."""
+    """Return the last seal whose updates are all stored here."""
     epoch = last_seal(past.run, past.entries, past.machine.frontier.next).epoch
     if epoch is None:
         return None
@@ -198,7 +198,7 @@ def _quality(verdict: HealthVerdict) -> RunQuality:
 
 
 def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
-    """Return the evaluations of seals that were not taken back, of the metric that is measured now."""
+    """Return the evaluations of seals that were not taken back, for the metric that is measured now."""
     guard = Guard()
     for decision in said:
         guard.take(decision)
@@ -211,7 +211,7 @@ def _curve(said: Iterable[Decision]) -> tuple[CurvePoint, ...]:
 
 
 def thinned(points: Sequence[CurvePoint], most: int) -> Sequence[CurvePoint]:
-    """Return evenly spread ones of these, the first and the last among them."""
+    """Return evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return points
     return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
@@ -228,7 +228,7 @@ def _announcements(said: Iterable[Decision]) -> list[Announcement]:
 
 
 def teams(members: Iterable[PageMember]) -> list[PageTeam]:
-    """Return the teams that members have named, those with the greatest worth first, then most updates."""
+    """Return the teams that members named, the greatest worth first, then the most updates."""
     found: dict[str, PageTeam] = {}
     for one in members:
         if one.team:
@@ -242,7 +242,7 @@ def teams(members: Iterable[PageMember]) -> list[PageTeam]:
 
 
 def model_in_words(manifest: Manifest) -> str:
-    """Return the base model without a machine's folders; of a fork, the run and the seal that it is."""
+    """Return the base model without a machine's folders; for a fork, the parent run and its seal."""
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
     matrices = len(manifest.model.targets)
     name = str(manifest.model.parent or public_name(manifest.model.source))
@@ -264,6 +264,6 @@ def data_in_words(manifest: Manifest) -> str:
 
 
 def _line(text: str) -> str:
-    """Return a manifest's text, which is its organiser's, as one line that shows nothing but itself."""
+    """Return a text of the manifest, which its organiser wrote, as one printable line."""
     text = "".join(letter if readable(letter) else " " for letter in text)
     return text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"

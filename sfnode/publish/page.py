@@ -1,8 +1,8 @@
-"""Pages as text: templates with automatic escaping, no script, one style that the page's policy knows by its
-hash. What strangers have written stands in them as text and nowhere else.
+"""Pages as text: templates with automatic escaping, no script, and one style that the page's policy allows by
+its hash. Strangers' texts appear as text only.
 
-The curve is drawn here, so that a page needs no script: for every size of a screen on its own, with letters
-as large as those around it.
+The curve is drawn here, so that a page needs no script. It is drawn once for each screen size, with letters
+as large as the text around it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from sfnode.dashboard.formatting import count, percent, qr_svg
 from sfnode.dashboard.quality import UNJUDGED, beside, still_rises, verdict
 from sfnode.dashboard.snapshot import Words
 from sfnode.printable import command, printable, size_text, span
-from sfnode.publish.downloads import Downloads
 from sfnode.publish.facts import Facts, teams, thinned
 from sfnode.publish.run_file import NAME, CurvePoint, RunFile
 from sfnode.schema.metrics import better_by, metric_of, value_in_words
 
 MOST_DOTS = 60
-"""Points that are drawn as dots; of more, only the last one can be seen."""
+"""Maximum number of points drawn as dots. With more points, only the last one gets a dot."""
 
 TICKS = 5
-"""Lines across, about."""
+"""Approximate number of horizontal grid lines."""
 
 
 # -- the curve -----------------------------------------------------------------------------------------
 
 
 class Box(NamedTuple):
-    """A drawing's name in the style, and its size, in the units in which letters are 12 high."""
+    """A drawing's class in the style, and its size, in units in which letters are 12 high."""
 
     name: str
     width: int
@@ -50,13 +49,13 @@ class Box(NamedTuple):
     top: int
     bottom: int
     points: int
-    """Most points of the curve."""
+    """Maximum number of points of the curve."""
 
 
 WIDE = Box("wide", 860, 300, 48, 16, 26, 200)
 NARROW = Box("narrow", 360, 240, 48, 16, 26, 80)
 SPARK = Box("spark", 240, 56, 2, 6, 6, 60)
-"""One without axes."""
+"""A curve without axes."""
 
 _RIGHT = 8
 
@@ -105,7 +104,7 @@ def chart(
         SubElement(mark, "title").text = _title(metric, one)
     for value in beside if box is not SPARK else ():
         _write(svg, right, y(value) - 6, "end", f"base model {value_in_words(metric, value)}")
-    return Markup(tostring(svg, encoding="unicode"))  # all texts in it are escaped
+    return Markup(tostring(svg, encoding="unicode"))  # ElementTree escaped all texts
 
 
 def _add(inside: Element, tag: str, style: str, **said: object) -> Element:
@@ -137,7 +136,7 @@ def _tick(metric: str, value: float, step: float) -> str:
 
 
 def _steps(low: float, high: float) -> list[float]:
-    """Return round numbers with even distances around both."""
+    """Return evenly spaced round numbers that enclose both values."""
     span = max(high - low, abs(high) * 1e-3, 1e-9)
     rough = span / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
@@ -149,20 +148,20 @@ def _steps(low: float, high: float) -> list[float]:
 TEMPLATES = Path(__file__).with_name("templates")
 
 TOP = 10
-"""Members that are shown at once, in either order."""
+"""Number of members that are shown at first, in either order."""
 
 LISTED = 1_000
-"""Members that are listed: 250 kB, and more than anybody reads."""
+"""Maximum number of members that are listed: 250 kB, and more than anybody reads."""
 
 TEAMS = 50
-"""Teams that are listed."""
+"""Maximum number of teams that are listed."""
 
 SHORT = 40
-"""Characters of an answer that fits a table."""
+"""Length of an answer that still fits a table, in characters."""
 
 
 class PageSample(NamedTuple):
-    """A test row, and how the base model and a later one have answered it."""
+    """A test row with the answers of the base model and of a later model."""
 
     text: str
     right: str
@@ -176,7 +175,7 @@ class PageSample(NamedTuple):
 
     @property
     def answers(self) -> tuple[tuple[str, str, float], ...]:
-        """Authors of answers, the answers, and their scores."""
+        """Return the author, the answer and the score of each answer."""
         return ("Base model", self.before, self.before_score), ("Now", self.after, self.after_score)
 
 
@@ -206,7 +205,7 @@ def environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Return a value as it is written to a page: only what was made here may be markup."""
+    """Return a value as the page shows it. Only markup that was made here stays markup."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
@@ -219,12 +218,11 @@ def run_page(
     run: RunFile,
     facts: Facts,
     *,
-    downloads: Downloads | None,
     samples: Sequence[PageSample],
     by_running_node: bool,
     has_manifest: bool,
 ) -> str:
-    """Return the page of a run; `has_manifest` says that its manifest is beside it."""
+    """Return the page of a run. `has_manifest` says whether its manifest lies beside the page."""
     quality = run.quality
     metric = _metric(run)
     base = quality.base.value if quality and quality.base else None
@@ -256,9 +254,6 @@ def run_page(
         announcements=facts.announcements,
         samples=sorted(samples, key=lambda one: one.before == one.after),
         short=all(len(text) <= SHORT for one in samples for text in (one.before, one.after, one.right)),
-        downloads=downloads.files if downloads else (),
-        sums=downloads.sums if downloads else "",
-        export_epoch=downloads.epoch if downloads else None,
         updated=moment(run.updated),
         by_running_node=by_running_node,
         has_manifest=has_manifest,
@@ -266,7 +261,7 @@ def run_page(
 
 
 def verdict_of(run: RunFile) -> Words:
-    """Return the headline, that of the dashboard."""
+    """Return the headline, the same as on the dashboard."""
     found = run.quality
     if found is None:
         return Words(UNJUDGED)
@@ -283,7 +278,7 @@ def _metric(run: RunFile) -> str:
 
 
 def summary(run: RunFile) -> str:
-    """Return the run in a sentence, for search engines and for those who get its address in a chat."""
+    """Return the run in a sentence, for search engines and for previews of its link in chats."""
     told = [run.description.split("\n")[0]] if run.description else []
     if run.quality and run.quality.latest:
         latest, base = run.quality.latest, run.quality.base
@@ -295,7 +290,8 @@ def summary(run: RunFile) -> str:
 
 
 def gain(run: RunFile) -> str:
-    """Return by how much the model is better than the base model, as `better_by` does; or nothing."""
+    """Return how much better the model is than the base model, as `better_by` does; empty if that is
+    unknown."""
     found = run.quality
     if not (found and found.latest and found.base):
         return ""
@@ -314,5 +310,5 @@ def _left(run: RunFile) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return another page."""
+    """Return any page from its template."""
     return environment().get_template(template).render(**values)

@@ -1,8 +1,9 @@
-"""`run.json`: what a published page says, for programs: `join` reads its contacts, a directory its figures.
+"""`run.json`: the contents of a published page, for programs. `join` reads its contacts, a directory its
+figures.
 
-It has the fields that `sfnode.peers.contacts` reads, and more. Whoever reads one reads a stranger's words:
-every text is bounded and shows nothing but itself, and every list is short. Readers ignore keys that they do
-not know, so that later versions can add some.
+It has the fields that `sfnode.peers.contacts` reads, and more. A reader cannot trust the file: every text is
+bounded and printable, and every list is short. Readers ignore unknown keys, so that later versions can add
+some.
 """
 
 from __future__ import annotations
@@ -25,31 +26,32 @@ from sfprotocol.fields import readable
 from sfprotocol.invitation import MAX_LINK, is_url
 
 VERSION = 1
-"""Version of the file; later ones that an older reader still understands keep the number."""
+"""Version of the file. It stays the same while older readers can still read the file."""
 
 NAME = "run.json"
 
 MAX_TITLE, MAX_WORDS = 120, 400
-"""Characters of a line, and of a sentence."""
+"""Maximum length of a line, and of a sentence, in characters."""
 
 MAX_CURVE = 200
-"""Points of the curve: more than a page has room for."""
+"""Maximum number of points of the curve: more than a page has room for."""
 
 MAX_PROGRESS = 200
-"""Earlier publications that are remembered, thinned out as they grow: what rates are computed from."""
+"""Maximum number of earlier publications that are remembered, to compute rates. Old ones are thinned out."""
 
 MAX_TURNS = 64
-"""Decisions that show who was elected: two, and two more for each time that one who was elected has named
-others to stand in."""
+"""Maximum number of decisions that prove elections: two, and two more for each elected organiser that named
+new stand-ins."""
 
 MAX_CONTACTS = 32
-"""Addresses: as many as a link holds."""
+"""Maximum number of addresses: as many as a link holds."""
 
 MOST_COUNT = (1 << 63) - 1
 """The largest count that the protocol has room for."""
 
 MOST_VALUE = MOST_COUNT / 10**6
-"""The largest finite number that an evaluation in the signed log can have: sums of such can be drawn."""
+"""Largest finite number that an evaluation in the signed log can have. Sums of such numbers can still be
+drawn."""
 
 
 def _readable(text: str) -> str:
@@ -99,19 +101,19 @@ Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
 class PublishedSeal(Answer):
-    """The last seal of which everything was here."""
+    """The last seal whose updates were all stored here."""
 
     epoch: Count
     updates: Count
-    """Updates that counted by it."""
+    """Updates that counted at that seal."""
     named_digest: Hex32
-    """Digest in the seal of what was named (SPEC O10)."""
+    """Named digest in the seal (SPEC O10)."""
     core_digest: Hex32
     """Digest of the cores, computed from the log (SPEC D5): equal digests, equal models."""
 
 
 class RunQuality(Answer):
-    """Results of the organiser on the validation rows."""
+    """Evaluations by the organiser on the validation rows."""
 
     verdict: RunHealth
     latest: Published | None
@@ -142,9 +144,9 @@ class Sizes(Answer):
     """Numbers of bytes."""
 
     log: Count
-    """Signed log on the disk of the node that has published this."""
+    """Size of the signed log on the publishing node's disk."""
     model: Count | None
-    """Files of the base model; None if they are not in that node's folder."""
+    """Size of the base model's files; None if they are not in that node's folder."""
 
 
 class RunFile(Answer):
@@ -162,42 +164,42 @@ class RunFile(Answer):
     updated: Moment
     """Time of this publication, in UTC."""
     url: WebAddress = ""
-    """Address of the page, with / at its end; empty if its organiser has not said it."""
+    """Address of the page, with / at its end; empty if the organiser did not give it."""
     protocol: Annotated[int, Field(ge=1, lt=1 << 32)]
     organised: bool
     complete: bool
     model: Line
     licence: Line = ""
-    """Licence that the base model's card names; empty if it is not there, or names none."""
+    """Licence that the base model's card names; empty without a card or a licence in it."""
     task: Line
     data: Line
     updates: Count
-    """Updates that count; in an open run all that are there."""
+    """Updates that count; in an open run all updates."""
     budget: Count
     members: Count
-    """Origins of which something counts."""
+    """Origins with updates that count."""
     updates_per_hour: Annotated[Value, Field(ge=0)] | None
-    """None if it is not known yet."""
+    """Rate of updates; None if it is not known yet."""
     seal: PublishedSeal | None
-    """None in an open run, and before the first seal."""
+    """The last seal; None in an open run, and before the first seal."""
     digest: Hex32 | None
-    """State digest of an open run; None in an organised one, whose seal tells more."""
+    """State digest of an open run; None in an organised run, which has a seal instead."""
     quality: RunQuality | None
-    """None in an open run, where nobody measures for all."""
+    """Evaluations by the organiser; None in an open run, which has no organiser."""
     curve: Annotated[tuple[CurvePoint, ...], Field(max_length=MAX_CURVE)] = ()
-    """Sealed evaluations, the oldest first."""
+    """Evaluations of sealed epochs, the oldest first."""
     sizes: Sizes
     progress: Annotated[tuple[ProgressMoment, ...], Field(max_length=MAX_PROGRESS)] = ()
     manifest: Annotated[str, Field(max_length=MAX_FILE)] = ""
-    """The run's manifest as it travels (SPEC M2), in base64; empty without a signature."""
+    """The run's manifest as it is sent (SPEC M2), in base64; empty without a signature."""
     succession: Frame = ""
-    """The last succession as it travels (SPEC O4), in hex; empty if there was none."""
+    """The last succession as it is sent (SPEC O4), in hex; empty if there was none."""
     elections: Annotated[tuple[tuple[Hex32, Frame], ...], Field(max_length=MAX_TURNS)] = ()
-    """Decisions since then of elections (SPEC O23), and of who stood in: the chain hash before each, and a
-    Control message with it, in hex."""
+    """Decisions after that succession that elected organisers (SPEC O23) and named stand-ins. Each is the
+    chain hash before it, and a Control message with it, in hex."""
     signature: Hex64 | None = None
-    """The organiser's, over `sfnode-run-file` and all of the file before this field, which is the last one;
-    null if the publisher had not its key."""
+    """Signature by the organiser, over `sfnode-run-file` and all of the file before this last field; null if
+    the publisher did not have the key."""
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Self:
@@ -226,7 +228,7 @@ def bad_run_file(source: str, reason: str) -> UserError:
 
 
 def earlier(folder: Path, run_id: bytes) -> RunFile | None:
-    """Return what was published to a folder before; None if nothing of this run that can be read."""
+    """Return the last publication in a folder; None without a readable one of this run."""
     try:
         found = RunFile.parse((folder / NAME).read_bytes(), NAME)
     except (OSError, UserError):
@@ -235,7 +237,8 @@ def earlier(folder: Path, run_id: bytes) -> RunFile | None:
 
 
 def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[ProgressMoment, ...]:
-    """Return the earlier moments and this one; every second of the older half goes when they are too many."""
+    """Return the earlier moments and this one. If they are too many, every second one of the older half is
+    dropped."""
     moments = [one for one in (before.progress if before else []) if one.at < int(now.timestamp())]
     if len(moments) >= MAX_PROGRESS:
         half = len(moments) // 2
@@ -244,11 +247,11 @@ def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Progr
 
 
 DAY, LEAST_SPAN = 86_400, 300
-"""Seconds over which a rate is taken where there are moments so old, and for which it has to be known."""
+"""Seconds over which a rate is measured if there are old enough moments, and the minimum span for a rate."""
 
 
 def hourly(moments: Sequence[ProgressMoment]) -> float | None:
-    """Return the updates in an hour over the last day, or since the first moment; None if that is too
+    """Return the updates in an hour, over the last day or since the first moment; None if that span is too
     short."""
     last = moments[-1]
     old = [one for one in moments if one.at <= last.at - DAY]

@@ -1,9 +1,9 @@
-"""The organiser's signature of a `run.json`: who has the file alone can check it.
+"""The organiser's signature of a `run.json`, which can be checked with the file alone.
 
-The file brings the manifest, whose hash is the run id, and the succession and the elections by which the
-organiser's key of today came to be (SPEC O3, O4, O23). More than half of those who have stood in since that
-succession can elect a key again, here as in the run itself. The signature is the last field and is of all
-bytes before it, so that there is nothing to put into a canonical form.
+The file brings the manifest, whose hash is the run id. It also brings the succession and the elections that
+led to the organiser's current key (SPEC O3, O4, O23). As in the run, more than half of the stand-ins since
+that succession can elect another key. The signature is the last field and covers all bytes before it. So no
+canonical form is needed.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from sfprotocol.signing import Sign, signed_by
 T = TypeVar("T")
 
 _DOMAIN = b"sfnode-run-file"
-"""Begins what is signed, so that a signature of a file is none of anything else."""
+"""Prefix of the signed bytes, so that the signature cannot be used for anything else."""
 
 _FIELD = b',"signature":'
 
 Turns = tuple[tuple[bytes, int, Entry], ...]
-"""Decisions that show who was elected, each with the chain hash before it and its position."""
+"""Decisions that prove elections, each with the chain hash before it and its position."""
 
 
 class Signer(NamedTuple):
-    """The organiser's key, and what shows that it is."""
+    """The organiser's key, with the proof that it is the organiser's."""
 
     manifest: Manifest
     control: ControlFeed
     sign: Sign
 
     def write(self, run: RunFile) -> bytes:
-        """Return the bytes of a signed file; of one that would get too large (MAX_FILE, MAX_TURNS) without a
-        signature."""
+        """Return the bytes of a signed file. A file that would get too large (MAX_FILE, MAX_TURNS) is not
+        signed."""
         last, form, turns = self.control.succession, self.manifest.parameters().form, self.control.turns()
         if len(turns) > MAX_TURNS:
             return run.write()
@@ -61,7 +61,7 @@ class Signer(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A signature that holds, by a key that a run's deputies or stand-ins have named, or by its first one."""
+    """A signature that is valid for a key: the first key, or one that deputies or stand-ins chose."""
 
     authority: Authority
     succession: Succession | None
@@ -71,12 +71,12 @@ class Signature(NamedTuple):
     signature: bytes
 
     def holds(self, key: bytes | None) -> bool:
-        """Return whether it is by this key."""
+        """Return whether the signature is by this key."""
         return key is not None and signed_by(key, self.said, self.signature)
 
     def signer(self, successions: list[Succession]) -> tuple[int, bytes | None]:
-        """Return the term, and whose key signs in it, after these successions and the elections that are
-        told with it; successions without enough votes count for nothing."""
+        """Return the current term and its signing key, after these successions and the elections in the file.
+        Successions without enough votes are ignored."""
         control = ControlFeed(self.authority)
         for one in successions:
             with suppress(RemoteProtocolError):
@@ -85,8 +85,8 @@ class Signature(NamedTuple):
 
 
 def signature_of(run: RunFile, data: bytes, source: str) -> Signature | None:
-    """Return the signature of a file with these bytes; None without one. Raises UserError BAD_RUN_FILE for
-    one that does not hold."""
+    """Return the signature of a file with these bytes; None without one. Raises UserError BAD_RUN_FILE for an
+    invalid signature."""
     if run.signature is None:
         return None
     said, _, rest = data.rpartition(_FIELD)

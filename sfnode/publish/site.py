@@ -1,7 +1,7 @@
-"""The folder of a published page: what is written to it, and that no reader ever sees half of it.
+"""The folder of a published page. No reader ever sees a partly written file.
 
-Every file is written beside its place and renamed. The page needs no other file to be read, and goes last: by
-then everything that it links to is there.
+Every file is written beside its place and then renamed. The page needs no other file to be read. It is
+written last, when all files that it links to are complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest, names_folders, public_name
 from sfnode.manifest.sections import BUILTIN
 from sfnode.models.files import EMBEDDED, licence_of
-from sfnode.publish import downloads, run_file
+from sfnode.publish import run_file
 from sfnode.publish.asking import NodeAnswers
 from sfnode.publish.facts import Digests, Facts, data_in_words, gather, model_in_words, task_in_words
 from sfnode.publish.page import run_page
@@ -38,13 +38,13 @@ class Published(NamedTuple):
     run: RunFile
     page_bytes: int
     unmatched: Sequence[str]
-    """Keys that were to be hidden and of which there is nothing."""
+    """Keys that should be hidden but match no member."""
     signed: bool
     """Whether `run.json` has its organiser's signature."""
 
 
 class PublishedFolder:
-    """One page, published again and again."""
+    """One page that is published repeatedly."""
 
     def __init__(
         self,
@@ -54,10 +54,9 @@ class PublishedFolder:
         title: str = "",
         hidden: Collection[str] = (),
         url: str = "",
-        export: Path | None = None,
     ) -> None:
         self._folder, self._layout = folder, Layout(data_dir)
-        self._title, self._hidden, self._url, self._export = title, hidden, url, export
+        self._title, self._hidden, self._url = title, hidden, url
         self._digests: Digests = {}
 
     def publish(
@@ -68,33 +67,27 @@ class PublishedFolder:
         now: datetime,
         signer: Signer | None = None,
     ) -> Published:
-        """Write the page as the log is now; `run.json` is signed if the manifest may be known.
+        """Write the page as the log is now. `run.json` is signed if the manifest may be published.
 
-        Raises UserError BAD_OPTION for a folder with a page of something else or an export that is none,
-        DATA_DIR_UNUSABLE and DISK_FULL if it cannot be written, and as `facts.gather`.
+        Raises UserError BAD_OPTION for a folder with another page, DATA_DIR_UNUSABLE and DISK_FULL if it
+        cannot be written, and as `facts.gather`.
         """
         with disk_faults(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._check_ours(manifest)
             facts = gather(manifest, update_log, self._layout.path, self._hidden, self._digests)
             run = self._run(manifest, update_log, facts, told, now)
-            offered = (
-                downloads.offer(self._export, self._folder)
-                if self._export
-                else downloads.offered(self._folder)
-            )
             public = not names_folders(manifest)
             page = run_page(
                 run,
                 facts,
-                downloads=offered,
                 samples=told.samples,
                 by_running_node=told.running,
                 has_manifest=public,
             ).encode()
             if public:
                 write(self._folder / MANIFEST, manifest.to_toml().encode())
-            else:  # one with others' words would be of another run
+            else:  # without the names of folders its hash, the run id, would differ
                 (self._folder / MANIFEST).unlink(missing_ok=True)
             plain = run.write()
             data = signer.write(run) if signer and public else plain
@@ -103,7 +96,7 @@ class PublishedFolder:
         return Published(run, len(page), facts.unmatched, data != plain)
 
     def _check_ours(self, manifest: Manifest) -> None:
-        """Refuse a folder with a page that is not of this run."""
+        """Refuse a folder with a page of another run."""
         has = (self._folder / PAGE).exists()
         if has and run_file.earlier(self._folder, manifest.run_id) is None:
             raise UserError(
@@ -147,7 +140,7 @@ class PublishedFolder:
 
 
 def _licence(manifest: Manifest, layout: Layout) -> str:
-    """Return the licence of the base model, by the card in its folder if that is here."""
+    """Return the licence in the base model's card, if the card is in its folder."""
     source = manifest.model.source
     folder = EMBEDDED / public_name(source.removeprefix(BUILTIN)) if source.startswith(BUILTIN) else None
     folder = folder or model_of(layout, None)
@@ -155,14 +148,14 @@ def _licence(manifest: Manifest, layout: Layout) -> str:
 
 
 def _size_of(folder: Path) -> int | None:
-    """Return the bytes of the files in a folder; None if it is not there."""
+    """Return the size of the files in a folder, in bytes; None without the folder."""
     if not folder.is_dir():
         return None
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put a file in its place, for everybody to read: as a whole, or not at all. Raises OSError."""
+    """Put a complete file in its place, readable for everybody. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         scratch.write_bytes(content)
@@ -172,7 +165,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a process that was killed has left unfinished."""
+    """Remove files that a killed process left unfinished."""
     for name in (PAGE, NAME, MANIFEST):
         for path in folder.glob(f".{name}.*.partial"):
             path.unlink(missing_ok=True)

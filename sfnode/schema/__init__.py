@@ -1,6 +1,6 @@
-"""Types of what the control API, `--json` and metrics say; imports neither the node nor the engine.
+"""Types of the answers of the control API, `--json` and metrics. Imports neither the node nor the engine.
 
-Its modules are loaded when they are first used: pydantic takes longer to import than most commands need.
+Its modules are loaded on first use, because pydantic takes longer to import than most commands need.
 """
 
 from __future__ import annotations

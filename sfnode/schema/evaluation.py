@@ -11,22 +11,7 @@ class Answer(BaseModel):
     """A frozen record that survives JSON."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
-    """JSON has no NaN and no infinity: they travel as strings, which fields of type float accept as well."""
-
-
-class PassAt(Answer):
-    """Probability that one of k answers to a prompt is right: that its reward is 1 (Chen et al. 2021, arXiv
-    2107.03374)."""
-
-    k: int
-    samples: int
-    """Answers to each prompt that were written."""
-    temperature: float
-    """Temperature at which their tokens were drawn; 0: the likeliest ones."""
-    value: float
-    low: float
-    """Lower end of the value's 95 % confidence interval."""
-    high: float
+    """Numbers that are not finite are strings in JSON. Fields of type float accept these strings."""
 
 
 class ClassScore(Answer):
@@ -41,23 +26,21 @@ class Evaluation(Answer):
     """Scores of a model on some rows."""
 
     metric: str
-    """accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat, long answers of a
-    completion) or pass_at_1 (the share of a reward run's answers that are right, greedily decoded)."""
+    """Name of the metric: accuracy, f1, exact_match (completion, greedily decoded), perplexity (text, chat,
+    long answers of a completion) or pass_at_1 (share of right answers in a reward run, greedily decoded)."""
     value: float
     low: float
     """Lower end of the value's 95 % confidence interval."""
     high: float
     """Upper end; infinite for the perplexity of a single row."""
     loss: float
-    """Mean loss of the rows in nats, as trained on; of a reward run 1 less the mean reward."""
+    """Mean loss of the rows in nats, as trained on; in a reward run 1 less the mean reward."""
     count: int
     """Number of rows."""
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
     by_class: tuple[ClassScore, ...] = ()
     """Right answers by class, of the classes that have rows; empty for a task without classes."""
-    pass_at: tuple[PassAt, ...] = ()
-    """Results of a reward run by answers that are drawn, if they were asked for."""
 
     @property
     def on_rows(self) -> str:
@@ -66,31 +49,32 @@ class Evaluation(Answer):
 
 
 class EvaluationOfRows(Evaluation):
-    """An evaluation with what it is the mean of, for comparisons in pairs: nobody else is told."""
+    """An evaluation with the losses of its rows, for paired comparisons. The losses are not published."""
 
     losses: tuple[float, ...] = Field(exclude=True, repr=False)
-    """Loss of each row, in the same order whenever the same rows are measured."""
+    """Loss of each row, in the same order for the same rows."""
 
 
 class StepShare(NamedTuple):
-    """The share that the updates of a feed have in an epoch's step, by its effect on validation rows.
+    """The share of a feed's updates in an epoch's step, by its effect on validation rows.
 
     With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
-    the validation loss by the entries of every layer's core at the middle of the step that the epoch makes,
-    p = sum over layers of s * G[i, j] is the scalar that the validation rows would have given. Of first-order
-    updates `sum` is the score, in standard deviations, and `squares` 1.
+    the validation loss by the entries of every layer's core at the middle of the epoch's step, p = sum over
+    layers of s * G[i, j] is the scalar that the validation rows would have given. For first-order updates
+    `sum` is the score in standard deviations, and `squares` is 1.
     """
 
     updates: int
     sum: float
-    """Sum of the roots of |q * p| with the signs of q * p: positive if the scalars agree with the slopes.
-    Products have heavy tails, so that a sum of them is mostly a few: with the roots half of the updates say
-    as much."""
+    """Sum of the square roots of |q * p| with the signs of q * p; positive if the scalars agree with the
+    slopes. Products have heavy tails, so a few of them dominate their sum. With square roots half of the
+    updates are equally informative."""
     squares: float
-    """Sum of |q * p|: the variance of `sum` if the signs of the scalars were tosses of a coin."""
+    """Sum of |q * p|: the variance of `sum` if the scalars had random signs."""
     worth: float
-    """Nats by which they lower the validation loss with factor 1: the Aumann-Shapley value of the feed in the
-    epoch's step, by the midpoint rule. The worths of all feeds add up to the whole step's, to third order."""
+    """Nats by which the updates lower the validation loss with factor 1: the Aumann-Shapley value of the feed
+    in the epoch's step, by the midpoint rule. The worths of all feeds add up to the gain of the whole step,
+    to third order."""
     error: float
     """Standard error of `worth` over the validation rows."""
 
@@ -99,25 +83,25 @@ class ProbeEvaluation(Evaluation):
     """Scores of a linear probe on the rows on which a run's model was measured (`engine.probe`)."""
 
     rows: int
-    """Training rows that it was fitted to."""
+    """Training rows that the probe was fitted to."""
     lead: float
-    """Nats by which its loss is lower than the model's, the mean over the rows."""
+    """Mean over the rows of the nats by which its loss is lower than the model's."""
     error: float
     """Standard error of the lead."""
 
     @property
     def better(self) -> bool:
-        """Whether it is better than the model by more than the noise of the rows."""
+        """Whether the probe is better than the model by more than the noise of the rows."""
         return self.lead > 2 * self.error
 
 
 class BaselineEvaluation(Evaluation):
-    """Scores on the same rows of what needs no model (`tasks.baselines`)."""
+    """Scores of a baseline without a model on the same rows (`tasks.baselines`)."""
 
     name: str
     """The commonest label, or TF-IDF with logistic regression."""
     rows: int
-    """Training rows that it was fitted to: those of this node, and the run's public ones."""
+    """Training rows that the baseline was fitted to: those of this node, and the run's public ones."""
 
 
 class LayerDrift(Answer):
@@ -125,7 +109,7 @@ class LayerDrift(Answer):
 
     name: str
     norm: float
-    """Frobenius norm of what training has changed."""
+    """Frobenius norm of the change by training."""
     distance: float
     """The same relative to the norm of the base weights."""
 
@@ -134,43 +118,43 @@ class Drift(Answer):
     """Distance of a model from its base (`engine.drift`)."""
 
     norm: float
-    """Frobenius norm of what training has changed, over all trained matrices."""
+    """Frobenius norm of the change by training, over all trained matrices."""
     distance: float
-    """The same relative to the norm of their base weights."""
+    """The same relative to the norm of these matrices in the base model."""
     kl: float | None
-    """Mean of KL(base || model), in nats, over the tokens of a neutral text and of what the base model goes
-    on with after each line; None for a classifier."""
+    """Mean of KL(base || model), in nats a token, over neutral text and the base model's continuation of each
+    line; None for a classifier."""
     tokens: int
     """Tokens that were predicted; 0 for a classifier."""
 
 
 class LayeredDrift(Drift):
-    """A drift, also of each trained matrix."""
+    """Drift of a model, in total and for each trained matrix."""
 
     layers: list[LayerDrift]
 
     @property
     def whole(self) -> Drift:
-        """The drift alone."""
+        """The drift without the matrices."""
         return Drift(norm=self.norm, distance=self.distance, kl=self.kl, tokens=self.tokens)
 
 
 class NodeEvaluation(Evaluation):
-    """An evaluation that a running node was asked for: also which model it is about, and when."""
+    """An evaluation that a running node was asked for, with its model and its time."""
 
     seconds: float
-    """Time at which it was finished, in seconds since the start of the node."""
+    """Time at which it finished, in seconds since the start of the node."""
     known: int
     """Updates in the model; 0 for the base model."""
     base: bool
     """Whether the base model was evaluated."""
     digest: str | None
-    """State digest (SPEC D3) of the model; of a seal, the core digest of what it counts; None for the base
-    model."""
+    """State digest (SPEC D3) of the model; for a seal the core digest of the counted updates; None for the
+    base model."""
     drift: Drift | None = None
     """Distance of the model from its base; None for the base model."""
     probe: ProbeEvaluation | None = None
-    """The linear probe, if it was asked for; None where no linear head alone is trained, and where too few
-    states of training rows are kept."""
+    """The linear probe, if it was asked for. None if more than a linear head is trained, or if too few states
+    of training rows are kept."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """Results without a model, if they were asked for; empty for a task without labels."""
+    """Results of baselines without a model, if they were asked for; empty for a task without labels."""

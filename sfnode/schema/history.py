@@ -1,4 +1,4 @@
-"""Past of a run as commands print it with --json (docs/json.md): its history, its seals, what changed."""
+"""The past of a run, as commands print it with --json (docs/json.md): its history and its seals."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ class OriginPart(Answer):
 
     origin: str
     name: str | None = None
-    """Display name that it has published of itself; None if it has none."""
+    """Display name that the origin chose; None without one."""
     updates: int
 
 
 class EpochEntry(Answer):
-    """One epoch: of an organised run one that is sealed."""
+    """One epoch; in an organised run a sealed one."""
 
     epoch: int
     named: int
-    """Updates that its close has named; in an open run those with its label."""
+    """Updates that its close lists; in an open run updates with its label."""
     counted: int
-    """Those that count now, by all decisions."""
+    """Its updates that count now, after all decisions."""
     factor: float | None
-    """Factor of what its seal counts; this and all below is None in an open run."""
+    """Factor of its seal. This field and the following ones are None in an open run."""
     rate: float
     """Learning rate of updates with its label."""
     digest: str | None
     """Named digest (SPEC O10)."""
     evaluation: EpochEvaluation | None
-    """The last one of its model that the organiser has published."""
+    """The last evaluation of its model that the organiser published."""
     origins: list[OriginPart]
-    """Those of whom something counts, the most updates first."""
+    """Origins with updates that count, the most updates first."""
 
 
 class Decided(Answer):
-    """A decision, or an epoch of an open run, as every view tells of it."""
+    """A decision, or an epoch of an open run, as every view shows it."""
 
     position: int | None
     """Number of the decision in the control feed, from 0; None in an open run."""
     kind: str
-    """Name of the decision in lower case; `seal` and `epoch` have an `epoch`."""
+    """Name of the decision in lower case; `seal` and `epoch` entries have an `epoch`."""
     text: str
     """Its content in words."""
     arrived: int | None = None
-    """Time at which it came to this node, in seconds since 1970; None in an open run, and where an earlier
-    version has not noted it."""
+    """Time at which it arrived at this node, in seconds since 1970. None in an open run, and if an earlier
+    version did not record it."""
 
 
 class HistoryEntry(Decided):
-    """The same with all that became of it."""
+    """A decision, or an epoch of an open run, with all its consequences."""
 
     term: int | None
     """Number of successions before it; None in an open run."""
@@ -67,38 +67,38 @@ class HistoryResult(Answer):
     run_id: str
     run_name: str
     sealed: int | None
-    """Epochs that are sealed; None in an open run."""
+    """Number of sealed epochs; None in an open run."""
     counted: int
     """Updates that count."""
     waiting: int
-    """Updates here that no seal has judged; 0 in an open run."""
+    """Updates stored here that no seal has judged; 0 in an open run."""
     complete: bool
-    """Whether the run is: then nobody makes updates any more, and what waits counts nowhere."""
+    """Whether the run is complete. Then no more updates are made, and waiting ones never count."""
     budget: int
     parent: Parent | None
-    """The state with which it began; None for a run that is not forked from another."""
+    """The state with which it began; None if it is not a fork."""
     entries: list[HistoryEntry]
     """Decisions and seals, the oldest first."""
 
 
 class Ranked(Answer):
-    """A member of an organised run by what it has brought."""
+    """A member of an organised run, ranked by its contribution."""
 
     rank: int
     """Rank by worth, then by updates that count, from 1."""
     origin: str
     name: str | None
-    """Display name that it has published of itself; None if it has none."""
+    """Display name that the member chose; None without one."""
     counted: int
     """Its updates that count."""
     measured: int
-    """Updates among them of which the worth was measured."""
+    """Counted updates with a measured worth."""
     worth: int
-    """Nats of validation loss that these have taken off by the figures in the control feed (SPEC O16), in
-    units of 10^-9."""
+    """Nats by which these updates lowered the validation loss, by the figures in the control feed (SPEC O16),
+    in units of 10^-9."""
     revoked: bool
     left_out: str | None = None
-    """Verdict against its latest work."""
+    """Reason why its latest work was left out; None if it counts."""
 
 
 class Verdict(Answer):
@@ -109,7 +109,7 @@ class Verdict(Answer):
     named: int
     counted: int
     reason: Uncounted | None
-    """Verdict against it."""
+    """Reason why it does not count; None if it does."""
 
 
 class WhyResult(Answer):
@@ -124,18 +124,18 @@ class WhyResult(Answer):
 
 
 class Remeasured(Answer):
-    """Comparison of the figures of one epoch with those that were measured here."""
+    """Comparison of an epoch's signed worths with worths that were measured here."""
 
     epoch: int
     rows: int
     said: int
-    """Worth of all feeds in the control feed, with factor 1, in units of 10^-9 nats."""
+    """Sum of the worths in the control feed over all feeds, with factor 1, in units of 10^-9 nats."""
     found: int
     """The same as measured here."""
     off: float
-    """Sum of the absolute differences over feeds, beside the sum of the absolute figures."""
+    """Sum of the absolute differences over feeds, relative to the sum of the absolute signed worths."""
     agrees: bool
-    """Whether that is within the tolerance."""
+    """Whether `off` is within the tolerance."""
 
 
 class LeaderboardResult(Answer):
@@ -151,9 +151,9 @@ class LeaderboardResult(Answer):
     """Whether every signature and every seal of the log was checked."""
     members: list[Ranked]
     tolerance: float | None = None
-    """The largest `off` that agrees; None if nothing was measured anew."""
+    """Largest `off` that agrees; None if nothing was measured again."""
     epochs: list[Remeasured]
-    """Epochs that were measured anew."""
+    """Epochs that were measured again."""
 
 
 class CheckoutResult(Answer):
@@ -162,55 +162,29 @@ class CheckoutResult(Answer):
     run_id: str
     epoch: int
     updates: int
-    """Updates that count by its seal."""
+    """Updates that counted at its seal."""
     named_digest: str
-    """Digest in the seal of what was named (SPEC O10)."""
+    """Named digest in the seal (SPEC O10)."""
     core_digest: str
     """Digest of the cores, computed from the log (SPEC D5)."""
-
-
-class LayerChange(Answer):
-    """Change of one matrix."""
-
-    name: str
-    norm: float
-    """Frobenius norm of the change."""
-    per_weight: float
-    """Root mean square of the change of its weights."""
-
-
-class DiffResult(Answer):
-    """`sfnode history diff --json`."""
-
-    before: CheckoutResult
-    after: CheckoutResult
-    evaluations: list[EpochEvaluation]
-    """Published ones of the two models, in this order."""
-    origins: list[OriginPart]
-    """Updates more of each origin that count, the most first; negative if something was taken back."""
-    norm: float
-    """Frobenius norm of the change of all matrices together."""
-    layers: list[LayerChange]
-    entries: list[HistoryEntry]
-    """Decisions after the first seal, up to the second."""
 
 
 # -- of an exported model, as far as a log tells: what its card says of it (`engine.model_card`) ----------
 
 
 class Contributor(NamedTuple):
-    """An origin of which something counts."""
+    """An origin with updates that count."""
 
     origin: str
     """Key, in hex."""
     name: str
-    """Display name and team that it has published of itself; "" if it has none."""
+    """Display name and team that the origin chose; empty without one."""
     updates: int
-    """Updates of its that count."""
+    """Its updates that count."""
 
 
 class EvaluatedModel(NamedTuple):
-    """An evaluation that the organiser has published."""
+    """An evaluation that the organiser published."""
 
     of: str
     """The model in words."""
@@ -221,12 +195,12 @@ class Provenance(NamedTuple):
     """The state of a run that was exported."""
 
     seal: int | None
-    """Epoch of the seal; None in an open run, and as of now."""
+    """Epoch of the seal; None in an open run, and with --as-of-now."""
     digest: str
-    """Core digest of what the seal counts; else the state digest; in hex."""
+    """Core digest of the updates that the seal counts, or else the state digest; in hex."""
     updates: int
     amended: bool = False
-    """Whether decisions after the seal have changed what counts by it."""
+    """Whether later decisions changed which of its updates count."""
     evaluations: tuple[EvaluatedModel, ...] = ()
     contributors: tuple[Contributor, ...] = ()
-    """Those with most updates first."""
+    """Contributors, the most updates first."""

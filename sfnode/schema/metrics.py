@@ -1,6 +1,6 @@
-"""Metrics, what is trained and what a node does, as people are told of them, the same in every view.
+"""Metrics, the trained quantity and a node's work in words, the same in every view.
 
-Imports nothing but the standard library.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sfnode.printable import span
 
 if TYPE_CHECKING:
-    from sfnode.schema.evaluation import Drift, Evaluation, PassAt
+    from sfnode.schema.evaluation import Drift, Evaluation
     from sfnode.schema.organising import EpochEvaluation
     from sfnode.schema.status import DoingStatus
 
@@ -22,16 +22,17 @@ class Trained(NamedTuple):
 
     name: str
     rises: bool = False
-    """Whether it is told as 1 less the loss, which rises as a model gets better."""
+    """Whether it is shown as 1 less the loss, which rises as a model gets better."""
 
     def of(self, loss: float) -> float:
-        """Return it by the loss."""
+        """Return the quantity for a loss."""
         return 1 - loss if self.rises else loss
 
 
 LOSS = Trained("loss")
 REWARD = Trained("mean reward", rises=True)
-"""Metric of reward runs. Losses of rows are 1 less a reward, and not nats; they jump where a word changes."""
+"""Trained quantity of reward runs. The loss of a row is 1 less its reward, not nats, and jumps when a word
+changes."""
 
 
 class Metric(NamedTuple):
@@ -39,15 +40,15 @@ class Metric(NamedTuple):
 
     name: str
     is_share: bool = True
-    """Whether it is between 0 and 1, and shown in per cent to whom knows nothing of it."""
+    """Whether it is between 0 and 1, and shown in per cent."""
     lower_is_better: bool = False
     trained: Trained = LOSS
     meaning: str = ""
-    """Plain words for what it says, where its name does not."""
+    """Plain words for its meaning, if its name is not enough."""
 
 
 PASS_AT_1 = "pass_at_1"
-"""The metric of reward runs: the share of answers that are right, one to a row, of the likeliest tokens."""
+"""Name of the metric of reward runs: the share of right answers, one to each row, of the likeliest tokens."""
 
 EXPECTS = "how well it expects the right words: 1 is surely, and lower is better"
 
@@ -61,14 +62,14 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """Return a metric by its name; one that this version does not know, which an organiser may name, has its
-    own name and nothing known of it."""
+    """Return a metric by its name. An organiser may name a metric that this version does not know; then only
+    the name is shown."""
     return METRICS.get(name) or Metric(name.replace("_", " "), is_share=False)
 
 
 def measure_of(found: Evaluation) -> tuple[str, bool]:
-    """Return a result's metric, and whether it is calibrated: results that differ in either cannot
-    be compared."""
+    """Return a result's metric, and whether it is calibrated. Results that differ in either cannot be
+    compared."""
     return found.metric, found.calibrated
 
 
@@ -79,11 +80,10 @@ def value_in_words(metric: str, value: float) -> str:
     return f"{100 * value:.1f} %" if metric_of(metric).is_share else f"{value:.3g}"
 
 
-def figure(found: Evaluation | PassAt) -> str:
+def figure(found: Evaluation) -> str:
     """Return a value with its 95 % confidence interval, such as `52.6 % (49.3-55.9 %)`."""
-    metric = getattr(found, "metric", PASS_AT_1)
-    low, high = value_in_words(metric, found.low), value_in_words(metric, found.high)
-    return f"{value_in_words(metric, found.value)} ({low.removesuffix(' %')}-{high})"
+    value, low, high = (value_in_words(found.metric, one) for one in (found.value, found.low, found.high))
+    return f"{value} ({low.removesuffix(' %')}-{high})"
 
 
 def measured(found: Evaluation) -> str:
@@ -92,18 +92,18 @@ def measured(found: Evaluation) -> str:
 
 
 CLASSES_SHOWN = 5
-"""Classes whose figures are told, the worst ones."""
+"""Maximum number of classes whose figures are shown, the worst ones."""
 
 CHANCE = 3.0
-"""Standard deviations beyond which classes differ by more than chance."""
+"""Minimum difference between classes that is not chance, in standard deviations."""
 
 
 def by_class(found: Evaluation) -> str:
-    """Return the accuracy of the worst classes where classes differ by more than chance: `by class: complaint
-    12.5 % of 8 rows, other 98.2 % of 380 rows`; else nothing.
+    """Return the accuracy of the worst classes if classes differ by more than chance: `by class: complaint
+    12.5 % of 8 rows, other 98.2 % of 380 rows`. Otherwise return an empty text.
 
-    By Pearson's chi-square of right and wrong answers: its mean is its degrees of freedom, its variance twice
-    that.
+    Chance is judged by Pearson's chi-square of right and wrong answers. Its mean is its degrees of freedom,
+    its variance twice that.
     """
     classes = found.by_class
     right, count = sum(one.right for one in classes), sum(one.count for one in classes)
@@ -120,14 +120,16 @@ def by_class(found: Evaluation) -> str:
 
 
 TENTH = 0.0005
-"""Share from which on a number with one digit behind the point says `0.1 %`."""
+"""Smallest share that is rounded to at least `0.1 %`."""
 
 
 def better_by(metric: str, before: float, after: float) -> str:
-    """Return by how much one result is better than another, or worse: of shares it is the difference in
-    percentage points, such as `better by 3.1 points`, of other values the part of the first by which they
-    differ, `better by 15.0 %`; empty where that is no number, none worth telling, or more than all there
-    was."""
+    """Return how much better or worse one result is than another.
+
+    For shares it is the difference in percentage points, such as `better by 3.1 points`. For other values it
+    is relative to `before`, such as `better by 15.0 %`. Empty if the difference is not a number, too small to
+    show, or larger than `before`.
+    """
     kind = metric_of(metric)
     gain = after - before if kind.is_share else (after - before) / (abs(before) or math.nan)
     gain = -gain if kind.lower_is_better else gain
@@ -138,7 +140,7 @@ def better_by(metric: str, before: float, after: float) -> str:
 
 
 def model_in_words(found: EpochEvaluation) -> str:
-    """Return the model that a published result is about, such as `round 7` or `the calibrated base model`."""
+    """Return the model of a published result, such as `round 7` or `the calibrated base model`."""
     if found.base:
         return "the calibrated base model" if found.calibrated else "the base model"
     return f"round {found.epoch}"
@@ -150,7 +152,8 @@ def result_in_words(found: EpochEvaluation) -> str:
 
 
 def drift_in_words(drift: Drift) -> str:
-    """Return the drift of a model from its base in precise terms; some have no KL, a head begins at zero."""
+    """Return the drift of a model from its base in precise terms. Some models have no KL; a head begins at
+    zero."""
     if math.isinf(drift.distance):
         return moved_in_words(drift.distance)
     moved = f"weights moved by {drift.distance:.3g} of the base's norm"
@@ -160,7 +163,7 @@ def drift_in_words(drift: Drift) -> str:
 
 
 def moved_in_words(distance: float) -> str:
-    """Return the same for people: `the weights have moved by 12 %`."""
+    """Return the distance for people: `the weights have moved by 12 %`."""
     if math.isinf(distance):
         return "what is trained was zero at first"
     far = f"{100 * distance:.2g} %" if distance <= 1 else "more than they were"
@@ -168,7 +171,7 @@ def moved_in_words(distance: float) -> str:
 
 
 def trained_by(task: str) -> Trained:
-    """Return what a task of this kind trains."""
+    """Return the trained quantity of a kind of task."""
     return REWARD if task == "reward" else LOSS
 
 
@@ -180,10 +183,10 @@ def kind_in_words(kind: str) -> str:
 
 
 def far(doing: DoingStatus) -> str:
-    """Say how far a node's work is: `1,024 of 4,096`; nothing where nobody knows."""
+    """Return the progress of a node's work: `1,024 of 4,096`; empty if it is unknown."""
     return f"{doing.done:,} of {doing.total:,}" if doing.total else ""
 
 
 def doing_in_words(doing: DoingStatus) -> str:
-    """Say what a node's model does, how far it is, and for how long: `measuring epoch 3, 12 s`."""
+    """Describe a model's work, its progress and its duration: `measuring epoch 3, 12 s`."""
     return ", ".join(filter(None, (doing.what, far(doing), span(doing.seconds))))

@@ -1,7 +1,7 @@
 """The state of a node, and of its run, in one word: the same in the control API, `--json`, metrics, dashboard
 and `top`.
 
-Imports next to nothing but the standard library, so that commands that only compare states start at once.
+Imports little but the standard library, so that commands that only compare states start at once.
 """
 
 from __future__ import annotations
@@ -15,63 +15,63 @@ class NodeState(StrEnum):
     STARTING = "starting"
     """The base model is being downloaded or loaded."""
     ASKING = "asking"
-    """Peers are asked how far they know this node's feed, so that it does not contradict itself."""
+    """It asks peers which of its own updates they know, so that it does not contradict itself."""
     CATCHING_UP = "catching-up"
-    """The node is loading updates that its neighbours have and it lacks, also those of a run that is over."""
+    """It loads updates that its neighbours have and it lacks, even if the run is over."""
     TRAINING = "training"
     WAITING = "waiting"
-    """It may make no updates now; `Status.wait` says why. It serves others meanwhile."""
+    """It may not make updates now; `Status.wait` says why. It serves others meanwhile."""
     PAUSED = "paused"
-    """It computes nothing: its owner asked for that, or a limit does; `Status.pauses` says which."""
+    """It computes nothing, because of its owner's request or a limit; `Status.pauses` says which."""
     FINISHING = "finishing"
-    """It leaves as soon as its step is handed over to neighbours."""
+    """It leaves as soon as its step was handed over to neighbours."""
     IDLE = "idle"
-    """It serves others and computes nothing: a relay, or a trainer that has made all its steps."""
+    """It serves others and computes nothing: a relay, or a trainer that made all its steps."""
     COMPLETE = "complete"
-    """The run is over, nothing of it is lacking but what a neighbour claims and does not bring, and no more
-    will come from this node. Once all nodes are complete and their digests are equal, they stay equal."""
+    """The run is over. All its updates are stored here, except those that a neighbour announces but does not
+    send. This node will make no more. Once all nodes are complete with equal digests, they stay equal."""
 
 
 class Wait(StrEnum):
-    """The reasons for which a trainer may make no updates now, most of them in an organised run only."""
+    """Reasons why a trainer may not make updates now, most of them in an organised run only."""
 
     WORK = "work"
-    """It is not admitted, and computes the proof of work that its join request will show."""
+    """It is not admitted, and computes the proof of work for its join request."""
     JOIN_REQUEST = "petition"
-    """It is not admitted, and has asked to be."""
+    """It is not admitted, and its join request waits."""
     ORGANISER = "organiser"
     """It is not admitted, and the organiser here does not sign yet."""
     QUOTA = "quota"
     """It has made as many updates as it may in the open epoch."""
     REVOKED = "revoked"
-    """Its admission was taken back."""
+    """Its admission was revoked."""
     DECISIONS = "decisions"
-    """Decisions are lacking here that its own updates follow from."""
+    """Decisions on which its own updates depend are missing."""
     HISTORY = "history"
-    """The checkpoint with which it begins has not come yet, or does not count any more."""
+    """The checkpoint with which it begins has not arrived yet, or does not count any more."""
     SEALS = "seals"
-    """The last seals are to come: what is closed reaches the budget."""
+    """The last seals are still to come: the closed updates reach the budget."""
     BASES = "bases"
-    """Published bases are not here yet, in an open run, too."""
+    """Published bases have not arrived yet (also in an open run)."""
     NODES = "nodes"
-    """No other node of the run is to be found in the DHT of the given peers, in an open run, too."""
+    """The DHT of the given peers shows no other node of the run (also in an open run)."""
     EPSILON = "epsilon"
-    """It has told as much of its rows as its owner allows, in an open run, too."""
+    """Its updates have revealed as much of its rows as its owner allows (also in an open run)."""
     UNKNOWN_DECISION = "unknown-decision"
-    """A decision is of a later version."""
+    """A decision needs a later version."""
 
 
 class RunHealth(StrEnum):
-    """The verdicts of the results on the validation rows about an organised run, beyond noise."""
+    """Verdicts on an organised run's model by results on the validation rows, beyond noise."""
 
     UNKNOWN = "unknown"
-    """Nothing was evaluated, or there is nothing to compare it with."""
+    """Nothing was evaluated, or nothing can be compared."""
     BETTER = "better"
     """The model is better than the base model."""
     NO_BETTER = "no-better"
-    """It is neither better than the base model nor worse than it was."""
+    """It is not better than the base model, and not worse than before."""
     WORSE = "worse"
-    """It is worse than the base model, or than it was at its best."""
+    """It is worse than the base model, or than its own best."""
 
 
 HEALTH_WORDS = {
@@ -83,7 +83,7 @@ HEALTH_WORDS = {
 
 
 class Uncounted(StrEnum):
-    """The reasons for which work that a close has named does not count, the first that holds."""
+    """Reasons why closed work does not count, in the order in which they are checked."""
 
     WAITS = "waits"
     JUDGE = "judge"

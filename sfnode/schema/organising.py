@@ -1,4 +1,4 @@
-"""Answers of a node of an organised run, and its owner's questions: docs/json.md describes each."""
+"""Answers of a node of an organised run, and its owner's requests: docs/json.md describes each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Hex64 = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 """A signature, 64 bytes."""
 
 MAX_RECORD = 400_000
-"""Hex digits of a decision that is asked for: twice MAX_DECISION fits."""
+"""Maximum length of a decision in a request, in hex digits: room for twice MAX_DECISION."""
 
 EncodedDecision = Annotated[str, Field(pattern="^([0-9a-f]{2})+$", max_length=MAX_RECORD)]
-"""A decision as it is encoded (SPEC O2), in hex."""
+"""An encoded decision (SPEC O2), in hex."""
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class EpochEvaluation(Evaluation):
-    """An evaluation on the validation rows that the organiser has published."""
+    """An evaluation on the validation rows that the organiser published."""
 
     epoch: int
-    """The sealed epoch whose model it is about; of the base model, when it was measured."""
+    """The sealed epoch whose model was evaluated; for the base model, the epoch when it was measured."""
     base: bool
     """Whether it is of the base model."""
 
@@ -38,21 +38,22 @@ class EpochEvaluation(Evaluation):
 
 
 class HealthStatus(Answer):
-    """Comparison of the model with the base model and its own best: 95 % intervals that do not touch."""
+    """Comparison of the model with the base model and its own best. They differ if their 95 % intervals do
+    not overlap."""
 
     verdict: RunHealth
     latest: EpochEvaluation | None
-    """The last seal that was evaluated and not taken back."""
+    """The last evaluated seal that was not taken back."""
     base: EpochEvaluation | None
-    """The base model, measured as `latest` was."""
+    """The base model, measured like `latest`."""
     calibrated: EpochEvaluation | None = None
-    """The base model less its prior over the answers; None where that cannot be measured."""
+    """The base model less its prior over the answers; None if the prior cannot be measured."""
     best: EpochEvaluation | None
     worse_than: list[EpochEvaluation]
 
 
 class EvidenceStatus(Answer):
-    """Evidence by the organiser's figures about a member's work, counted or not (SPEC O16)."""
+    """Evidence on a member's work by the organiser's figures, for counted and skipped updates (SPEC O16)."""
 
     member: int
     origin: str
@@ -61,32 +62,32 @@ class EvidenceStatus(Answer):
     worth: int
     """Nats by which they lower the loss with factor 1, in units of 10^-9."""
     evidence: float
-    """Log-likelihood ratio for useful work, from which a spoilt epoch takes a part only."""
+    """Log-likelihood ratio for useful work. A harmful epoch lowers it only in part."""
     bound: float
-    """Evidence, less all that such epochs would take, from which on its work counts by the run's last seals
-    at the latest, unless it is an outlier too often."""
+    """Evidence above which its work counts at the run's last seals at the latest, after subtracting the full
+    effect of harmful epochs, unless it is an outlier too often."""
     counts_at_last: bool
-    """Whether what waits of it would count if the run ended now, as far as these figures tell."""
+    """Whether its waiting work would count if the run ended now, as far as these figures show."""
     agreement: float
-    """Agreement of its scalars with the validation rows, in terms of the usual member's, as far as members
+    """Agreement of its scalars with the validation rows, relative to the usual member's, as far as members
     differ by more than chance."""
     outlier_share: float
-    """Share of its latest measured epochs in which its work was far too large, and will never count."""
+    """Share of its latest measured epochs whose work was far too large and will never count."""
     skipped: bool
-    """Whether seals skip its work for now, unless the owner has said otherwise."""
+    """Whether seals currently skip its work, unless the owner decided otherwise."""
     harmful_since: int | None
-    """The epoch since when its work evidently does harm; None if that is not evident."""
+    """First epoch since which its work clearly does harm; None if that is not clear."""
 
 
 class SubspaceBases(Answer):
-    """Published bases that serve from a subspace on."""
+    """Published bases, used from a subspace on."""
 
     subspace: int
     digest: str
 
 
 class StandInStatus(Answer):
-    """A member of whom more than half hold what is decided, and elect who organises (SPEC O21)."""
+    """A stand-in: more than half of them hold each decision and elect the organiser (SPEC O21)."""
 
     member: int
     key: str
@@ -94,7 +95,7 @@ class StandInStatus(Answer):
     """Whether it was heard within a minute."""
     organises: bool
     lied: bool = False
-    """Whether it has voted twice in one election, and is out (SPEC O24)."""
+    """Whether it voted twice in one election, and is out (SPEC O24)."""
 
 
 class OrganiserStatus(Answer):
@@ -103,32 +104,33 @@ class OrganiserStatus(Answer):
     run_id: str
     run_name: str
     term: int
-    """Term of the key that signs now: 0 for the manifest's; every succession, every election begins one."""
+    """Term of the key that signs now: 0 for the manifest's key. Every succession and every election begins a
+    term."""
     term_since: float | None
-    """Time at which its first decision came here, in seconds since 1970; None before."""
+    """Time at which its first decision arrived here, in seconds since 1970; None before that."""
     stand_ins: list[StandInStatus]
     decisions: int
     chain: str
-    """The chain hash after them."""
+    """The chain hash after these decisions."""
     incomplete: bool
-    """Whether decisions are lacking that the last succession keeps."""
+    """Whether decisions that the last succession keeps are missing here."""
     frozen: bool
-    """Whether the key of this term has signed two sequences: the deputies have to name another."""
+    """Whether the key of this term signed two sequences, so that the deputies must name another key."""
     unsupported: bool
-    """Whether a decision is beyond this version of sfnode."""
+    """Whether a decision needs a later version of sfnode."""
     open_epoch: int
     sealed: int
-    """Epochs that are sealed."""
+    """Number of sealed epochs."""
     counted: int
-    """Updates that count by these seals."""
+    """Updates that count after these seals."""
     budget: int
     complete: bool
     quota: int
-    """Updates of one feed with one label that an admission allows unless it says otherwise."""
+    """Default limit of an admission on the updates of one feed with one label."""
     members: int
     invitations: int
     behind: int
-    """Updates that the organiser has named and that are not here."""
+    """Updates that the organiser listed but that are missing here."""
     bases: list[SubspaceBases]
     """Published bases, ascending from subspace 0; none if bases are random."""
     next_subspace: int
@@ -136,42 +138,43 @@ class OrganiserStatus(Answer):
     organiser: str | None
     """State of the organiser on this node; None if its key is elsewhere."""
     waits: str | None
-    """Reason why it does not sign yet, and what ends that; None once it does, or where it is not."""
+    """Reason why it does not sign yet, and how that ends; None if it signs, or if it is elsewhere."""
     petitions: int | None
-    """Newcomers that wait for the owner; None where the organiser is elsewhere."""
+    """Newcomers that wait for the owner; None if the organiser is elsewhere."""
     health: HealthStatus
     evaluations: list[EpochEvaluation]
     """The last ones, oldest first."""
     announcements: list[str]
     """The last ones, oldest first."""
     doubted: list[EvidenceStatus]
-    """Members whose work seals skip by the evidence, those with most of it first, a hundred at most."""
+    """Members whose work seals skip because of the evidence, the highest evidence first, a hundred at
+    most."""
 
 
 class MemberStatus(Answer):
-    """An origin that the organiser has admitted."""
+    """An origin that the organiser admitted."""
 
     number: int
     origin: str
     quota: int
-    """Updates of it that may have the label of the open epoch."""
+    """Its updates that may have the label of the open epoch."""
     vouched: bool
-    """Whether it has a quota of its own: by an invitation, or the organiser's word."""
+    """Whether it has a quota of its own, by an invitation or the organiser's decision."""
     proven: bool
-    """Whether its work is taken at its word until a seal judges it."""
+    """Whether its work counts before it was measured, until a seal judges it."""
     invitation: int | None
-    """Number of the invitation by which it came, counted from 1; None without one."""
+    """Number of the invitation by which it joined, counted from 1; None without one."""
     revoked: int | None
-    """The first epoch label with which nothing of it counts; None if it was not revoked."""
+    """First epoch label whose updates do not count; None if it was not revoked."""
     counted: int
-    """Updates of it that count."""
+    """Its updates that count."""
 
 
 class Members(Answer):
     """`GET /organising/members`: a page of the members."""
 
     total: int
-    """Number of those that match, on all pages."""
+    """Number of matching members on all pages."""
     offset: int
     members: list[MemberStatus]
 
@@ -185,11 +188,11 @@ class JoinRequestStatus(Answer):
     invitation: int | None
     """Number of the invitation that it shows, counted from 1; None without one."""
     invited: bool
-    """Whether this invitation holds."""
+    """Whether this invitation is valid."""
 
 
 class OfferStatus(Answer):
-    """A member that would stand in for the organiser."""
+    """A member that offers to stand in for the organiser."""
 
     member: int
     key: str
@@ -202,7 +205,7 @@ class JoinRequestList(Answer):
 
     petitions: list[JoinRequestStatus]
     offers: list[OfferStatus]
-    """Those here who would stand in, or do; none where the organiser is elsewhere."""
+    """Members that offer to stand in, or do; none if the organiser is elsewhere."""
 
 
 class Change(Answer):
@@ -214,7 +217,7 @@ class Change(Answer):
 
 
 class DecisionResult(Answer):
-    """The answer to a wish that holds."""
+    """The answer to a valid request for a decision."""
 
     signed: bool
     """False for a dry run."""
@@ -229,14 +232,14 @@ class DeputyVote(Answer):
     model_config = _STRICT
 
     deputy: int = Field(ge=0)
-    """Place in the manifest, counted from 0."""
+    """Number of the deputy in the manifest, counted from 0."""
     signature: Hex64
 
 
 class SuccessionFile(Answer):
     """A succession that deputies sign: a file, `POST /organising/succession`, and the answer to a proposal.
 
-    It holds all that they need for that, so that they sign on a machine without a network.
+    It holds everything that they need, so that they can sign on a machine without a network.
     """
 
     model_config = _STRICT
@@ -245,12 +248,12 @@ class SuccessionFile(Answer):
     run_name: str = Field(max_length=64)
     term: int = Field(ge=1, lt=1 << 32)
     kept: int = Field(ge=0, lt=1 << 63)
-    """Number of decisions that stay."""
+    """Number of decisions that are kept."""
     chain: Hex32
-    """The chain hash after them."""
+    """The chain hash after these decisions."""
     key: Hex32
-    """The public key that signs from there on."""
+    """The public key that signs the following decisions."""
     deputies: list[Hex32] = Field(max_length=64)
     needed: int = Field(ge=1)
-    """Votes that it takes."""
+    """Number of votes that are required."""
     votes: list[DeputyVote] = Field(default=[], max_length=64)

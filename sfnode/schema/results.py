@@ -26,25 +26,25 @@ class EvalResult(Answer):
     run_id: str
     updates: int
     digest: str
-    """State digest; core digest (SPEC D5) of what the seal counts."""
+    """State digest, or core digest (SPEC D5) of the updates that the seal counts."""
     seal: int | None
-    """Epoch of the seal whose model was evaluated; None in an open run, and as of now."""
+    """Epoch of the seal whose model was evaluated; None in an open run, and with --as-of-now."""
     before: Evaluation
     """The base model."""
     calibrated: Evaluation | None
-    """The base model less its prior over the answers; None where there are no fixed answers, or no training
-    rows to measure the prior on."""
+    """The base model less its prior over the answers; None without fixed answers, or without training rows to
+    measure the prior."""
     after: Evaluation
-    """The trained model; less its prior where the run's loss is centred."""
+    """The trained model, less its prior if the run's loss is centred."""
     probe: ProbeEvaluation | None = None
-    """A linear probe on the run's training rows; None where no linear head alone is trained, and where too
-    few states of them are kept here."""
+    """A linear probe on the run's training rows; None if more than a linear head is trained, or if too few
+    states are kept here."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """Results of the same rows without a model; empty for a task without labels."""
+    """Results of baselines without a model on the same rows; empty for a task without labels."""
     loss: Literal["plain", "centred", "calibrated"]
     """The run's loss."""
     prior: dict[str, float] | None
-    """Prior of each answer of the trained model in nats, which was subtracted; None where nothing was."""
+    """Prior of each answer of the trained model in nats that was subtracted; None if none was."""
     drift: LayeredDrift
     """Distance of the trained model from the base model."""
 
@@ -57,9 +57,9 @@ class UpdateLine(Answer):
     step: int
     epoch: int
     seed: str
-    """Decimal: many JSON readers round integers of 64 bits."""
+    """Seed in decimal, because many JSON readers round integers of 64 bits."""
     scalar: int | tuple[int, ...]
-    """One for every cell of the cores in a first-order run."""
+    """Scalar, in a first-order run one for every cell of the cores."""
     weight: int
     """Factor of the scalar (SPEC O8); 1 in an open run."""
 
@@ -73,11 +73,12 @@ class VerifyResult(Answer):
     signatures: int
     digest: str
     core_digest: str
-    """Digest of what counts by the seal of `SealsResult.epoch`, unless it was to be as of now."""
+    """Digest of the updates that count at the seal of `SealsResult.epoch`, or with --as-of-now of all of
+    them."""
     checkpoint: int | None
-    """Epoch of the checkpoint from which it was verified; None: from genesis."""
+    """Epoch of the checkpoint at which verification began; None if it began at genesis."""
     seals: SealsResult | None
-    """None for an open run."""
+    """The verified seals; None for an open run."""
 
 
 class SealsResult(Answer):
@@ -85,43 +86,43 @@ class SealsResult(Answer):
 
     decisions: int
     sealed: int
-    """Epochs that are sealed."""
+    """Number of sealed epochs."""
     checked: int
-    """Seals whose digest was computed anew; of the others the log lacks updates."""
+    """Seals whose digest was recomputed. For the others the log lacks updates."""
     behind: int
-    """Updates that closes have named and the log lacks."""
+    """Updates that closes list but the log lacks."""
     named_digest: str | None
-    """Digest of the last seal that was checked; None if none was."""
+    """Digest of the last seal that was checked; None without one."""
     epoch: int | None
-    """Epoch of the last seal of which everything is here; None if there is none."""
+    """Epoch of the last seal whose updates are all stored here; None without one."""
     updates: int
-    """Updates that count by that seal."""
+    """Updates that count at that seal."""
     lacking: int
-    """Updates that seals are about and the log lacks."""
+    """Updates that seals refer to but the log lacks."""
 
 
 class ArchiveStatement(Answer):
-    """The statement in an archive: what its log comes to. `sfnode history archive --json`."""
+    """The statement in an archive: the state of its log. `sfnode history archive --json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int
     """Version of the archive's format."""
     version: str = Field(max_length=64)
-    """The sfnode that has written it."""
+    """Version of sfnode that wrote it."""
     run_id: str = Field(pattern="^[0-9a-f]{64}$")
     feeds: int
     updates: int
     decisions: int
-    """Decisions of the organiser; this and `sealed` are 0 in an open run."""
+    """Decisions of the organiser. Like `sealed`, 0 in an open run."""
     sealed: int
-    """Epochs that are sealed."""
+    """Number of sealed epochs."""
     digest: str
-    """State digest of all that is in it."""
+    """State digest of its whole log."""
     core_digest: str
-    """Digest of the cores of what counts, by the last seal that is in it as a whole."""
+    """Digest of the cores of the updates that count at its last complete seal."""
     named_digest: str | None
-    """Digest of the last seal that is in it as a whole."""
+    """Digest of the last seal that it contains completely."""
 
 
 class ImportResult(Answer):
@@ -130,16 +131,16 @@ class ImportResult(Answer):
     run_id: str
     run_name: str
     new_updates: int
-    """Updates that have come from the archive."""
+    """Updates that came from the archive."""
     new_decisions: int
     updates: int
-    """Updates that are here now."""
+    """Updates stored here now."""
     sealed: int | None
-    """Epochs that are sealed now; None in an open run."""
+    """Number of epochs that are sealed now; None in an open run."""
     digest: str
-    """State digest of what is here now."""
+    """State digest of the folder now."""
     same: bool
-    """Whether this is what the archive has, too: then both have the same."""
+    """Whether folder and archive have the same state."""
 
 
 Reach = Literal["internet", "network", "machine"]
@@ -154,9 +155,10 @@ class InviteResult(Answer):
     protocol: int
     addresses: list[str]
     contacts_url: str = ""
-    """The web page with current contacts (SPEC N6) that the link names; empty if it names none."""
+    """Web page with current contacts (SPEC N6) that the link names; empty without one."""
     reach: Reach
-    """Networks from which the addresses can be reached, as far as they tell; network is a private one."""
+    """Networks from which the addresses can be reached, as far as the addresses show; `network` is a private
+    one."""
 
 
 class NodeResult(Answer):
@@ -177,30 +179,30 @@ class SwarmResult(Answer):
     updates: int
     """Updates that the nodes hold."""
     counted: int | None
-    """Those of them that count by the organiser's seals; None for an open run."""
+    """Updates that count at the organiser's seals; None for an open run."""
     sealed: int | None
-    """Epochs that the organiser has sealed; None for an open run."""
+    """Number of epochs that the organiser sealed; None for an open run."""
     announced: str | None = None
-    """The organiser's last announcement: why it has ended the run early or taken updates back; None if there
-    is none."""
+    """The organiser's last announcement: why it ended the run early or took updates back; None without
+    one."""
     update_budget: int
     equal: bool
     """Whether all digests and all core digests are the same."""
     before: Evaluation | None
     calibrated: Evaluation | None = None
-    """The base model less its prior over the answers; None where that cannot be measured."""
+    """The base model less its prior over the answers; None if the prior cannot be measured."""
     after: Evaluation | None
-    """`before` and `after` are None for a run without test data."""
+    """The trained model. Like `before`, None for a run without test data."""
     probe: ProbeEvaluation | None = None
-    """A linear probe on the training rows of all nodes; None where no linear head alone is trained."""
+    """A linear probe on the training rows of all nodes; None if more than a linear head is trained."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """Results of the first node's rows and the public ones without a model; empty for a task without
-    labels."""
+    """Results of baselines without a model, on the first node's rows and the public ones; empty for a task
+    without labels."""
     nodes: list[NodeResult]
     bytes_per_update: float
     bytes_sent: int
     seconds: float
-    """Seconds from the first update that was seen until all nodes had all of them."""
+    """Seconds from the first update until all nodes had all updates."""
     seconds_in_all: float
     """Seconds since the start of the command."""
 
@@ -213,10 +215,10 @@ class BatchResult(Answer):
     tokens: int
     """Tokens in a step's mini-batches, without padding."""
     forwards_seconds: float
-    """Time of as many plain forward passes as a step has points: two, or a group's updates."""
+    """Time of plain forward passes, as many as a step has points: two, or the updates of a group."""
     step_seconds: float
     step_ratio: float
-    """Time of a step divided by that of these forward passes."""
+    """Time of a step divided by the time of these forward passes."""
     tokens_per_second: float
     """Tokens through the step, at all points."""
     updates_per_hour: float
@@ -225,7 +227,7 @@ class BatchResult(Answer):
     training_peak_bytes: int | None
     memory_ratio: float | None
     mezo_matrices_seconds: float | None
-    """Time of MeZO's step on the same matrices; None unless asked for, or if it cannot work."""
+    """Time of MeZO's step on the same matrices; None unless requested, or if MeZO's step is impossible."""
     mezo_matrices_ratio: float | None
     """The same divided by the time of our step."""
     mezo_all_seconds: float | None
@@ -241,9 +243,9 @@ class IncomingResult(Answer):
     add_seconds: float
     """Time to add them to the core."""
     fold_seconds: float
-    """Time to merge the core into the weights once, however many updates it holds."""
+    """Time to merge the core into the weights once, whatever its number of updates."""
     shares: dict[int, float]
-    """Share of the time that they take beside steps, in the long run, by batch."""
+    """Long-run share of the time for applying updates beside steps, by mini-batch."""
 
 
 class FitResult(Answer):
@@ -259,7 +261,7 @@ class TriedAnswer(Answer):
 
     prompt: str
     right: str
-    """Value that the verifier compares an answer with; empty if it reads no column."""
+    """Column value that the verifier compares an answer with; empty if it reads no column."""
     answer: str
     reward: float
 
@@ -272,9 +274,9 @@ class TryRewardResult(Answer):
     dtype: str
     temperature: float
     prompts: int
-    """Prompts that the base model has answered, each with its likeliest tokens."""
+    """Prompts that the base model answered, each with its likeliest tokens."""
     reward: float
-    """Mean of these answers."""
+    """Mean reward of these answers."""
     reward_low: float
     """Lower end of its 95 % confidence interval."""
     reward_high: float
@@ -284,22 +286,22 @@ class TryRewardResult(Answer):
     right_high: float
     examples: list[TriedAnswer]
     drawn_reward: float
-    """Mean of the answers that were drawn then, some to each prompt, as in training."""
+    """Mean reward of drawn answers, several to each prompt as in training."""
     apart: float
-    """Share of prompts that got answers of unequal rewards: the others teach nothing."""
+    """Share of prompts whose answers got unequal rewards. The other prompts teach nothing."""
     answers: int
-    """Answers that were drawn."""
+    """Number of drawn answers."""
     cut: int
-    """Those that had not ended when they had all tokens that they may have."""
+    """Drawn answers that reached the maximum number of tokens."""
     tokens: int
     seconds: float
-    """Time of these answers and their scores."""
+    """Time to draw and score these answers."""
     answers_per_second: float
     tokens_per_second: float
     load_seconds: float
-    """Time until the model was there."""
+    """Time to load the model."""
     peak_bytes: int | None
-    """Most memory that the process has had, on CUDA its tensors; None where that is unknown."""
+    """Peak memory of the process, or on CUDA of its tensors; None if unknown."""
 
 
 class TogetherResult(Answer):
@@ -311,8 +313,8 @@ class TogetherResult(Answer):
     """CPU threads of each replica."""
     updates_per_hour: float
     ratio: float
-    """Speed of all devices together in terms of theirs: the median over turns, compared turn by turn; 1 for
-    themselves."""
+    """Speed of all devices together relative to this contestant: the median over turns, compared turn by
+    turn; 1 for all devices together."""
 
 
 class BenchResult(Answer):
@@ -333,7 +335,7 @@ class BenchResult(Answer):
     queries: int
     """Mini-batches of a step."""
     group: int
-    """Updates that share a mini-batch; 0: each is measured at two points."""
+    """Updates that share a mini-batch; 0 if each is measured at two points."""
     repetitions: int
     batches: list[BatchResult]
     incoming: list[IncomingResult]
@@ -344,4 +346,4 @@ class BenchResult(Answer):
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]
     together: list[TogetherResult]
-    """Speeds of several devices together; none for one."""
+    """Speeds of several devices together; empty for one device."""

@@ -15,7 +15,7 @@ class LinkStatus(Answer):
     outbound: bool
     role: str
     known: int
-    """Updates that it knew in its last report."""
+    """Updates that it knew at its last report."""
     agrees: bool
     """Whether its last Summary carried our digest at that moment."""
     bytes_sent: int
@@ -29,46 +29,46 @@ class FetchStatus(Answer):
     done: int
     """Bytes that have arrived, including earlier attempts."""
     total: int
-    """Bytes in all; 0 until the listing has arrived."""
+    """Size in bytes; 0 until the listing arrived."""
     peers: int
-    """Peers that have sent some of it."""
+    """Peers that sent some of it."""
 
 
 class WaitStatus(Answer):
-    """The reason for which a trainer may make no updates now."""
+    """The reason why a trainer may not make updates now."""
 
     reason: Wait
     text: str
-    """The same in words, with what to do if there is something."""
+    """The reason in words, and what to do about it."""
 
 
 class DoingStatus(Answer):
     """Work of a node's model beside updates."""
 
     what: str
-    """Such as `measuring epoch 3`."""
+    """The work in words, such as `measuring epoch 3`."""
     seconds: float
     """Time since it began."""
     done: int = 0
     total: int = 0
-    """Units of it that there are, such as rows; 0 where nobody knows."""
+    """Total of its units, such as rows; 0 if unknown."""
 
 
 class DeviceStatus(Answer):
     """One of the devices on which a trainer measures its steps."""
 
     name: str
-    """`cuda:1`; with a number where several have the same name."""
+    """Name of the device such as `cuda:1`, with a number if several have the same name."""
     updates: int
-    """Updates that it has measured since the start."""
+    """Updates measured on it since the start."""
     seconds: float | None
     """Time of an update, averaged over the last steps; None before the first one."""
     problem: str | None
-    """Reason why it computes nothing now; the others go on."""
+    """Reason why it computes nothing now; None if it works. The other devices continue."""
 
 
 class GpuStatus(Answer):
-    """A GPU on which a node computes; None for what nothing tells here (NVML does)."""
+    """A GPU on which a node computes. Values are None if they are not available (from NVML)."""
 
     device: str
     name: str
@@ -76,18 +76,18 @@ class GpuStatus(Answer):
     """Bytes of its memory that the node holds."""
     memory_total: int
     busy: float | None
-    """Share of the time in which it was busy, with whatever."""
+    """Share of the time in which it was busy, for whatever program."""
     celsius: float | None
     watts: float | None
 
 
 class MachineStatus(Answer):
-    """The part of its machine that a node takes, its network daemon included."""
+    """The node's use of its machine, including its network daemon."""
 
     device: str
     """The device that computes, or several, separated by commas."""
     cpu: float
-    """Cores that it kept busy over the last ten seconds."""
+    """Cores that the node kept busy over the last ten seconds."""
     cores: float
     """Cores that it may use."""
     memory: int
@@ -95,11 +95,11 @@ class MachineStatus(Answer):
     memory_total: int
     """Bytes of memory that the machine has."""
     gpus: list[GpuStatus]
-    """Those that it computes on; none before the model is loaded."""
+    """GPUs on which it computes; none before the model is loaded."""
 
 
 class AlarmStatus(Answer):
-    """Something about the run that somebody has to see to."""
+    """A problem of the run that somebody should look at."""
 
     code: str
     """Number of the error, such as SF070."""
@@ -108,56 +108,56 @@ class AlarmStatus(Answer):
 
 
 class PrivacyStatus(Answer):
-    """The noise on a node's scalars, and what it is worth for one of its rows."""
+    """The noise on a node's scalars, and its guarantee for each of the node's rows."""
 
     noise: float
-    """Standard deviation, in units of the most that one row can change a scalar."""
+    """Standard deviation of the noise, relative to the largest change of a scalar by one row."""
     clip: float
-    """The largest slope that is told."""
+    """The largest slope that is sent."""
     updates: int
-    """Updates for which epsilon is worked out: as many as there are, or somewhat more."""
+    """Number of updates for which epsilon was computed: the current number, or slightly more."""
     epsilon: float | None
-    """None until it is worked out for the first time."""
+    """Epsilon of these updates; None before it was first computed."""
     delta: float
 
 
 class RunStatus(Answer):
-    """An organised run as this node knows it, and what it may do there."""
+    """An organised run as this node knows it, and the node's part in it."""
 
     sealed: int
-    """Epochs that are sealed."""
+    """Number of sealed epochs."""
     counted: int
-    """Updates that count by these seals."""
+    """Updates that count after these seals."""
     members: int
     behind: int
-    """Updates that the organiser has named and that are not here."""
+    """Updates that the organiser listed but that are missing here."""
     seconds_since_seal: float | None
-    """Time since a seal has come; None if none has since the start."""
+    """Time since the last seal arrived; None if none arrived since the start."""
     organiser: str | None
     """State of the organiser on this node; None if its key is elsewhere."""
     member: int | None
-    """Number of this node's origin among the members; None if it is none."""
+    """Number of this node's origin among the members; None if it is not a member."""
     quota: int | None
     """Updates that its feed may have in one epoch."""
     room: int | None
-    """The part of it that is left in the open epoch."""
+    """Updates that its feed may still have in the open epoch."""
     health: HealthStatus
     evidence: EvidenceStatus | None = None
-    """Evidence about this node's own work; None as long as nothing of it was measured."""
+    """Evidence on this node's own work; None before any of it was measured."""
     announced: str | None = None
     """The organiser's last announcement."""
     term: int = 0
-    """Term of the key that organises; every succession and every election begins one."""
+    """Term of the key that organises. Every succession and every election begins a term."""
     stand_ins: int = 0
-    """Members who stand in for the organiser, itself among them."""
+    """Members who stand in for the organiser, including the organiser."""
     stand_ins_here: int = 0
-    """Those of them that were heard within a minute."""
+    """Stand-ins that were heard within a minute."""
 
 
 class Status(Answer):
     """A node as of now. Hashes and keys are hex, rates per second, bytes over all links since the start.
 
-    Its size depends on the number of links and not on that of feeds, because it is asked for every second.
+    Its size depends on the number of links, not of feeds, because it is requested every second.
     """
 
     version: str
@@ -175,7 +175,7 @@ class Status(Answer):
     epoch: int
     """Epoch of the next update."""
     epochs: int
-    """Epochs of the whole run; in an organised run as many as it takes if all have their usual size."""
+    """Epochs of the whole run; in an organised run an estimate for epochs of the usual size."""
     digest: str
     """The state digest (SPEC D3): equal digests mean equal models."""
     origin: str | None
@@ -191,42 +191,41 @@ class Status(Answer):
     loss: float | None
     """Recent training loss, a moving average; in a reward run 1 less the mean reward."""
     drift: Drift | None
-    """Distance from the base of the model that this node has evaluated last; None before that."""
+    """Distance from the base of the model that this node evaluated last; None before that."""
     lacking: int
-    """Updates that neighbours have announced and that have not arrived yet."""
+    """Updates that neighbours announced but that are missing here."""
     links: list[LinkStatus]
     feed_count: int
     bytes_sent: int
     bytes_received: int
     segment_bytes_sent: int
     updates_sent: int
-    """Updates sent, counted once for each link; segment_bytes_sent / updates_sent is the cost of one."""
+    """Updates sent, counted once for each link. The cost of one is segment_bytes_sent / updates_sent."""
     log_bytes: int
     uptime: float
     fetch: FetchStatus | None
-    """None while neither data, base model nor bases are being downloaded from peers."""
+    """Download from peers of data, base model or bases; None if there is none."""
     pauses: list[str]
     """Reasons why it is paused, one sentence each."""
     paused_by: list[str]
-    """The same as names: `asked`, `room`, and those of limits."""
+    """The same reasons as names: `asked`, `room`, and names of limits."""
     limits: Limits
     devices: list[DeviceStatus]
     """Devices that compute; none before the model is loaded, and for a relay."""
     machine: MachineStatus | None
-    """None until it was looked at."""
+    """Use of the machine; None before it was measured."""
     wait: WaitStatus | None
-    """None while it may make updates, for a relay, and in an open run whose bases are here."""
+    """Reason why it may not make updates; None if it may, for a relay, and in an open run with its bases."""
     alarms: list[AlarmStatus]
-    """The gravest first; in an open run only about what is wrong with this node."""
+    """Alarms, the most severe first; in an open run only about problems of this node."""
     organised: RunStatus | None
-    """None in an open run."""
+    """The organised run; None in an open run."""
     privacy: PrivacyStatus | None = None
-    """None for a node without noise."""
+    """Noise on its updates; None for a node without noise."""
     doing: DoingStatus | None = None
-    """None while it does nothing that takes long but updates."""
+    """Long work of the model beside updates; None if there is none."""
     seconds_left: float | None = None
-    """Time until the run has used up its budget at the pace of all nodes of the last seconds; None while that
-    is not known."""
+    """Time until the run's budget is used up, at the current rate of all nodes; None if it is unknown."""
 
 
 class CoreStatus(Answer):

@@ -11,19 +11,20 @@ from sfnode.schema.history import Decided
 from sfnode.schema.organising import EpochEvaluation
 
 MAX_PAGE = 1000
-"""Origins or feeds in one answer; 300 KB."""
+"""Maximum number of origins or feeds in one answer; 300 KB."""
 
 MAX_POINTS = 1000
-"""Points of a history; more than a slider has positions."""
+"""Maximum number of points of a history: more than a slider has positions."""
 
 MAX_PROMPT = 8_192
-"""Characters of a prompt; a person types fewer."""
+"""Maximum length of a prompt, in characters; a person types less."""
 
 MAX_GENERATED = 64
-"""Tokens written after a prompt. The engine does not train meanwhile, and a CPU takes seconds for so many."""
+"""Maximum number of tokens written after a prompt. The engine does not train meanwhile, and a CPU takes
+seconds for 64 tokens."""
 
 MAX_ENTRIES = 1000
-"""Entries of a timeline in one answer; more than anybody reads, 400 KB."""
+"""Maximum number of timeline entries in one answer, 400 KB: more than anybody reads."""
 
 Count = Annotated[int, Field(ge=0)]
 Page = Annotated[int, Field(ge=1, le=MAX_PAGE)]
@@ -32,31 +33,31 @@ Entries = Annotated[int, Field(ge=1, le=MAX_ENTRIES)]
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
 Tokens = Annotated[int, Field(ge=1, le=MAX_GENERATED)]
 KeyStart = Annotated[str, Field(max_length=64, pattern="^[0-9a-f]*$")]
-"""Fields of questions."""
+"""Beginning of a key in hex, as a field of requests."""
 
 
 class Progress(Answer):
-    """Progress of the run, and the time at which it will be over at the present rate."""
+    """Progress of the run, and its end at the current rate."""
 
     known: int
-    """Updates here; in an organised run those that count by the seals so far."""
+    """Updates stored here; in an organised run updates that count after the seals so far."""
     update_budget: int
     epoch: int
     """Epoch of the next update, from 0."""
     epochs: int
     epoch_known: int
-    """Updates since the epoch began; in an organised run those here that no close has named."""
+    """Updates since the epoch began; in an organised run updates stored here that no close lists."""
     epoch_updates: int
     """Updates of the whole epoch."""
     updates_per_second: float | None
-    """Rate of all nodes together, as updates arrive here; None until the node has caught up."""
+    """Rate of all nodes together, as updates arrive here; None until the node caught up."""
     epoch_seconds_left: float | None
     seconds_left: float | None
-    """None if the rate is unknown or zero."""
+    """Time until the end; None if the rate is unknown or zero."""
 
 
 class Curves(Answer):
-    """Measurements by this node since it started: columns of equal length, thinned out as they grow."""
+    """Measurements by this node since it started: columns of equal length, with fewer points as they grow."""
 
     now: float
     """Seconds since the start."""
@@ -72,7 +73,7 @@ class Curves(Answer):
     memory: list[int | None]
     """Bytes of memory that it held."""
     gpu: list[float | None]
-    """Share of the time in which its GPU was busy; None where nothing tells."""
+    """Share of the time in which its GPU was busy; None if that is unknown."""
     measurements: list[NodeEvaluation]
 
 
@@ -109,25 +110,25 @@ class Origin(Answer):
     first_epoch: int
     last_epoch: int
     cut: bool
-    """Whether it has signed two histories; what came after the fork does not count."""
+    """Whether it signed two histories. Its updates after the fork do not count."""
     counted: int | None = None
     """Its updates that seals count; None in an open run."""
     worth: int | None = None
-    """Nats of validation loss that these have taken off by the organiser's figures, in units of 10^-9; None
-    where nobody's were measured, and of who is no member."""
+    """Nats by which these updates lowered the validation loss, by the organiser's figures, in units of 10^-9.
+    None if nobody's were measured, and for an origin that is not a member."""
     left_out: str | None = None
-    """Verdict against its latest work."""
+    """Reason why its latest work was left out; None if it counts."""
     gain_share: float | None = None
-    """Part that this has in all members' worths, each taken without its sign: -1 to 1; None as `worth`."""
+    """Its worth relative to the sum of all members' absolute worths, from -1 to 1; None as `worth`."""
     own: bool
-    """Whether it is this node."""
+    """Whether it is this node's origin."""
     name: str | None
     """Display name; another origin may have the same."""
     team: str | None
 
 
 class Team(Answer):
-    """The contribution of the origins that name this team, which anybody may do."""
+    """The contribution of all origins that name this team. Any origin may name it."""
 
     team: str
     updates: int
@@ -137,45 +138,45 @@ class Team(Answer):
 
 
 class Origins(Answer):
-    """A part of the list of all origins, those with the greatest worth first, then most updates."""
+    """A part of the list of all origins, the greatest worth first, then the most updates."""
 
     total: int
-    """Number of origins found."""
+    """Number of matching origins."""
     offset: int
     updates: int
-    """Updates of all origins, found or not."""
+    """Updates of all origins, matching or not."""
     indexed: int
-    """Updates of the log that have been counted so far; counting goes on."""
+    """Updates of the log that were counted so far. Counting continues."""
     origins: list[Origin]
     teams: list[Team]
-    """Teams of all origins, those with most updates first, a hundred at most."""
+    """Teams of all origins, the most updates first, a hundred at most."""
 
 
 class SwarmNode(Answer):
-    """One node, as this one knows it."""
+    """One node, as this node knows it."""
 
     peer: str
     kind: Literal["self", "neighbour", "known"]
-    """known: from the roster only, which anybody can write to."""
+    """Source of what is known. `known` nodes are only in the roster, which anybody can write to."""
     role: str
     known: int
-    """Updates that it knew in its last report."""
+    """Updates that it knew at its last report."""
     lag: int
     """Number of our updates that it lacked then; 0 if it had more."""
     agrees: bool | None = None
     """Whether its last summary carried our digest at that moment; None unless it is a neighbour."""
     differs_for: float | None = None
-    """Seconds for which it has not agreed, which is normal while updates are under way."""
+    """Seconds for which its digest has differed, which is normal while updates are under way."""
     latency: float | None = None
     """Last measured round trip in seconds, over the same connection."""
     outbound: bool | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
     name: str | None = None
-    """Display name of this node, and of a neighbour that says with proof that it is `origin`; None for those
-    that do not say it, and for relays."""
+    """Display name of this node, or of a neighbour that proved to be `origin`. None for other neighbours, and
+    for relays."""
     origin: str | None = None
-    """The origin that signs the peer's updates, if it says so with proof (SPEC L7)."""
+    """The origin that signs the peer's updates, if the peer proved it (SPEC L7)."""
 
 
 class SwarmEdge(Answer):
@@ -186,7 +187,7 @@ class SwarmEdge(Answer):
 
 
 class Swarm(Answer):
-    """The swarm as a graph, this node first, then its neighbours."""
+    """The swarm as a graph: this node, then its neighbours, then others."""
 
     nodes: list[SwarmNode]
     edges: list[SwarmEdge]
@@ -215,7 +216,7 @@ class Leader(Answer):
 
 
 class History(Answer):
-    """The course of the run by epochs, because the log has no clock."""
+    """The course of the run by epochs, because the log has no times."""
 
     indexed: int
     points: list[HistoryPoint]
@@ -238,25 +239,25 @@ class Generated(Answer):
 
 
 class About(Answer):
-    """The purpose of a run, and what it is made of: by its manifest, but for the licence."""
+    """The purpose and the parts of a run. All but the licence is from its manifest."""
 
     run_id: str
     run_name: str
     description: str
-    """Its purpose, as its owner states it; empty if it does not."""
+    """Its purpose in its owner's words; empty without any."""
     organised: bool
     model: str
     parent: str | None
-    """Run of whose state the base model is made; None if it is none's."""
+    """Run whose state is the base model; None if the run is not a fork."""
     licence: str | None
-    """Licence that the base model's card names; None if it is not here, or names none."""
+    """Licence that the base model's card names; None without a card or a licence in it."""
     task: str
     """Kind of the task (docs/tasks.md)."""
     template: str
     answers: list[str]
-    """Answers that the task knows; empty unless they are the same for all rows."""
+    """The task's answers; empty unless they are the same for all rows."""
     train: str
-    """Source of the training rows; empty if everybody brings their own."""
+    """Source of the training rows; empty if every trainer brings its own."""
     test: str
 
 
@@ -264,7 +265,7 @@ class OwnStanding(Answer):
     """The contribution of this node's origin, over all its feeds."""
 
     rank: int | None
-    """Rank by worth, then by updates; None as long as it has made nothing."""
+    """Rank by worth, then by updates; None before its first update."""
     of: int
     """Origins in the log."""
     updates: int
@@ -273,37 +274,37 @@ class OwnStanding(Answer):
     counted: int | None
     """Its updates that seals count; None in an open run."""
     worth: int | None
-    """The same as of an `Origin`."""
+    """Worth as of an `Origin`."""
     gain_share: float | None = None
-    """The same as of an `Origin`."""
+    """Share of all worths as of an `Origin`."""
 
 
 class SampleRow(Answer):
-    """A test row as the models see it, and how the base model answers it."""
+    """A test row as the models see it, with the base model's answer."""
 
     text: str
     right: str
-    """The right answer, or how the text goes on."""
+    """The right answer, or the row's continuation."""
     base: str
     base_score: float
-    """1 if that answer is right, else 0; in a reward run its reward."""
+    """Score of the base model's answer: 1 if it is right, else 0; in a reward run its reward."""
 
 
 class SampleMoment(Answer):
     """The answers of one model to the rows."""
 
     epoch: int | None
-    """The sealed epoch whose model it is; in an open run the epoch that was open."""
+    """The sealed epoch of the model; in an open run the epoch that was open."""
     known: int
     """Updates in the model."""
     answers: list[str]
     scores: list[float]
-    """Scores of these answers, as `base_score`."""
+    """Scores of these answers, like `base_score`."""
 
 
 class Samples(Answer):
-    """Answers to a few test rows, always the same ones, of the base model and of later models: as this node
-    has computed them, thinned out as they grow."""
+    """Answers to a few test rows, always the same ones, of the base model and of later models. This node
+    computed them; they are thinned out as they grow."""
 
     rows: list[SampleRow]
     moments: list[SampleMoment]
@@ -311,18 +312,19 @@ class Samples(Answer):
 
 
 class TimelineEntry(Decided):
-    """A decision, with what became of it; what is None below is so unless it is a `seal`."""
+    """A decision and its consequences. The following fields are None unless it is a `seal`."""
 
     epoch: int | None
     counted: int | None
     """Updates of the epoch that count now."""
     origins: int | None
-    """Origins of whom something in it counts."""
+    """Origins with updates in it that count."""
     evaluation: EpochEvaluation | None
 
 
 class Timeline(Answer):
-    """The last decisions of an organised run: seals, announcements, who was admitted, what was taken back."""
+    """The last decisions of an organised run: seals, announcements, admissions, and work that was taken
+    back."""
 
     total: int
     """Number of entries of the whole run; 0 in an open one."""

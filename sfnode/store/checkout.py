@@ -85,7 +85,7 @@ def at_seal(
         )
     found = _checkout(run_state_of(run, entries[: seal_of(run, entries, epoch) + 1]), latest, held)
     stops = (
-        (feed, max((one.stop for one in counted.runs), default=0)) for feed, counted in found.counted.items()
+        (feed, max((one.stop for one in counted.spans), default=0)) for feed, counted in found.counted.items()
     )
     lacking = sum(max(0, stop - held(feed)) for feed, stop in stops)
     if lacking:
@@ -105,7 +105,7 @@ def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]
     return Checkout(
         epoch=last if run_state.sealed else None,
         updates=run_state.counted,
-        counted={run_state.feed(n): Counted(run_state.runs(n, stop), rates) for n, stop in stops.items()},
+        counted={run_state.feed(n): Counted(run_state.spans(n, stop), rates) for n, stop in stops.items()},
         sealed=latest.sealed,
         lacking=sum(max(0, stop - held(latest.feed(number))) for number, stop in lacking.items()),
     )

@@ -296,7 +296,7 @@ def start(folder: Path, run_state: RunState | None, update_log: UpdateLog) -> St
 
 
 def _steps(counted: Counted | None) -> int:
-    return counted.runs[-1].stop if counted and counted.runs else 0
+    return counted.spans[-1].stop if counted and counted.spans else 0
 
 
 def prunable(folder: Path, run_state: RunState) -> Checkpoint | None:

@@ -84,8 +84,6 @@ class Layout:
     """The folder of the run's public data, in files that their digests name."""
     checkpoints = _Inside("checkpoints")
     """The folder of the states of checkpoints."""
-    exports = _Inside("exports")
-    """The folder of the models that were exported as the run went on."""
     samples = _Inside("samples.json")
     """Answers of the base model and of later ones to a few test rows."""
 

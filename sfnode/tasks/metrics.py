@@ -8,7 +8,6 @@ no task.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,17 +47,6 @@ def share(hits: float, count: int) -> MeasuredMetric:
     middle = (value + spread / 2) / (1 + spread)
     half = Z / (1 + spread) * math.sqrt(value * (1 - value) / count + spread / (4 * count))
     return MeasuredMetric(value, max(0.0, middle - half), min(1.0, middle + half))
-
-
-def pass_at(right: Sequence[int], samples: int, k: int) -> MeasuredMetric:
-    """Return the mean probability that one of k answers to a row is right, of whose `samples` answers so many
-    were `right`, with the interval of `share`.
-
-    The estimator is unbiased: 1 less the share of the sets of k answers that have no right one (Chen et al.
-    2021, arXiv 2107.03374).
-    """
-    sets = math.comb(samples, k)
-    return share(sum(1 - math.comb(samples - hits, k) / sets for hits in right), len(right))
 
 
 def perplexity(surprisals: F64, tokens: F64) -> MeasuredMetric:

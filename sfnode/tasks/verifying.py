@@ -66,16 +66,6 @@ def permit(task: Task, sources: Sequence[str] = ()) -> None:
     plugins.require(wanted)
 
 
-def require_rewards(task: Task) -> None:
-    """Raise UserError BAD_OPTION for a task whose answers are not written."""
-    if not task.is_rewarded:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"a task of kind {task.kind} has no answers of which one of several could be right",
-            "Leave out --pass-at: it is for reward runs (docs/rewards.md).",
-        )
-
-
 def reference(task: Task, row: Row) -> str:
     """Return what answers to a row are compared with, for people; nothing if the verifier reads no column."""
     found = scoring.texts(_verifier(task), row)

@@ -49,7 +49,7 @@ ANSWERS: Mapping[str, str] = {
 @contextmanager
 def fake_node(folder: Path, answers: Mapping[str, str] = ANSWERS) -> Iterator[None]:
     """Answer in the place of a node of this folder."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(Layout(folder).control_socket))
         listener.listen()

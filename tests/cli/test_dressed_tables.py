@@ -17,7 +17,7 @@ from sfnode.preparing.plan import Answers, Plan, plan, require_plain
 from sfnode.preparing.table import read_table
 from sfnode.tasks import prompts
 
-TABLES = 300
+TABLES = 200
 ENOUGH = 0.95
 """Share of unambiguous tables that end in their task."""
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.engine.drift import WRITTEN
 from sfnode.preparing.manifest import build
 from sfnode.schema.results import EvalResult
 from sfnode.store.data_folder import Layout
@@ -89,42 +88,15 @@ def rewarded(tmp_path: Path) -> Path:
 
 
 def test_of_a_reward_run_it_has_rewards_and_how_many_answers_are_right(rewarded: Path, sfnode: Run) -> None:
-    asked = ("eval", "--data-dir", rewarded, "--test-limit", 8, "--pass-at", 2)
-    said = sfnode(*asked, "--samples", 3).out.splitlines()
+    asked = ("eval", "--data-dir", rewarded, "--test-limit", 8)
+    said = sfnode(*asked).out.splitlines()
     assert said[0].startswith("right answers (pass@1) (95 % interval) on 8 test rows, 0 updates")
     one = r"\d{1,3}\.\d % \(\d{1,3}\.\d-\d{1,3}\.\d %\)"
     for line, when in zip(said[1:3], ("before", "after"), strict=True):
-        assert re.fullmatch(rf"{when} +{one}, mean reward [01]\.\d{{4}}, pass@2 {one}", line)
+        assert re.fullmatch(rf"{when} +{one}, mean reward [01]\.\d{{4}}", line)
     result = EvalResult.model_validate(json.loads(sfnode(*asked, "--json").out))
     assert result.before == result.after
     assert result.calibrated is None
-    found = [(pass_at.k, pass_at.samples, pass_at.temperature) for pass_at in result.after.pass_at]
-    assert found == [(2, 2, 0.7)]
-
-
-def test_samples_are_asked_for_where_they_say_something(rewarded: Path, folder: Path, sfnode: Run) -> None:
-    few = sfnode("eval", "--data-dir", rewarded, "--pass-at", 4, "--samples", 3)
-    alone = sfnode("eval", "--data-dir", rewarded, "--samples", 3)
-    other = sfnode("eval", "--data-dir", folder, "--pass-at", 4)
-    assert [one.status for one in (few, alone, other)] == [1, 1, 1]
-    assert "at least as many --samples" in few.err
-    assert "Give --pass-at K" in alone.err
-    assert "it is for reward runs" in other.err
-
-
-def test_the_drift_is_measured_on_a_text_of_ones_own(folder: Path, sfnode: Run, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the film was good\n")
-    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 8, "--neutral", text, "--json")
-    drift = EvalResult.model_validate(json.loads(ended.out)).drift
-    assert (drift.norm, drift.kl) == (0.0, 0.0)
-    assert 0 < drift.tokens < 10 + WRITTEN
-    assert {layer.norm for layer in drift.layers} == {0.0}
-    for wrong in (b"\xff", b" \n"):
-        text.write_bytes(wrong)
-        ended = sfnode("eval", "--data-dir", folder, "--neutral", text)
-        assert ended.status != 0
-        assert "--neutral" in ended.err
 
 
 def test_where_no_training_rows_can_be_read_there_is_no_calibrated_figure(

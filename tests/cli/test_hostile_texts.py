@@ -193,7 +193,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with table.open("w", newline="") as opened:
         rows = [[LONG + str(n), f"{HOSTILE}{n % 2}", HOSTILE] for n in range(40)]
         csv.writer(opened).writerows([[FIELD, f"label{HOSTILE}", LONG], *rows])
-    for name in ("run.json", "next.json", "ann.json"):
+    for name in ("run.json", "next.json"):
         (top / name).write_text(json.dumps({LONG: LONG, "run_id": LONG, "version": LONG, "title": LONG}))
     (top / "next.json").write_text(json.dumps(filled(organising.SuccessionFile) | {"run_id": LONG}))
     (top / "plain.csv").write_text("a,b\n1,2\n")
@@ -252,11 +252,8 @@ ROWS: dict[str, list[str]] = {
     "eval": ["--data-dir {node} --model {model}", "--data-dir {running}"],
     "export": ["--data-dir {node} --model {model} --out {files}/exported"],
     "verify": ["--data-dir {node}"],
-    "certificate make": ["{key} --data-dir {node} --out {files}/certificate.svg", "{long} --data-dir {node}"],
-    "certificate check": ["{files}/ann.json --data-dir {node}"],
     "publish page": ["--data-dir {node} --out {files}/page", "--data-dir {running} --out {files}/page2"],
     "publish directory": ["{files}/run.json {table} --out {files}/all"],
-    "history diff": ["0 1 --data-dir {node}"],
     "history checkout": ["1 --data-dir {node}"],
     "history fork": ["1 --data-dir {node} --out {files}/fork --model {model}"],
     "history archive": ["--data-dir {node} --out {files}/made.sfnode"],
@@ -275,7 +272,6 @@ OWN = {
     "completion": "prints a script of this program",
     "lab simulate network": "simulates nodes of its own",
     "lab simulate training": "trains models of its own",
-    "lab simulate sweep": "trains models of its own",
     "lab simulate paper": "trains models of its own",
     "lab bench": "measures this machine",
 }
@@ -343,7 +339,7 @@ def test_a_command_prints_nothing_raw(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(world.files / "share"))
     told = [*command.split(), *words(row, world)]
-    for made in ("made.toml", "made.sfnode", "over.json", "out.csv", "certificate.svg", "bases"):
+    for made in ("made.toml", "made.sfnode", "over.json", "out.csv", "bases"):
         with contextlib.suppress(OSError):
             (world.files / made).unlink()
     ended = apart(told) if command == "join" else sfnode(*told)

@@ -100,6 +100,9 @@ def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(
     assert "Beside it: the commonest label of " in ended.out
     assert "Learns by gradients: 256 updates of 512 B, in rounds of 4." in ended.out
     assert run().training.is_first_order
+    assert "trains it here alone in a minute or two, to see how well it goes" in ended.out
+    assert "Its bases are in " in ended.out
+    assert Path(f"{run().training.bases}.bases").is_file()
     assert "  sfnode swarm --run run.toml " in ended.out
     assert "  sfnode join --run run.toml --organise " in ended.out
     assert "  sfnode invite " in ended.out
@@ -121,7 +124,7 @@ def test_without_a_terminal_yes_takes_it_but_bad_rows_are_refused(sfnode: Run) -
 
 def test_the_same_table_is_the_same_rows_whoever_reads_it(sfnode: Run) -> None:
     names = []
-    for mark in ",;\t":
+    for mark in ",;":
         tickets.write(Path("tickets.csv"), delimiter=mark)
         flags = ("--yes", "--skip-bad-rows", "--force", *TINY)
         assert sfnode("init", "tickets.csv", *flags).status == 0
@@ -136,16 +139,6 @@ def test_forward_passes_alone_may_be_asked_for(sfnode: Run, monkeypatch: pytest.
     assert ended.status == 0, ended.err
     assert lines(ended.out)["How is it learnt?"] == "by forward passes alone: it learns far less"
     assert (run().protocol, run().training.estimator, run().training.basis) == (4, "zeroth-order", "features")
-
-
-def test_a_run_by_gradients_says_how_long_it_takes(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SFNODE_MEASURE")
-    flags = ("--yes", "--skip-bad-rows", *TINY)
-    ended = sfnode("init", "tickets.csv", *flags)
-    assert ended.status == 0, ended.err
-    assert "trains it here alone in a minute or two, to see how well it goes" in ended.out
-    assert "Its bases are in " in ended.out
-    assert Path(f"{run().training.bases}.bases").is_file()
 
 
 def test_an_open_run_has_no_gradients_and_says_so(sfnode: Run) -> None:

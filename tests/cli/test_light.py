@@ -91,7 +91,7 @@ LATER = {
     "sfnode.cli.join": "sfnode.schema.results sfnode.node numpy aiohttp torch transformers hivemind uvloop",
     "sfnode.schema.node_state": "pydantic numpy torch",
     "sfnode.control.client": "aiohttp asyncio pydantic numpy torch sfnode.node sfprotocol",
-    "sfnode.loggers": "tensorboard wandb trackio",
+    "sfnode.loggers": "tensorboard wandb",
 }
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from sfnode.cli.options import note
-from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES
+from sfnode.defaults import DATA_DIR, FOLDERS, PROFILES, located
 from sfnode.preparing.manifest import build
 from sfnode.store.data_folder import open_data_dir
 from sfnode.store.log import UpdateLog
@@ -15,23 +17,25 @@ from tests.cli.helpers import Run
 
 
 def test_runs_are_found_in_the_default_folder_in_profiles_and_where_nodes_have_run(
-    home: Path, tmp_path: Path, sfnode: Run
+    tmp_path: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))  # a short path, as sockets need
     run = build({})
-    profile = home / PROFILES.relative_to("~") / "owls"
+    profile = located(PROFILES) / "owls"
     elsewhere = tmp_path / "elsewhere"
     profile.mkdir(parents=True)
     for folder in (profile, elsewhere):
         with open_data_dir(folder) as data_dir, UpdateLog.open(data_dir.log, run.run_id):
             data_dir.manifest.write_text(run.to_toml())
     note(elsewhere)
-    with fake_node(home / ".sfnode"), open_data_dir(home / ".sfnode") as running:
+    default = located(DATA_DIR)
+    with fake_node(default), open_data_dir(default) as running:
         running.manifest.touch()
         found = json.loads(sfnode("list", "--json").out)
         table = sfnode("list").out
     stopped = {"run_name": run.name, "run_id": run.run_id.hex(), "state": "not running", "contributed": 0}
     assert found[1:] == [{"folder": str(folder)} | stopped for folder in (profile, elsewhere)]
-    assert found[0]["folder"] == str(home / ".sfnode")
+    assert found[0]["folder"] == str(default)
     assert (found[0]["state"], found[0]["run_name"]) == ("idle", "NaN")
     assert table.count("\n") == 4
     assert f"{run.run_id.hex()[:16]}  not running" in table
@@ -56,8 +60,8 @@ def test_without_a_run_the_way_to_one_is_told(sfnode: Run) -> None:
 
 
 def test_a_folder_whose_files_cannot_be_read_is_listed_all_the_same(home: Path, sfnode: Run) -> None:
-    broken = home / ".sfnode"
-    broken.mkdir()
+    broken = home / DATA_DIR.relative_to("~")
+    broken.mkdir(parents=True)
     (broken / "run.toml").write_text("no = TOML")
     (run,) = json.loads(sfnode("list", "--json").out)
     assert (run["state"], run["run_name"], run["contributed"]) == ("not running", None, None)

@@ -41,14 +41,12 @@ SEEN = [one for one in OPTIONS if one.values[1].expose_value]  # type: ignore[un
 """Those that a command is given; what others say it finds in another parameter."""
 
 
-@pytest.mark.parametrize(("command", "parameter"), OPTIONS)
-def test_every_option_has_its_environment_variable_and_says_so_in_its_help(
-    command: str, parameter: click.Option
-) -> None:
-    assert parameter.envvar == variable(long_name(parameter.opts))
-    assert parameter.show_envvar
-    assert parameter.help
-    assert parameter.help.endswith((".", "]"))
+def test_every_option_has_its_environment_variable_and_says_so_in_its_help() -> None:
+    for command, parameter in (one.values for one in OPTIONS):
+        assert isinstance(parameter, click.Option)
+        name = long_name(parameter.opts)
+        assert (parameter.envvar, parameter.show_envvar) == (variable(name), True), (command, name)
+        assert (parameter.help or "").endswith((".", "]")), (command, name)
 
 
 @pytest.mark.parametrize(("command", "parameter"), SEEN)

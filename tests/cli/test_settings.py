@@ -110,10 +110,8 @@ def test_defaults_lie_where_the_xdg_variables_say(
 def test_folders_of_before_stay_in_use_until_there_are_new_ones(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (home / ".sfnode").mkdir()
-    (home / ".local/share/sfnode/keys").mkdir(parents=True)
+    (home / ".local/share/sfnode/node").mkdir(parents=True)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert Settings().data_dir == home / ".sfnode"
-    assert Settings().keys_dir == home / ".local/share/sfnode/keys"
+    assert Settings().data_dir == home / ".local/share/sfnode/node"
     (tmp_path / "sfnode" / "node").mkdir(parents=True)
     assert Settings().data_dir == tmp_path / "sfnode" / "node"

@@ -112,7 +112,7 @@ def test_a_command_of_the_lab_says_so_where_it_is_not_installed(
     ended = sfnode("lab", "bench")
     assert (ended.status, ended.out) == (1, "")
     assert "SF078: `sfnode lab` belongs to the lab" in ended.err
-    assert "pip install 'sfnode[lab]'" in ended.err
+    assert "pip install --force-reinstall sfnode" in ended.err
     config = tmp_path / "config.toml"
     config.write_text("dtype = 'float32'\nnothing = 3\n")
     assert "SF010" in sfnode("--config", config, "status").err, "the others read the configuration"

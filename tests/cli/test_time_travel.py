@@ -1,4 +1,4 @@
-"""The past of a run on the command line: log, checkout, diff, fork, archive and import."""
+"""The past of a run on the command line: log, checkout, fork, archive and import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from sfnode import hub
 from sfnode.cli.options import note
 from sfnode.cli.trained_model import load
 from sfnode.engine.trainer import Trainer
@@ -22,7 +21,6 @@ from sfnode.models import bases, files
 from sfnode.preparing.manifest import build
 from sfnode.schema.history import (
     CheckoutResult,
-    DiffResult,
     HistoryResult,
     LeaderboardResult,
     WhyResult,
@@ -252,28 +250,6 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
     assert subprocess.run(["sha256sum", "-c"], input=sums[1], text=True, cwd=tmp_path).returncode == 0
 
 
-def test_an_export_is_uploaded_once_it_is_complete(
-    sfnode: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether it may be is asked before there is anything of it."""
-    seen: list[object] = []
-
-    def check(name: str, *, public: bool) -> None:
-        seen.append((name, public, (tmp_path / "out").exists()))
-
-    def push(out: Path, name: str, *, public: bool) -> str:
-        seen.append(
-            (name, public, {file.name for file in out.iterdir()} >= {"README.md", "model.safetensors"})
-        )
-        return f"https://hub/{name} (private)"
-
-    monkeypatch.setattr(hub, "check", check)
-    monkeypatch.setattr(hub, "push", push)
-    ended = sfnode("export", "--out", "out", "--push-to-hub", "ann/reviews", "--data-dir", folder)
-    assert ended.out.splitlines()[1:] == ["uploaded it: https://hub/ann/reviews (private)"]
-    assert seen == [("ann/reviews", False, False), ("ann/reviews", False, True)]
-
-
 def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     ended = sfnode("history", "checkout", 4, "--data-dir", folder)
     assert (ended.status, ended.out) == (1, "")
@@ -281,27 +257,12 @@ def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_
     joined(tmp_path / "open", build({}))
     for command in (
         ("history", "checkout", 0),
-        ("history", "diff", 0, 1),
         ("history", "fork", 0, "--out", tmp_path / "new"),
     ):
         ended = sfnode(*command, "--data-dir", tmp_path / "open")
         assert (ended.status, ended.out) == (1, ""), command
         assert "SF018: an open run has no decisions" in ended.err
     assert not (tmp_path / "new").exists()
-
-
-# -- diff ----------------------------------------------------------------------------------------------
-
-
-def test_diff_shows_what_changed(sfnode: Run, folder: Path, parsed: Callable[..., dict]) -> None:  # type: ignore[type-arg]
-    found = DiffResult.model_validate(parsed("history", "diff", 1, 3))
-    assert [(one.origin, one.updates) for one in found.origins] == [(A, 12), (B, 6)]
-    assert [layer.name for layer in found.layers] == [t.name for t in RUN.model.parsed_targets()]
-    assert [entry.kind for entry in found.entries] == ["seal", "worth", "seal"]
-    said = sfnode("history", "diff", 1, 3, "--data-dir", folder).out
-    assert f"  Ada ({B[:8]})  +6\n" in said
-    assert f"weights: changed by {found.norm:.4g} in all\n" in said
-    assert "epoch 3: accuracy 60.0 % (55.0-65.0 %), loss 1.9000" in said
 
 
 # -- leaderboard -----------------------------------------------------------------------------------------
@@ -455,32 +416,23 @@ def begun_from(model: Path, folder: Path) -> None:
     NamedFiles(model=model).keep(Layout(folder))
 
 
-@pytest.mark.parametrize("lie", [{"epoch": 0}, {"digest": "0" * 64}, {"run_id": "0" * 64}])
-def test_a_fork_of_something_else_is_found_out(
-    lie: dict[str, object], sfnode: Run, folder: Path, tmp_path: Path
-) -> None:
-    assert sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder).status == 0
-    fork = Manifest.from_toml(tmp_path / "fork/run.toml")
-    assert fork.model.parent
-    model = fork.model.model_copy(update={"parent": fork.model.parent.model_copy(update=lie)})
-    node = joined(tmp_path / "node", fork.model_copy(update={"model": model}))
-    begun_from(tmp_path / "fork/model", node)
-    checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
-    assert checked.status == 1
-    assert ("SF013" if "run_id" in lie else "SF084") in checked.err
-
-
-def test_a_fork_with_another_model_is_found_out(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    """Its manifest names the right seal, and a model that is not of it."""
+def test_a_fork_of_something_else_is_found_out(sfnode: Run, folder: Path, tmp_path: Path) -> None:
+    """Its manifest names another state, or the right one and a model that is not of it."""
     assert sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder).status == 0
     assert sfnode("history", "checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
-    fork = Manifest.from_toml(tmp_path / "fork/run.toml")
-    other = {"source": "other", "digest": files.digest(tmp_path / "other")}
-    node = joined(tmp_path / "node", fork.model_copy(update={"model": fork.model.model_copy(update=other)}))
-    begun_from(tmp_path / "other", node)
-    checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / "node")
-    assert "SF084" in checked.err
-    assert "has other values" in checked.err
+    fork, other = Manifest.from_toml(tmp_path / "fork/run.toml"), files.digest(tmp_path / "other")
+    parent = fork.model.parent
+    assert parent
+    for name, lie, model, says in (
+        ("epoch", {"parent": parent.model_copy(update={"epoch": 0})}, "fork/model", "SF084"),
+        ("digest", {"parent": parent.model_copy(update={"digest": "0" * 64})}, "fork/model", "SF084"),
+        ("run", {"parent": parent.model_copy(update={"run_id": "0" * 64})}, "fork/model", "SF013"),
+        ("model", {"source": "other", "digest": other}, "other", "has other values"),
+    ):
+        run = fork.model_copy(update={"model": fork.model.model_copy(update=lie)})
+        begun_from(tmp_path / model, joined(tmp_path / name, run))
+        checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / name)
+        assert (checked.status, says in checked.err) == (1, True), name
 
 
 # -- archive, import -----------------------------------------------------------------------------------

@@ -68,12 +68,6 @@ def test_what_is_trained_may_be_said_by_variable_or_file(
     assert trained() == expected
 
 
-def test_another_choice_is_another_run(sfnode: Run) -> None:
-    for file, option in (("a.toml", "model.train_norms=yes"), ("b.toml", "model.train_biases=yes")):
-        assert sfnode("init", "--task", "reviews", "--out", file, "--set", option).status == 0
-    assert Manifest.from_toml(Path("a.toml")).run_id != Manifest.from_toml(Path("b.toml")).run_id
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

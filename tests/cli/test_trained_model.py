@@ -124,9 +124,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("export --out out --lora-rank 4", 2, "--lora-rank is for --format lora"),
         ("export --out out --format lora --lora-rank 0", 2, "--lora-rank"),
         ("export --out out --format gguf", 2, "--format"),
-        ("export --out out --push-to-hub ann", 1, "SF010: 'ann' is no name of a model on the hub"),
-        ("export --out out --push-to-hub ann/reviews", 1, "SF029: nothing can be uploaded to the hub"),
-        ("export --out out --public", 2, "--public is for --push-to-hub"),
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(

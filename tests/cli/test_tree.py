@@ -16,7 +16,7 @@ TREE = {
     "Join": "join invite swarm leave pause resume limit",
     "Watch": "status top dashboard log leaderboard list",
     "Organise": "init organise",
-    "Result": "use eval export verify certificate publish history",
+    "Result": "use eval export verify publish history",
     "This machine": "doctor service peer-id keys completion lab",
 }
 

@@ -161,7 +161,7 @@ def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
 
 
 def it_says_why_the_node_waits(seen: Shown) -> None:
-    wait = WaitStatus(reason=Wait.PETITION, text="not admitted yet: it has asked for that 12 s ago")
+    wait = WaitStatus(reason=Wait.JOIN_REQUEST, text="not admitted yet: it has asked for that 12 s ago")
     words = doing(with_status(seen, state="waiting", wait=wait).now)
     assert words == ("Waiting: not admitted yet: it has asked for that 12 s ago.", Mood.WARN)
 

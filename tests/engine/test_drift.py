@@ -86,11 +86,13 @@ def test_a_base_model_has_not_drifted() -> None:
     assert found.tokens > 100
 
 
-def test_the_divergence_is_that_of_the_two_models_and_measuring_changes_nothing() -> None:
+def test_the_divergence_is_that_of_the_two_models_and_measuring_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, base = moved(trainer(manifest("opt", learning_rate=1e-3))), trainer(manifest("opt"))
     before, digest = weights(run), run.core.digest()
-    text = "the film was bright .\n\n  a dull story about the sea  \n"
-    found = run.drift(text)
+    monkeypatch.setattr(drift, "NEUTRAL", "the film was bright .\n\n  a dull story about the sea  \n")
+    found = run.drift()
     total = tokens = 0
     for line in ("the film was bright .", "a dull story about the sea"):
         start = [] if run.loaded.tokenizer.bos_token_id is None else [run.loaded.tokenizer.bos_token_id]
@@ -107,8 +109,7 @@ def test_the_divergence_is_that_of_the_two_models_and_measuring_changes_nothing(
     assert found.kl > 1e-5
     assert all(torch.equal(*both) for both in zip(before, weights(run), strict=True))
     assert run.core.digest() == digest
-    assert run.drift(text) == found
-    assert run.drift().kl != found.kl
+    assert run.drift() == found
 
 
 def test_a_model_that_says_nothing_has_drifted_as_far_as_can_be() -> None:
@@ -119,12 +120,13 @@ def test_a_model_that_says_nothing_has_drifted_as_far_as_can_be() -> None:
 
 
 def test_a_long_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = moved(trainer(manifest("opt", learning_rate=1e-3)))
+    run, other = trainer(manifest("opt")), trainer(manifest("opt"))
+    monkeypatch.setattr(drift, "NEUTRAL", "some text . " * 50)
     monkeypatch.setattr(drift, "TOKENS", 20)
     assert run.drift().tokens == 20
     monkeypatch.setattr(drift, "TOKENS", 10**6)
     monkeypatch.setattr(drift, "KEPT_ENTRIES", 30 * run.loaded.model.config.vocab_size)
-    assert run.drift("some other text . " * 50).tokens == 30
+    assert other.drift().tokens == 30
 
 
 def test_a_classifier_has_a_distance_alone() -> None:

@@ -239,7 +239,7 @@ def test_the_greedy_answers_of_an_evaluation_are_rewarded_one_by_one(tmp_path: P
     assert now.losses == tuple(1 - reward for reward in found)
     assert now.value == found.count(1.0) / len(found)
     assert now.loss == pytest.approx(1 - np.mean(found))
-    assert (now.metric, now.count, now.calibrated, now.pass_at) == ("pass_at_1", len(ROWS), False, ())
+    assert (now.metric, now.count, now.calibrated) == ("pass_at_1", len(ROWS), False)
     assert 0 <= now.low <= now.value <= now.high <= 1
     shown = run.answer(2, base=False)[0]
     assert (shown.said, shown.score) in [
@@ -252,20 +252,6 @@ def test_an_evaluation_on_the_way_to_other_cores_is_that_of_the_model_there(tmp_
     there.apply(updates(40, (0,)))
     assert run.evaluate_towards(there.cores(), 1.0) == there.evaluate()
     assert run.evaluate() != there.evaluate()
-
-
-def test_sampled_answers_are_the_same_for_everybody(tmp_path: Path) -> None:
-    run = started(tmp_path)
-    found = run.pass_at(0, 2, 6)
-    assert (found.k, found.samples, found.temperature) == (2, 6, 1.0)
-    assert 0 < found.value < 1
-    assert trainer(run.manifest, places=Places((tmp_path,))).pass_at(0, 2, 6, base=True) == found
-    assert run.pass_at(0, 6, 6).value >= found.value
-
-
-def test_a_run_without_rewards_has_no_pass_at_k() -> None:
-    with refused(Code.BAD_OPTION, "one of several"):
-        trainer(manifest("opt")).pass_at(0, 2, 2)
 
 
 def test_an_evaluation_that_is_broken_off_says_so(tmp_path: Path) -> None:

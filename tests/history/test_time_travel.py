@@ -1,20 +1,18 @@
-"""The past of a run: its history, the states of its seals, and what changed between them."""
+"""The past of a run: its history and the states of its seals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sfnode.errors import Code, UserError
-from sfnode.history import time_travel
 from sfnode.history.time_travel import Past, history
 from sfnode.store import archive, checkpoint
 from sfnode.store.checkpoint import compute, plan
 from sfnode.store.verification import verify_log
-from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Announce, RateFrom, Revoke, Void
+from sfprotocol.decisions import FACTOR_ONE, RateFrom, Revoke, Void
 from tests.node.helpers import manifest, record
 from tests.protocol.feeds import origin_of
 from tests.store.folders import Folder, organised
@@ -145,47 +143,3 @@ def test_the_history_of_an_open_run_has_its_epochs(tmp_path: Path) -> None:
     assert only.epoch
     assert [(one.origin, one.updates) for one in only.epoch.origins] == [(B, 50), (A, 3)]
     assert (only.epoch.rate, only.epoch.digest) == (1e-3, None)
-
-
-# -- differences ---------------------------------------------------------------------------------------
-
-
-def test_a_difference_has_updates_decisions_and_the_change_of_every_matrix(folder: Folder) -> None:
-    epoch(folder, 3, 4)
-    folder.evaluate(0, 0.7, 0.6)
-    for _ in range(2):
-        epoch(folder, 5, 1)
-    folder.decide(Announce("after"))
-    seen = past(folder)
-    found = time_travel.diff(seen, 0, 2, folder.layout.bases)
-    assert [(one.origin, one.updates) for one in found.origins] == [(A, 10), (B, 2)]
-    assert [one.epoch for one in found.evaluations] == [0]
-    assert [(entry.kind, entry.epoch and entry.epoch.epoch) for entry in found.entries] == [
-        ("seal", 1),
-        ("seal", 2),
-    ]
-    assert [layer.name for layer in found.layers] == ["a", "b"]
-    assert all(layer.per_weight == pytest.approx(layer.norm / np.sqrt(32)) for layer in found.layers)
-    back = time_travel.diff(seen, 2, 0, folder.layout.bases)
-    assert [layer.norm for layer in back.layers] == [layer.norm for layer in found.layers]
-    assert [(one.origin, one.updates) for one in back.origins] == [(B, -2), (A, -10)]
-
-
-def test_the_norm_is_that_of_the_matrix_itself(folder: Folder) -> None:
-    """U A V^T is written out here; the product counts in two subspaces."""
-    for _ in range(3):
-        epoch(folder, 5, 3)
-    seen = past(folder)
-    found = time_travel.diff(seen, 0, 2, folder.layout.bases)
-    before, after = (seen.cores(seen.counted(number)) for number in (0, 2))
-    assert sorted(after) == [0, 1]
-    space = time_travel.subspace_of(seen, folder.layout.bases)
-    scale = RUN.training.scalar_delta / RATE_ONE
-    for number, layer in enumerate(found.layers):
-        whole = np.zeros(
-            (RUN.model.parsed_targets()[number].out_features, RUN.model.parsed_targets()[number].in_features)
-        )
-        for subspace, core in after.items():
-            u, v = (side.double().numpy() for side in space.matrices(subspace, number))
-            whole += scale * u @ (core[number] - before.get(subspace, np.zeros_like(core))[number]) @ v.T
-        assert layer.norm == pytest.approx(np.linalg.norm(whole), rel=1e-12)

@@ -10,6 +10,8 @@ FIELDS: dict[str, Any] = {
     "task": {"kind": "text", "template": "{text}"},
     "data": {},
 }
+EXACT: dict[str, Any] = {"kind": "exact", "column": "answer"}
+REWARD: dict[str, Any] = {"kind": "reward", "template": "{q}", "verifier": EXACT, "answer_tokens": 8}
 PARENT = {"run_id": "12" * 32, "epoch": 7, "digest": "34" * 32}
 
 

@@ -12,7 +12,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import MAX_CORE_BYTES, MAX_CORES_BYTES, MAX_DESCRIPTION, Manifest
 from sfnode.manifest.sections import sorted_keys
 from sfprotocol.messages import PROTOCOL_VERSION
-from tests.manifest.fields import FIELDS, PARENT, changed, organised
+from tests.manifest.fields import FIELDS, PARENT, REWARD, changed, organised
 
 
 @pytest.mark.parametrize("template", ["{text}", "{text}\nIt was", "{text}\r\nIt was"])
@@ -113,6 +113,8 @@ def test_a_manifest_of_version_1_is_read_and_written_without_the_keys_of_version
         {"training": {"group": 2}},
         {"data": {"train": "rows.tsv", "digests": {"train": "ab" * 32}}},
         {"model": FIELDS["model"] | {"parent": PARENT}},
+        {"description": "Reviews of films"},
+        {"task": REWARD},
     ],
 )
 def test_a_manifest_of_version_1_has_nothing_of_version_2(fields: dict[str, Any]) -> None:
@@ -132,15 +134,27 @@ def test_nobody_takes_part_in_a_run_of_version_1_and_is_told_what_still_works() 
     assert "sfnode export" in caught.value.fix
 
 
-def test_a_run_says_what_it_is_for_and_others_keep_their_bytes(tmp_path: Path) -> None:
-    plain, words = Manifest.model_validate(FIELDS), "Reviews of films, für alle."
-    assert "description" not in plain.fields()
-    said = Manifest.model_validate(FIELDS | {"description": words})
+OMITTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "description": ("", FIELDS | {"description": "Reviews of films, für alle."}),
+    "digests": ("data", changed("data", train="a.tsv", test="b.jsonl", digests={"train": "ab" * 32})),
+    "parent": ("model", changed("model", parent=PARENT)),
+    "group": ("training", changed("training", group=8)),
+    "decay": ("training", organised(training={"decay": 0.99})),
+    "epsilons": ("training", organised(training={"epsilons": {"bfloat16": 8e-3}})),
+    "bases": ("training", changed("training", basis="published", bases="ab" * 32)),
+}
+
+
+@pytest.mark.parametrize("key", OMITTED)
+def test_a_key_is_said_where_it_is_given_and_other_runs_keep_their_bytes(key: str, tmp_path: Path) -> None:
+    table, fields = OMITTED[key]
+    plain = Manifest.model_validate(organised() if "organised" in fields else FIELDS).fields()
+    said = Manifest.model_validate(fields)
+    assert key not in (plain[table] if table else plain)
+    assert key in (said.fields()[table] if table else said.fields())
     (tmp_path / "run.toml").write_text(said.to_toml())
-    assert Manifest.from_toml(tmp_path / "run.toml").run_id == said.run_id != plain.run_id
-    assert Manifest.from_canonical(said.canonical(), "a peer").description == words
-    with pytest.raises(ValueError, match="version 1"):
-        Manifest.model_validate(FIELDS | {"protocol": 1, "description": words})
+    assert Manifest.from_toml(tmp_path / "run.toml") == said
+    assert Manifest.from_canonical(said.canonical(), "a peer") == said
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,11 @@ import tomli_w
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import MAX_ANSWER_TOKENS, Task
-from tests.manifest.fields import FIELDS
-
-EXACT: dict[str, Any] = {"kind": "exact", "column": "answer"}
+from tests.manifest.fields import EXACT, FIELDS, REWARD
 
 
 def reward(**fields: Any) -> dict[str, Any]:
-    said = {"kind": "reward", "template": "{q}", "verifier": EXACT, "answer_tokens": 8}
-    return FIELDS | {"task": said | fields}
+    return FIELDS | {"task": REWARD | fields}
 
 
 def test_classes_have_the_same_numbers_on_the_node_that_wrote_the_manifest_and_on_those_that_got_it() -> None:
@@ -55,11 +52,6 @@ def test_a_reward_run_survives_its_two_forms(tmp_path: Path) -> None:
     assert Manifest.from_canonical(manifest.canonical(), "a peer") == manifest
 
 
-def test_a_reward_has_no_slopes_and_other_losses_have() -> None:
-    assert Manifest.model_validate(reward()).task.is_rewarded
-    assert not Manifest.model_validate(FIELDS).task.is_rewarded
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -88,8 +80,3 @@ def test_a_reward_run_that_cannot_be_measured_is_refused(
     with pytest.raises(UserError, match=says) as caught:
         Manifest.from_toml(tmp_path / "run.toml")
     assert caught.value.code is Code.BAD_MANIFEST
-
-
-def test_a_run_of_version_1_has_no_rewards() -> None:
-    with pytest.raises(ValueError, match="version 1"):
-        Manifest.model_validate(reward() | {"protocol": 1})

@@ -95,15 +95,6 @@ def test_schedules_start_at_the_learning_rate_and_fall() -> None:
         assert rates[-1] > 0
 
 
-def test_a_run_with_groups_says_so_and_others_keep_their_bytes() -> None:
-    plain, said = Training(), Manifest.model_validate(changed("training", group=8))
-    assert said.fields()["training"]["group"] == 8
-    again = said.model_copy(update={"training": said.training.model_copy(update={"group": 0})})
-    assert "group" not in again.fields()["training"]
-    assert (plain.batch_updates, plain.points) == (1, 2)
-    assert (said.training.batch_updates, said.training.points) == (8, 1)
-
-
 def test_an_update_takes_as_many_forwards_as_its_points_have_rows() -> None:
     run = Manifest.model_validate(changed("training", batch_size=6))
     assert run.update_forwards == 12
@@ -124,18 +115,29 @@ def test_an_update_of_rewards_takes_the_answers_that_could_be_written_meanwhile(
     assert rewarded.update_forwards == (24 + 3 * 24 * READING) / 8
 
 
+def test_the_numbers_of_a_run_say_how_it_is_measured() -> None:
+    plain, grouped = Training(), Training(group=8)
+    assert (plain.batch_updates, plain.points) == (1, 2)
+    assert (grouped.batch_updates, grouped.points) == (8, 1)
+    own = Training(epsilon=1e-3, epsilons={"bfloat16": 8e-3})
+    assert [own.epsilon_in(name) for name in ("float32", "float16", "bfloat16")] == [1e-3, 1e-3, 8e-3]
+
+
+def test_entries_of_published_bases_are_eighths() -> None:
+    plain = Manifest.model_validate(FIELDS)
+    said = Manifest.model_validate(changed("training", basis="published", bases="ab" * 32))
+    (target, *_) = plain.model.parsed_targets()
+    assert units_of(plain.training, target) == (1, 1)
+    assert units_of(said.training, target) == (1 / 8, 1 / 8)
+    assert said.parameters().bases == b"\xab" * 32
+    again = said.model_copy(update={"training": said.training.with_random_bases()})
+    assert again.run_id == plain.run_id
+
+
 @pytest.mark.parametrize("group", [-1, 1, MAX_GROUP + 1])
 def test_a_group_has_two_updates_or_more_and_not_too_many(group: int) -> None:
     with pytest.raises(ValueError, match="group"):
         Manifest.model_validate(changed("training", group=group))
-
-
-def test_a_run_with_a_decay_says_so_and_others_keep_their_bytes() -> None:
-    said = Manifest.model_validate(organised(training={"decay": 0.99}))
-    assert said.fields()["training"]["decay"] == 0.99
-    plain = Manifest.model_validate(organised())
-    assert "decay" not in plain.fields()["training"]
-    assert Manifest.from_canonical(said.canonical(), "a peer") == said != plain
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.0001, float("nan")])
@@ -144,32 +146,7 @@ def test_a_decay_leaves_something_and_adds_nothing(decay: float) -> None:
         Manifest.model_validate(organised(training={"decay": decay}))
 
 
-def test_a_run_with_random_bases_does_not_say_so(tmp_path: Path) -> None:
-    """Runs from before there were published ones keep their ids."""
-    plain = Manifest.model_validate(FIELDS)
-    assert "bases" not in plain.fields()["training"]
-    (target, *_) = plain.model.parsed_targets()
-    assert units_of(plain.training, target) == (1, 1)
-    said = Manifest.model_validate(changed("training", basis="published", bases="ab" * 32))
-    assert said.fields()["training"]["bases"] == "ab" * 32
-    assert units_of(said.training, target) == (1 / 8, 1 / 8)
-    assert said.parameters().bases == b"\xab" * 32
-    (tmp_path / "run.toml").write_text(said.to_toml())
-    assert Manifest.from_toml(tmp_path / "run.toml") == said
-    assert said.run_id != plain.run_id
-    again = said.model_copy(update={"training": said.training.with_random_bases()})
-    assert again.run_id == plain.run_id
-
-
 @pytest.mark.parametrize("fields", [{"basis": "published"}, {"bases": "ab" * 32}, {"bases": "AB" * 32}])
 def test_bases_are_published_if_and_only_if_a_digest_names_them(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="bases"):
         Manifest.model_validate(changed("training", **fields))
-
-
-def test_a_format_without_an_epsilon_of_its_own_has_the_usual_one() -> None:
-    numbers = Training(epsilon=1e-3, epsilons={"bfloat16": 8e-3})
-    assert [numbers.epsilon_in(name) for name in ("float32", "float16", "bfloat16")] == [1e-3, 1e-3, 8e-3]
-    said = Manifest.model_validate(organised(training={"epsilons": {"bfloat16": 8e-3}}))
-    assert Manifest.from_canonical(said.canonical(), "a peer") == said
-    assert "epsilons" not in Manifest.model_validate(FIELDS).fields()["training"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -30,7 +30,6 @@ from sfnode.models import bases as published_bases
 from sfnode.node.driver import Driver
 from sfnode.node.running import RunningNode
 from sfnode.schema.evaluation import BaselineEvaluation, Evaluation, LayeredDrift, StepShare
-from sfnode.schema.history import Provenance
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.identity import Identity
@@ -157,9 +156,6 @@ class SmallEngine:
         self.parked = 0
         """How often its model was put aside."""
         self.aside = False
-        self.no_room = False
-        self.told_of: list[Provenance] = []
-        """What exports were to say of where they come from."""
         self.threads: int | None = None
         self.most_threads: int | None = None
 
@@ -269,14 +265,6 @@ class SmallEngine:
         """Say how many updates were there when `after` was read."""
         self.towards.append((len(self.applied), amount))
         return accuracy(float(self.latest), self.latest - 1.0, self.latest + 1.0, loss=0.5, rows=256)
-
-    def export(self, out: Path, form: Literal["hf", "lora"], about: Provenance) -> None:
-        """Write how many updates are there; a full disk has no room for that."""
-        if self.no_room:
-            raise UserError(Code.DISK_FULL, f"no space left for {out}", "Free some space.")
-        out.mkdir(parents=True)
-        (out / form).write_text(str(len(self.applied)))
-        self.told_of.append(about)
 
     def read_test_rows(self) -> None:
         pass

@@ -8,7 +8,7 @@ from sfnode.store.checkout import at_seal
 from sfprotocol.decisions import FACTOR_ONE, Close, Decision, Seal, encode
 from sfprotocol.fields import Names
 from sfprotocol.messages import Entry, Feed
-from sfprotocol.run_state import NEVER, Run
+from sfprotocol.run_state import NEVER, Span
 from sfprotocol.weighing import Counted, once
 from tests.organising.bench import scores
 from tests.store.organised import ORGANISED
@@ -18,10 +18,10 @@ A, B, C = (bytes([n]) * 32 for n in range(3))
 
 def test_contributors_are_origins_by_what_counts_with_the_names_that_they_gave_themselves() -> None:
     counted = {
-        Feed(A, 0): Counted((Run(5, FACTOR_ONE), Run(9, 0), Run(10, FACTOR_ONE // 2))),
+        Feed(A, 0): Counted((Span(5, FACTOR_ONE), Span(9, 0), Span(10, FACTOR_ONE // 2))),
         Feed(A, 1): once(2),
         Feed(B, 0): once(20),
-        Feed(C, 0): Counted((Run(7, 0),)),
+        Feed(C, 0): Counted((Span(7, 0),)),
     }
     found = provenance.of_now(counted, {A: Names("Ada", "Engines"), C: Names("nobody")}, 30, "ab")
     assert found.contributors == ((B.hex(), "", 20), (A.hex(), "Ada (Engines)", 8))

@@ -84,15 +84,10 @@ def test_the_policy_says_who_is_admitted_and_who_waits(
     for join_request in (plain("plain"), working("working"), invited("invited", key)):
         join_requests.hear(join_request, "peer", run_state, 0.0)
     names = {feed_of(name).origin: name for name in ("plain", "working", "invited")}
-    assert {names[admit.origin] for admit in granted(join_requests, run_state)} == admitted
+    admits = granted(join_requests, run_state)
+    assert {names[admit.origin] for admit in admits} == admitted
+    assert Admit(feed_of("invited").origin, 77, 1) in admits, "with the quota, and by the invitation"
     assert {names[join_request.origin] for join_request in join_requests.waiting(run_state, 0.0)} == waiting
-
-
-def test_an_admission_gives_the_quota_and_names_the_invitation() -> None:
-    run_state, key = run_state_with(1)
-    join_requests = PendingJoinRequests(RUN_ID, LINKS)
-    join_requests.hear(invited("anne", key), "peer", run_state, 0.0)
-    assert granted(join_requests, run_state) == [Admit(feed_of("anne").origin, 77, 1)]
 
 
 def test_an_invitation_admits_as_many_as_it_has_uses() -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from sfnode.organising.events import Round
 from sfnode.organising.feeds import CLAIMED, OVERSIZED, HeldFeeds
+from sfnode.organising.organiser import Organiser
 from sfnode.organising.view import Boundary
 from sfprotocol.decisions import Admit, Amend, Close
-from tests.organising.bench import EVALUATED, UNEVALUATED, Bench, chain_of, feed_of
+from tests.organising.bench import CONSTANT, EVALUATED, UNEVALUATED, Bench, chain_of, feed_of
 
 ANNE, BOB = feed_of("anne"), feed_of("bob")
 
@@ -42,24 +44,18 @@ def test_nothing_is_sealed_while_named_updates_are_missing() -> None:
     assert bench.run_state.sealed == 2
 
 
-def test_a_feed_is_ended_before_what_cannot_be_had_if_the_policy_says_so() -> None:
+@pytest.mark.parametrize(("claimed", "times"), [(False, 1), (True, CLAIMED)])
+def test_a_feed_is_ended_before_what_is_not_to_be_had_later_where_a_peer_claims_it(
+    claimed: bool, times: int
+) -> None:
     bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
     lose_the_last_100(bench)
-    bench.advance(7000)
+    bench.node.claims |= {ANNE} if claimed else set()
+    bench.advance(times * 7200 - 100)
     assert not bench.of(Amend)
     bench.advance(300)
     assert bench.of(Amend) == [Amend(0, 1)]
     assert bench.run_state.sealed == 2
-
-
-def test_who_says_that_it_has_what_is_missing_is_waited_for_longer_and_not_for_ever() -> None:
-    bench = Bench(policy=replace(UNEVALUATED, amend_after=7200.0)).begin("anne")
-    lose_the_last_100(bench)
-    bench.node.claims.add(ANNE)
-    bench.advance(CLAIMED * 7200 - 100)
-    assert not bench.of(Amend)
-    bench.advance(300)
-    assert bench.of(Amend) == [Amend(0, 1)]
 
 
 def test_a_feed_is_not_given_up_while_more_of_it_comes_than_there_ever_was() -> None:
@@ -131,6 +127,26 @@ def test_without_peers_the_time_of_what_is_missing_does_not_pass() -> None:
     bench.node.linked.clear()
     bench.advance(20_000)
     assert not bench.of(Amend)
+
+
+@pytest.mark.parametrize("signs", [True, False], ids=["the organiser", "who stands by"])
+def test_what_is_remembered_of_a_feed_does_not_grow_with_the_rounds(*, signs: bool) -> None:
+    bench = Bench().begin("anne")
+    other = bench.organiser
+    if not signs:
+        other = Organiser(
+            bench.node, UNEVALUATED, CONSTANT, key=bytes(32), draw=bytes, stands_in=True, now=bench.now
+        )
+    most = 0
+    for _ in range(30):
+        for _ in range(10):
+            bench.update(ANNE, 10)
+            other.handle(Round((ANNE,)), bench.now)
+        bench.advance(3)
+        other.handle(Round(), bench.now)
+        most = max(most, len(other.known.feeds.of(ANNE, bench.now).boundaries))
+    assert bench.run_state.sealed >= 29
+    assert most <= 31, "those of two or three epochs"
 
 
 # -- the size of scalars ---------------------------------------------------------------------------------

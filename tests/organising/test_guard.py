@@ -138,6 +138,7 @@ def test_a_collapse_is_taken_back_from_the_best_seal_on() -> None:
     assert isinstance(said, Announce)
     assert "accuracy 50.0 % (43.9-56.1 %) of round 4 is worse than accuracy 99.2 %" in said.text
     assert "goes on at the model of round 3" in said.text
+    assert run.guard.results[-1].losses is not None, "later ones are compared with it row by row"
 
 
 def test_a_smaller_rise_is_taken_back_once_a_second_evaluation_confirms_it() -> None:
@@ -362,6 +363,18 @@ def test_after_a_restart_it_knows_what_was_decided() -> None:
     run.learn(0.25)
     assert run.rate == 1 / LOWER
     assert run.epoch(0.7)[0] == Void(run.run_state.sealed - 1, run.run_state.sealed - 1, ())
+
+
+def test_losses_of_rows_are_not_kept_of_every_seal() -> None:
+    run = Run(budget=10_000_000)
+    run.learn(*np.linspace(0.65, 0.3, 100).tolist(), *[0.3] * 100)
+    known = [one for one in run.guard.results if one.losses is not None]
+    assert len(run.guard.results) == 200
+    assert len(known) <= 3, "the best one's and the last two's"
+    assert not run.guard.rows
+    run.guard.note(201, measured(0.3))
+    run.guard.note(202, measured(0.3))
+    assert len(run.guard.rows) == 1, "what is never published is replaced"
 
 
 def voids(run: Run, means: Sequence[float]) -> int:

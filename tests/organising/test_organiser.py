@@ -38,7 +38,7 @@ from sfprotocol.decisions import (
     Unknown,
 )
 from sfprotocol.messages import ControlFork
-from sfprotocol.run_state import MAX_EPOCHS, Run, RunState, named_digest
+from sfprotocol.run_state import MAX_EPOCHS, RunState, Span, named_digest
 from tests.organising.bench import (
     BUDGET,
     EVALUATED,
@@ -338,16 +338,6 @@ def test_a_seal_states_the_digest_of_what_closes_up_to_its_own_have_named() -> N
     assert second.digest == named_digest(RUN_ID, [anne, bob])
 
 
-def test_a_seal_follows_its_evaluation_at_once() -> None:
-    """Where a round lasts a second, the time to the next look would pass for time that measuring takes."""
-    bench = Bench(policy=EVALUATED).begin("anne")
-    bench.update(ANNE, 100)
-    bench.advance(2)
-    assert bench.asked
-    bench.evaluated(0.5)
-    assert bench.of(Seal)
-
-
 def test_after_a_restart_the_same_seal_follows() -> None:
     bench = Bench(policy=EVALUATED).begin("anne")
     for _ in range(3):
@@ -379,16 +369,6 @@ def test_nothing_is_closed_while_closes_without_a_seal_have_named_the_rest_of_th
     bench.update(ANNE, 200)
     bench.advance(100)
     assert bench.run_state.open_epoch == 1
-
-
-def test_who_has_a_key_and_no_decisions_asks_for_a_moment_whether_there_are_any() -> None:
-    bench = Bench()
-    bench.link()
-    bench.decide(Admit(ANNE.origin, 9, 0))
-    bench.advance(FIRST_TIME - 1)
-    assert not bench.signed
-    bench.advance(2)
-    assert bench.signed
 
 
 def test_rates_of_coming_epochs_are_the_judges() -> None:
@@ -432,29 +412,8 @@ def test_a_seal_says_what_the_judge_says_with_what_an_epoch_has_not_moved_left_o
     assert (second.factor, second.skipped, second.recounted) == (2048, (64,), ())
     assert second.rates == (RateFrom(5, 7), RateFrom(9, 3))
     assert (third.factor, third.skipped, third.recounted) == (6963, (), (Recount(64, 1),))
-    assert bench.run_state.runs(0, 300) == (Run(100, 0), Run(200, 2048), Run(300, 6963))
-    assert bench.run_state.runs(64, 180) == (Run(60, 0), Run(180, 6963))
-
-
-def test_skipped_work_is_recounted_once_its_member_is_trusted() -> None:
-    distrusted = {1}
-    bench = Bench(judge=skipping(distrusted)).begin("anne", "bob")
-    for _ in range(2):
-        bench.update(ANNE, 100)
-        bench.update(BOB, 60)
-        bench.advance(3)
-    assert [seal.skipped for seal in bench.of(Seal)] == [(64,), (64,)]
-    assert (bench.run_state.counts_of(0), bench.run_state.counts_of(1)) == (200, 0)
-    distrusted.clear()
-    bench.advance(100)
-    assert bench.run_state.counts_of(1) == 0, "it takes another seal"
-    bench.update(ANNE, 100)
-    bench.advance(3)
-    assert bench.of(Seal)[-1].recounted == (Recount(64, 0), Recount(64, 1))
-    assert bench.run_state.counts_of(1) == 120
-    bench.update(BOB, 100)
-    bench.advance(3)
-    assert bench.of(Seal)[-1].recounted == bench.of(Seal)[-1].skipped == ()
+    assert bench.run_state.spans(0, 300) == (Span(100, 0), Span(200, 2048), Span(300, 6963))
+    assert bench.run_state.spans(64, 180) == (Span(60, 0), Span(180, 6963))
 
 
 def test_what_is_recounted_comes_a_bounded_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,13 +443,17 @@ def test_a_restarted_organiser_signs_nothing_until_a_peer_has_told_that_it_has_n
     assert bench.of(Announce)
 
 
-def test_a_restarted_organiser_waits_for_others_to_come() -> None:
+@pytest.mark.parametrize(
+    ("before", "seconds"), [((Budget(5000),), SETTLE_TIME), ((), FIRST_TIME)], ids=["restarted", "new"]
+)
+def test_an_organiser_waits_for_others_to_come(before: tuple[Budget, ...], seconds: float) -> None:
     bench = Bench()
-    bench.node.decide(Budget(5000))
+    for decision in before:
+        bench.node.decide(decision)
     bench.start()
     bench.decide(Announce("hello"))
     bench.link()
-    bench.advance(SETTLE_TIME - 1)
+    bench.advance(seconds - 1)
     assert not bench.signed
     bench.advance(2)
     assert bench.signed

@@ -132,7 +132,7 @@ def test_who_reads_the_decisions_finds_why_a_seal_has_left_work_out(
     run, found = Organised(revokes=False), list[Uncounted | None]()
     for _ in range(epochs):
         run.epoch(eve, times=times, size=size)
-    read = Verdicts(MembersEvidence(), Guard(), guards=False)
+    read = Verdicts(MembersEvidence(), Guard())
     for decision in run.bench.signed:
         for feed in decision.skipped if isinstance(decision, Seal) else ():
             told = run.bench.run_state, lambda *_: False, Judgement()

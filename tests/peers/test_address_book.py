@@ -233,6 +233,30 @@ def test_a_peer_that_broke_a_rule_is_refused_for_longer_each_time_but_never_for_
     assert address_book.FAULT_MOST <= waits[-1] <= 2 * address_book.FAULT_MOST
 
 
+def test_earlier_faults_are_forgiven_by_a_link_of_use_and_by_time() -> None:
+    made, first, memory = book("a"), address_book.FAULT_FIRST, address_book.FAULT_MEMORY
+    made.misbehaved("a", 0.0)
+    made.succeeded("a")
+    made.misbehaved("a", 100.0)
+    assert not made.refused("a", 100.0 + first)
+    made.misbehaved("a", 100.0 + first + memory)
+    assert made.refused("a", 100.0 + 2 * first + memory), "it was not long enough ago"
+    later = 100.0 + 3 * first + memory + memory + 1.0
+    made.misbehaved("a", later)
+    assert not made.refused("a", later + first)
+
+
+def test_a_stranger_that_was_mute_is_refused_and_a_trusted_peer_only_dialled_less() -> None:
+    """Neighbours of a node that was suspended find it mute, and must let it in when it wakes."""
+    made = book("given")
+    made.note([record("stranger"), record("met")], ())
+    made.succeeded("met")
+    for peer in ("given", "met", "stranger"):
+        made.was_mute(peer, 0.0)
+    assert [peer for peer in ("given", "met", "stranger") if made.refused(peer, 1.0)] == ["stranger"]
+    assert made.candidates(0.0) == []
+
+
 def test_faults_of_peers_that_nobody_has_heard_of_take_a_bounded_room() -> None:
     made = book()
     for number in range(address_book.MAX_FAULTS + 100):

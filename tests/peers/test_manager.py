@@ -507,6 +507,18 @@ def test_a_peer_that_broke_a_rule_gets_no_link_in_either_direction_for_a_while()
     assert node.dialled == ["bad"]
 
 
+def test_a_link_that_brought_nothing_earns_no_trust() -> None:
+    node = Node()
+    node.tell(Found((record("blank"), record("useful"))))
+    node.opened("blank")
+    node.opened("useful")
+    node.count(2, only=2)
+    node.now += SHORT_LIVED
+    node.tell(LinkEnded(1, heard=True))
+    node.tell(LinkEnded(2, heard=True))
+    assert [peer for peer in ("blank", "useful") if node.book.trusted(peer)] == ["useful"]
+
+
 def test_a_peer_that_says_nothing_is_given_up_and_left_alone() -> None:
     node = Node("silent")
     node.tell(Wake())

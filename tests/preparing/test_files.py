@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,7 @@ def test_a_run_is_prepared_within_its_example_forwards_and_they_are_counted(
 
 
 def test_without_bases_and_a_trial_the_forwards_go_into_slopes(forwards: list[int], tmp_path: Path) -> None:
-    @contextmanager
-    def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
-        yield lambda done, total: None
-
-    found = prepare(build({}), {}, Means(bases=tmp_path), waiting)
+    found = prepare(build({}), {}, Means(bases=tmp_path), lambda *_: nullcontext(lambda done, total: None))
     assert found.sample
     assert found.example_forwards == sum(forwards) - LOADING
     assert found.example_forwards == 3 * 8 * len(found.sample.slopes) + PRIOR_ROWS

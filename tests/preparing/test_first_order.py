@@ -48,10 +48,10 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
     yield advance
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Reviews, in a file of one's own."""
-    file = tmp_path / "rows.jsonl"
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     rows = dataset.rows_of("builtin:reviews:train", 160)
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return file
@@ -65,6 +65,16 @@ def begun(table: Path, **given: Any) -> Manifest:
 def prepared(table: Path, **given: Any) -> Prepared:
     run = begun(table, **given)
     return prepare(run, given, Means(bases=table.parent, places=typed(run.data)), waiting)
+
+
+@pytest.fixture(scope="module")
+def head(table: Path) -> Prepared:
+    return prepared(table, **HEAD)
+
+
+@pytest.fixture(scope="module")
+def words(table: Path) -> Prepared:
+    return prepared(table, **WORDS)
 
 
 def node(run: Manifest, folder: Path) -> Trainer:
@@ -83,9 +93,8 @@ def trained(node: Trainer, rounds: int, updates: int) -> None:
         node.rebuild()
 
 
-def test_a_head_gets_whitened_coordinates_in_which_its_rounds_learn(table: Path) -> None:
-    found = prepared(table, **HEAD)
-    run = found.manifest
+def test_a_head_gets_whitened_coordinates_in_which_its_rounds_learn(table: Path, head: Prepared) -> None:
+    run = head.manifest
     numbers = run.training
     assert Manifest.model_validate(run.model_dump()) == run
     assert (run.protocol, numbers.estimator, run.core_shape) == (4, "first-order", (1, 2, 64))
@@ -95,7 +104,7 @@ def test_a_head_gets_whitened_coordinates_in_which_its_rounds_learn(table: Path)
         *(bases.path_in(table.parent, numbers.bases), run.model.parsed_targets(), (2, 64), numbers.bases)
     )
     assert (pair.u == 64 * np.eye(2)).all()
-    assert found.example_forwards == 160
+    assert head.example_forwards == 160
     with node(run, table.parent) as learner:
         first = learner.gradients([1], 0)[0].loss
         trained(learner, numbers.epochs, numbers.epoch_updates)
@@ -110,8 +119,8 @@ def test_a_larger_budget_has_larger_rounds_and_not_more(
     assert numbers.epochs == pytest.approx(rounds, abs=1)
 
 
-def test_bases_are_turned_until_gradients_vary_alike(table: Path) -> None:
-    run = prepared(table, **WORDS).manifest
+def test_bases_are_turned_until_gradients_vary_alike(table: Path, words: Prepared) -> None:
+    run = words.manifest
     given = prepared(table, **WORDS, basis="published", bases=run.training.bases).manifest
     assert given.training.bases == run.training.bases, "those that are given stay"
     with node(run, table.parent) as learner:
@@ -121,18 +130,16 @@ def test_bases_are_turned_until_gradients_vary_alike(table: Path) -> None:
         assert of_columns.std() < of_columns.mean(), "where bases are not turned it is 2.8 times"
 
 
-def test_a_usual_gradient_fills_half_of_the_limit(table: Path) -> None:
-    for task in (HEAD, WORDS):
-        run = prepared(table, **task).manifest
+def test_a_usual_gradient_fills_half_of_the_limit(table: Path, head: Prepared, words: Prepared) -> None:
+    for run in (head.manifest, words.manifest):
         with node(run, table.parent) as learner:
             rate = RateFrom(0, 1, limit=run.training.norm_limit)
             norms = [np.linalg.norm(one) for one in learner.step(list(range(8)), 0, rate).scalars]
         assert 0.25 * rate.limit < np.median(norms) < 0.75 * rate.limit
 
 
-def test_words_get_a_prior_and_bases_from_gradients(table: Path) -> None:
-    found = prepared(table, **WORDS)
-    run = found.manifest
+def test_words_get_a_prior_and_bases_from_gradients(table: Path, words: Prepared) -> None:
+    found, run = words, words.manifest
     assert Manifest.model_validate(run.model_dump()) == run
     assert (run.task.loss, len(run.task.prior), max(run.task.prior)) == ("calibrated", 2, 0)
     assert min(run.task.prior) > -40 * PRIOR_ONE
@@ -201,18 +208,20 @@ def test_unmeasured_it_has_no_bases_and_is_refused(table: Path) -> None:
         prepare(begun(table, **HEAD), {}, Means(), waiting, measure=False)
 
 
-def test_without_public_rows_it_says_what_to_do(table: Path) -> None:
-    run = begun(table, **HEAD)
-    table.unlink()
+def test_without_public_rows_it_says_what_to_do(table: Path, tmp_path: Path) -> None:
+    gone = Path(shutil.copy(table, tmp_path))
+    run = begun(gone, **HEAD)
+    gone.unlink()
     with pytest.raises(UserError, match="no gradient can be taken before the run starts") as caught:
-        prepare(run, {}, Means(bases=table.parent, places=typed(run.data)), waiting)
+        prepare(run, {}, Means(bases=tmp_path, places=typed(run.data)), waiting)
     assert "training.estimator=zeroth-order" in caught.value.fix
 
 
 @pytest.mark.parametrize(("size", "drawn"), [(160, 32), (20, 20)], ids=["many", "few"])
-def test_own_rows_are_told_of_by_32_at_least_or_all(size: int, drawn: int, table: Path) -> None:
-    run = prepared(table, **WORDS).manifest
-    own = table.parent / "own.jsonl"
+def test_own_rows_are_told_of_by_32_at_least_or_all(
+    size: int, drawn: int, table: Path, words: Prepared, tmp_path: Path
+) -> None:
+    run, own = words.manifest, tmp_path / "own.jsonl"
     own.write_text("".join(f"{json.dumps(row)}\n" for row in dataset.rows_of("builtin:reviews:train", size)))
     given: dict[str, Any] = {"bases": table.parent, "places": typed(run.data)}
     with (
@@ -241,8 +250,10 @@ def exported(tmp_path: Path) -> Path:
     return Path(shutil.copytree(files.located("builtin:tiny", ""), tmp_path / "model"))
 
 
-def test_a_fork_goes_on_at_the_unit_and_the_limit_of_the_seal(table: Path, exported: Path) -> None:
-    old = prepared(table, **WORDS).manifest
+def test_a_fork_goes_on_at_the_unit_and_the_limit_of_the_seal(
+    table: Path, exported: Path, words: Prepared
+) -> None:
+    old = words.manifest
     own = RunKeys.generate().options() | {"basis": "published", "bases": old.training.bases}
     own |= going_on(old, RateFrom(3, RATE_ONE // 64, unit=1 << 15, limit=700))
     run = forked(old, PARENT, exported, own)
@@ -252,8 +263,10 @@ def test_a_fork_goes_on_at_the_unit_and_the_limit_of_the_seal(table: Path, expor
     assert prepare(run, {}, Means(bases=table.parent), waiting).manifest == run, "nothing is measured anew"
 
 
-def test_a_fork_that_trains_the_body_behind_a_head_is_measured_anew(table: Path, exported: Path) -> None:
-    old = prepared(table, **HEAD).manifest
+def test_a_fork_that_trains_the_body_behind_a_head_is_measured_anew(
+    table: Path, exported: Path, head: Prepared
+) -> None:
+    old = head.manifest
     own = RunKeys.generate().options() | unsuited(old.training) | {"target_modules": ("all-linear",)}
     run = forked(old, PARENT, exported, own)
     assert (run.training.is_first_order, run.training.norm_limit, run.training.bases) == (True, 0, "")

@@ -44,13 +44,14 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 @pytest.mark.timeout(300)
 def test_the_guides_can_be_followed_word_for_word(tmp_path: Path) -> None:
     write_tickets(tmp_path)
+    (tmp_path / ".local/share/sfnode").mkdir(parents=True)
     keys = "init.measure=no", "training.update_budget=1000000", "training.epoch_updates=32"
     given = [word for key in keys for word in ("--set", key)]
     made = sfnode(tmp_path, "init", "--task", "reviews", "--out", "here.toml", *given)
     assert made.returncode == 0, made.stderr
     with nodes(tmp_path) as make:
-        node = make(".sfnode", "--run", "here.toml", "--organise", "--set", "organise.search=no",
-                    "--threads", 1, *LOOPBACK).start()  # fmt: skip
+        node = make(".local/share/sfnode/node", "--run", "here.toml", "--organise",
+                    "--set", "organise.search=no", "--threads", 1, *LOOPBACK).start()  # fmt: skip
         node.until("something counts", lambda status: status.organised and status.organised.counted)
         for number, words in enumerate(commands()):
             run(tmp_path, f"node-{number}", [replaced(word, node) for word in words])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from sfprotocol import events, wire_codec
 from sfprotocol.frontier import Frontier
 from sfprotocol.machine import Machine
@@ -26,6 +28,7 @@ from tests.protocol.feeds import RUN, origin_of, signed, signing_key
 
 ANN, BOB, EVE = (Feed(origin_of(name), 1) for name in ("ann", "bob", "eve"))
 NEW_INCARNATION = 77
+M = TypeVar("M", bound=Message)
 
 
 def said(name: str, first: int, stop: int) -> Segment:
@@ -102,26 +105,26 @@ class Scripted:
 # -- parts of actions --------------------------------------------------------------------------------
 
 
+def sent(actions: list[events.Action], kind: type[M]) -> list[tuple[int, M]]:
+    """Return the messages of this type among `actions`, with their links."""
+    told = [action for action in actions if isinstance(action, events.Transmit)]
+    return [(action.link, action.message) for action in told if isinstance(action.message, kind)]
+
+
 def wants(actions: list[events.Action]) -> list[tuple[int, tuple[Position, ...]]]:
-    """Return the Wants among `actions` as (link, entries)."""
-    sent = [action for action in actions if isinstance(action, events.Transmit)]
-    return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Want)]
+    return [(link, want.entries) for link, want in sent(actions, Want)]
 
 
 def summaries(actions: list[events.Action]) -> list[tuple[int, Summary]]:
-    sent = [action for action in actions if isinstance(action, events.Transmit)]
-    return [(action.link, action.message) for action in sent if isinstance(action.message, Summary)]
+    return sent(actions, Summary)
 
 
 def haves(actions: list[events.Action]) -> list[tuple[int, tuple[Ahead, ...]]]:
-    """Return the announcements among `actions` as (link, entries)."""
-    sent = [action for action in actions if isinstance(action, events.Transmit)]
-    return [(action.link, action.message.entries) for action in sent if isinstance(action.message, Have)]
+    return [(link, have.entries) for link, have in sent(actions, Have)]
 
 
 def prunes(actions: list[events.Action]) -> list[tuple[int, tuple[int, ...]]]:
-    sent = [action for action in actions if isinstance(action, events.Transmit)]
-    return [(action.link, action.message.feed_keys) for action in sent if isinstance(action.message, Prune)]
+    return [(link, prune.feed_keys) for link, prune in sent(actions, Prune)]
 
 
 def serves(actions: list[events.Action]) -> list[events.Serve]:

@@ -22,7 +22,7 @@ from sfprotocol.frontier import Frontier
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
 from sfprotocol.own_feed import FIRST_INCARNATION, fresh
-from sfprotocol.run_state import Run
+from sfprotocol.run_state import Span
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from sfprotocol.signing import extend
 from sfprotocol.wire_codec import LENGTH_BYTES
@@ -95,7 +95,7 @@ class Node:
         self.updates_sent = 0
         self.faults: list[str] = []
         """Why links were dropped; empty for an ordinary parting."""
-        self.counted: dict[messages.Feed, tuple[Run, ...]] = {}
+        self.counted: dict[messages.Feed, tuple[Span, ...]] = {}
         """What counted of each feed when whoever adds updates up was last told to look."""
         self.host = self._host(proven=True, waiting=waiting)
 
@@ -183,7 +183,7 @@ class Node:
             case JoinRequested(join_request=join_request):
                 self.join_requests.append(join_request)
             case Advanced(feed=feed):
-                self.counted[feed] = self.machine.runs(feed)
+                self.counted[feed] = self.machine.spans(feed)
 
     def _send(self, send: Send) -> None:
         if send.link not in self.wires:
@@ -368,16 +368,15 @@ class Swarm:
         self.now = end
 
     def _step(self, end: float) -> bool:
-        node, deadline = None, float("inf")
-        for candidate in self.nodes.values():
-            if not candidate.host.busy and candidate.host.next_deadline() < deadline:
-                node, deadline = candidate, candidate.host.next_deadline()
+        free = [node for node in self.nodes.values() if not node.host.busy]
+        deadlines = [node.host.next_deadline() for node in free]
+        deadline = min(deadlines, default=float("inf"))
         arrival = self._agenda[0][0] if self._agenda else float("inf")
         if min(deadline, arrival) > end:
             return False
         self.now = max(self.now, min(deadline, arrival))
-        if node and deadline < arrival:
-            node.pump()
+        if deadline < arrival:
+            free[deadlines.index(deadline)].pump()
             return True
         heappop(self._agenda)[2]()
         return True

@@ -9,13 +9,13 @@ import pytest
 
 from sfprotocol import fields
 from sfprotocol.cards import CARD_STEPS
-from sfprotocol.events import Action, KeepCard, Served, Transmit
+from sfprotocol.events import Action, KeepCard, Served
 from sfprotocol.fields import Names
 from sfprotocol.messages import Card, Feed, Position
 from sfprotocol.rate_limit import WASTE_BURST
 from sfprotocol.signing import card_message
 from tests.protocol.feeds import RUN, signing_key
-from tests.protocol.scripted import BOB, EVE, Scripted, said
+from tests.protocol.scripted import BOB, EVE, Scripted, said, sent
 from tests.protocol.swarm import Node, Swarm
 
 OWL = Names("Ann", "The Owls")
@@ -27,9 +27,7 @@ def card(origin: str, feed: Feed, step: int, name: str = "Eve", team: str = "") 
 
 
 def told(actions: list[Action]) -> list[tuple[int, Card]]:
-    """Return the cards that are sent, as (link, card)."""
-    sent = [(action.link, action.message) for action in actions if isinstance(action, Transmit)]
-    return [(link, message) for link, message in sent if isinstance(message, Card)]
+    return sent(actions, Card)
 
 
 def kept(actions: list[Action]) -> list[Card]:

@@ -305,14 +305,6 @@ def test_the_same_succession_with_other_votes_is_the_same() -> None:
     assert feed.term == 1
 
 
-def test_with_a_majority_of_votes_a_second_succession_leaves_the_first_without() -> None:
-    """So the votes of deputies who have signed both need not be looked for: of n deputies k > n/2 have signed
-    each, and n - k < k at most have signed the first alone."""
-    for n in range(1, control_feed.MAX_DEPUTIES + 1):
-        for k in range(n // 2 + 1, n + 1):
-            assert n - k < k
-
-
 def test_kept_decisions_of_a_term_that_is_void_since_are_still_kept() -> None:
     kept = (*first(b"a"), (1, b"d"))
     feed = ControlFeed(AUTHORITY)

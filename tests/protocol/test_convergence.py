@@ -16,20 +16,11 @@ from sfprotocol.plumtree import TTL
 from sfprotocol.signing import extend
 from tests.protocol.feeds import RUN, origin_of, signed
 from tests.protocol.scripted import Scripted, admits
-from tests.protocol.swarm import Faults, Node, Swarm
+from tests.protocol.swarm import Faults, Swarm
 
 
 def names(count: int) -> str:
     return " ".join(f"n{index:02}" for index in range(count))
-
-
-def test_two_nodes_exchange_what_each_has() -> None:
-    swarm = Swarm("ann bob")
-    swarm["ann"].compute(3)
-    swarm["bob"].compute(2)
-    swarm.connect(swarm["ann"], swarm["bob"])
-    swarm["ann"].compute()
-    assert swarm.run_until_equal(2) <= 1
 
 
 def test_a_line_longer_than_the_ttl_gets_everything() -> None:
@@ -77,22 +68,6 @@ def test_a_late_joiner_gets_everything_once_however_many_neighbours_it_has() -> 
     history = sum(len(told) for told in swarm.oracle.values())
     assert sum(node.updates_sent for node in swarm.nodes.values()) == history
     assert swarm.total("Segment") == len(swarm.oracle)
-
-
-def test_a_joiner_that_meets_a_busy_swarm_catches_up_while_it_goes_on() -> None:
-    swarm = Swarm("ann bob cid")
-    swarm.mesh()
-    late: Node | None = None
-    for round_ in range(40):
-        if round_ == 20:
-            late = swarm.add("late")
-            swarm.mesh()
-        for name in ("ann", "bob", "cid"):
-            swarm[name].compute()
-        swarm.run(0.2)
-    assert late
-    assert late.machine.frontier.known > 100
-    swarm.run_until_equal(3)
 
 
 def test_relays_forward_updates_and_compute_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from sfprotocol.decisions import Admit, Announce, Ballot, Elected, StandIn, Stan
 from sfprotocol.elections import BEAT, LEASE, SPREAD
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import OwnDecision, OwnHandOver, Received, Transmit
-from sfprotocol.messages import ELECTED_TERMS, ControlFork, DoubleVote, Entry, Statement
+from sfprotocol.messages import ELECTED_TERMS, ControlFork, DoubleVote, Statement
 from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.wire_codec import MAX_TAIL, decode, encode
 from tests.protocol.feeds import origin_of, signing_key
@@ -21,6 +22,7 @@ from tests.protocol.test_organised import AUTHORITY, ORGANISED, succeeded
 
 RUN = replace(ORGANISED, organised=AUTHORITY._replace(terms=ELECTED_TERMS), version=4)
 CALM = Faults()
+SEEDS = 3 << int(os.environ.get("SFNODE_DEPTH", "0"))
 ELECTION = LEASE + 3 * BEAT + 2 * SPREAD
 """Seconds in which a fallen organiser is replaced."""
 
@@ -108,7 +110,7 @@ def test_a_decision_costs_each_stand_in_one_statement() -> None:
     assert {elections(node)._own.number - before[name] for name, node in made.nodes.items()} == {1}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_fallen_organiser_is_replaced_and_what_was_shown_stays(seed: int) -> None:
     made = swarm("a b c", seed=seed)
     decide(made["a"], Announce("before"))
@@ -138,7 +140,7 @@ def test_nobody_decides_without_more_than_half() -> None:
     assert len(leaders(made)) == 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_at_most_one_side_of_a_split_decides_and_the_other_follows(seed: int) -> None:
     made = swarm("a b c d e", "f", seed=seed)
     isolate(made, "a", "b")
@@ -344,7 +346,7 @@ def test_a_run_of_version_3_has_no_stand_ins() -> None:
     assert said(made["b"]) == ["at once"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_nothing_shown_is_taken_back_whoever_falls_or_is_cut_off(seed: int) -> None:
     """Organisers fall and come back: never do two terms decide differently."""
     faults = Faults(latency=(0.01, 3.0))
@@ -427,21 +429,6 @@ def test_statements_of_others_cost_a_stranger_nothing() -> None:
     assert elections(made["d"]).heard(link, forged, made.now) == []
     assert link.waste.bucket.level == left - FORGERY_COST
     assert next(iter(elections(made["d"])._heard.values())).said == known
-
-
-def test_forged_statements_use_up_nothing_of_what_a_stand_in_may_say() -> None:
-    made = swarm()
-    told = elections(made["a"])._told()
-    isolate(made, "a")
-    made.run(BEAT)
-    at_b = elections(made["b"])
-    link = next(iter(made["b"].machine.links.values()))
-    for size in (180_000, 180_000, 163_000, 0, 0):
-        forged = replace(told, number=told.number + 1, entries=(Entry(0, bytes(size), bytes(64)),))
-        assert at_b.heard(link, forged, made.now) == []
-    said = elections(made["a"])._told()
-    at_b.heard(link, replace(said, entries=()), made.now)
-    assert at_b._heard[said.key].said.number == said.number
 
 
 def test_a_newcomer_learns_of_a_fork_of_a_term_that_was_elected() -> None:

@@ -372,13 +372,6 @@ def test_whatever_has_happened_any_two_of_three_go_on(seed: int) -> None:
             raise Wrong(f"{wrong}, after {'; '.join(past)}") from wrong
 
 
-def test_whoever_has_handed_over_decides_nothing_more() -> None:
-    """Who takes over need not know of it: one that has elected it would have helped to decide it, too."""
-    world = told(beginning(), "a hands over to c")
-    assert decide("too late", world.sites["a"].copied()) == []
-    assert "a decides" not in dict(futures(world))
-
-
 def test_what_was_answered_is_held_although_somebody_tells_what_was_said_before() -> None:
     """A stand-in that has started again hears of the organiser what its neighbours know, which is older."""
     world = told(beginning(), "a decides; c hears a; a hears c; c falls; c hears a by b")
@@ -395,19 +388,6 @@ def test_an_organiser_goes_on_with_those_who_have_elected_somebody_that_fell() -
     """It holds no lease any more, and they answer it nothing, as they are of a later term."""
     world = told(beginning(), f"{STORIES['a candidate']}; a is alone")
     comes_to_rest(told(world, "b hears c"), "ab")
-
-
-def test_a_neighbour_that_takes_a_proposal_away_is_not_believed_for_long() -> None:
-    """What is proposed is not signed with the rest of a statement: who passes it on may leave it out."""
-    world = told(beginning(), "a decides")
-    said = world.sent["a"]
-    for mangled in ((), (said.entries[0]._replace(record=b""),)):
-        spoilt = after(world, "c", partial(hear, replace(said, entries=mangled)))
-        assert spoilt.sites["c"].elections._ahead().stop == said.decided
-        whole = after(spoilt, "c", partial(hear, said))
-        assert whole.sites["c"].elections._ahead().stop == said.stop
-        again = after(whole, "c", partial(hear, replace(said, entries=mangled)))
-        assert again.sites["c"].elections._ahead().stop == said.stop
 
 
 def test_a_stand_in_that_tells_of_late_terms_makes_no_candidate_unheard_of() -> None:

@@ -11,12 +11,11 @@ from sfprotocol.checkpoints import Base, feeds_digest
 from sfprotocol.decisions import Admit, Amend, Checkpoint, Void
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.events import CheckpointKept, OwnJoinRequest, Received, Writable
-from sfprotocol.join_requests import join_request_message
-from sfprotocol.messages import Branch, EpochScalars, Floor, JoinRequest, Message, Position, Proof, Want
+from sfprotocol.messages import Branch, EpochScalars, Floor, Message, Position, Proof, Want
 from sfprotocol.signing import extend, head_message
 from tests.protocol.feeds import RUN, origin_of, signing_key
 from tests.protocol.swarm import Faults, Node, Swarm
-from tests.protocol.test_organised import close, decide, number, same, seal, swarm
+from tests.protocol.test_organised import close, decide, join_request, number, same, seal, swarm
 
 EPOCHS = 4
 
@@ -250,9 +249,7 @@ def test_who_waits_for_a_checkpoint_learns_decisions_and_holds_nothing() -> None
     made.connect(made["d"], made["b"])
     decide(made["a"], Admit(origin_of("d"), 100, 0))
     made.run(2)
-    unsigned = JoinRequest(origin_of("late"), 7, 0, b"", b"")
-    signature = signing_key("late").sign(join_request_message(RUN.run_id, unsigned))
-    late.handle(OwnJoinRequest(replace(unsigned, signature=signature)))
+    late.handle(OwnJoinRequest(join_request("late")))
     for _ in range(30):
         made["b"].compute(1), made["d"].compute(1)
         made.run(2)

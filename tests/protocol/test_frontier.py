@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfprotocol.frontier import Frontier
-from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.segments import drop_updates
+from sfprotocol.messages import Feed
 from tests.protocol.feeds import RUN
 
 FEEDS = [Feed(bytes([origin]) * 32, incarnation) for origin in (1, 2, 3) for incarnation in (0, 9)]
@@ -47,20 +46,6 @@ def test_digest_and_count_do_not_depend_on_the_order(positions: dict[Feed, int],
 @given(POSITIONS, POSITIONS)
 def test_digests_are_equal_only_for_equal_sets(one: dict[Feed, int], other: dict[Feed, int]) -> None:
     assert (reached(one).digest() == reached(other).digest()) == (one == other)
-
-
-def test_the_digest_covers_the_content_and_not_only_the_count() -> None:
-    one, other = Frontier(RUN), Frontier(RUN)
-    one.advance(FEEDS[0], 1, b"\0" * 32, 0)
-    other.advance(FEEDS[0], 1, b"\1" * 32, 0)
-    assert one.digest() != other.digest()
-
-
-def test_a_digest_that_was_asked_for_does_not_go_stale() -> None:
-    frontier = Frontier(RUN)
-    empty = frontier.digest()
-    frontier.advance(FEEDS[0], 2, chain(FEEDS[0], 2), 0)
-    assert frontier.digest() == reached({FEEDS[0]: 2}).digest() != empty
 
 
 def by_the_rule(frontier: Frontier) -> bytes:
@@ -137,15 +122,3 @@ def test_admitted_feeds_are_found_by_their_key() -> None:
     frontier = reached(dict.fromkeys(FEEDS, 3))
     assert all(frontier.keyed(state.key) == [state.feed] for state in frontier)
     assert [claim[:2] for claim in frontier.claims()] == [(feed, 3) for feed in sorted(FEEDS)]
-
-
-@given(
-    st.lists(st.lists(st.integers(), min_size=1, max_size=4).map(tuple), min_size=1, max_size=4),
-    st.integers(0, 20),
-)
-def test_dropping_updates_keeps_the_rest_in_its_epochs(scalars: list[tuple[int, ...]], count: int) -> None:
-    parts = tuple(EpochScalars(epoch, values) for epoch, values in enumerate(scalars))
-    flat = [(part.epoch, scalar) for part in parts for scalar in part.scalars]
-    kept = drop_updates(parts, count)
-    assert [(part.epoch, scalar) for part in kept for scalar in part.scalars] == flat[count:]
-    assert all(part.scalars for part in kept)

@@ -121,7 +121,7 @@ def test_a_silent_peer_is_dropped_and_a_quiet_one_is_not() -> None:
     for _ in range(8):
         dropped += host.wait(10)
         host.hear(2, host.summary())
-    assert [(drop.link, drop.fault[:2]) for drop in drops(dropped)] == [(1, "L7")]
+    assert [(drop.link, drop.fault) for drop in drops(dropped)] == [(1, "")], "it may be asleep: no fault"
     assert list(host.machine.links) == [2]
 
 
@@ -130,13 +130,13 @@ def test_time_in_which_the_node_itself_did_not_run_is_nobodys_silence() -> None:
     host.link(1)
     host.now += 300  # suspended, stopped, or its clock has leapt
     assert not drops(host.wait(50))
-    assert [drop.fault[:2] for drop in drops(host.wait(15))] == ["L7"]
+    assert [drop.link for drop in drops(host.wait(15))] == [1]
 
 
 def test_a_peer_that_never_says_hello_is_dropped_too() -> None:
     host = Scripted()
     host.event(LinkUp(1, "peer"))
-    assert faults(host.wait(70)) == ["L7"]
+    assert faults(host.wait(70)) == [""]
 
 
 def test_a_feed_longer_than_the_run_cannot_be_claimed() -> None:

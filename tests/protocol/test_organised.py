@@ -12,7 +12,7 @@ from sfprotocol.decisions import Admit, Amend, Budget, Close, Finish, Move, Revo
 from sfprotocol.events import OwnDecision, OwnJoinRequest, OwnSuccession, Received
 from sfprotocol.join_requests import SEND_AGAIN, join_request_message
 from sfprotocol.quotas import LEAST_USUAL, USUAL_OF
-from sfprotocol.run_state import Run
+from sfprotocol.run_state import Span
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, own_updates, signed, signing_key
 from tests.protocol.organised import closing
@@ -65,7 +65,7 @@ def number(made: Swarm, name: str) -> int:
 def same(made: Swarm) -> bool:
     digests = {node.machine.frontier.digest() for node in made.nodes.values()}
     runs = {
-        tuple((state.feed, node.machine.runs(state.feed)) for state in node.machine.frontier)
+        tuple((state.feed, node.machine.spans(state.feed)) for state in node.machine.frontier)
         for node in made.nodes.values()
     }
     return len(digests) == len(runs) == 1
@@ -220,7 +220,7 @@ def test_what_is_to_be_skipped_can_be_left_out_of_what_is_named() -> None:
     made.run(2)
     close(made["a"])
     organised, b = made["a"].machine.organised, number(made, "b")
-    assert organised.named(1)[made["b"].own].runs[-1].stop == 10
+    assert organised.named(1)[made["b"].own].spans[-1].stop == 10
     assert organised.named(1, [b]) == organised.named(0)
 
 
@@ -247,9 +247,9 @@ def test_what_a_restarted_node_has_kept_is_what_counts() -> None:
     close(made["a"])
     seal(made["a"], factor=1024)
     made.run(2)
-    before = made["c"].machine.runs(made["b"].own)
+    before = made["c"].machine.spans(made["b"].own)
     made["c"].restart()
-    assert made["c"].machine.runs(made["b"].own) == before
+    assert made["c"].machine.spans(made["b"].own) == before
     made.mesh()
     made.run(3)
     assert same(made)
@@ -357,11 +357,11 @@ def test_what_a_succession_admits_no_more_does_not_count_until_it_is_admitted_ag
     assert counted[own] == ((3, decisions.FACTOR_ONE),)
     made["a"].handle(succeeded(made["a"], 1))
     made.run(1)
-    assert counted[own] == made["a"].machine.runs(own) == ()
+    assert counted[own] == made["a"].machine.spans(own) == ()
     made["a"].machine.organised.control._sign = signing_key("new").sign
     decide(made["a"], Admit(origin_of("b"), QUOTA, 0))
     made.run(1)
-    assert counted[own] == made["a"].machine.runs(own) == ((3, decisions.FACTOR_ONE),)
+    assert counted[own] == made["a"].machine.spans(own) == ((3, decisions.FACTOR_ONE),)
 
 
 def test_who_has_signed_two_decisions_hears_of_it_from_whoever_finds_out() -> None:
@@ -481,8 +481,9 @@ def test_what_validators_of_before_say_changes_nothing_is_not_passed_on_and_coun
     seal(a)
     made.run(2)
     assert same(made)
+    again = Received(link, wire_codec.encode(commitment("b"), RUN.scalar_bytes))
     for _ in range(5000):
-        a.handle(Received(link, wire_codec.encode(commitment("b"), RUN.scalar_bytes)))
+        a.handle(again)
     assert [fault[:2] for fault in a.faults] == ["L8"]
 
 
@@ -535,19 +536,20 @@ def test_a_node_whose_log_has_lost_what_was_named_of_its_feed_does_not_continue_
     assert same(made)
 
 
+def join_request(name: str) -> messages.JoinRequest:
+    unsigned = messages.JoinRequest(origin_of(name), 7, 0, b"", b"")
+    return replace(unsigned, signature=signing_key(name).sign(join_request_message(RUN.run_id, unsigned)))
+
+
 def test_a_join_request_reaches_the_organiser_over_others_and_is_not_sent_for_ever() -> None:
     made = swarm("a b")
     made.add("new")
     made.connect(made["new"], made["b"])
-    origin = origin_of("new")
-    join_request = messages.JoinRequest(origin, 7, 0, b"", b"")
-    signed = replace(
-        join_request, signature=signing_key("new").sign(join_request_message(RUN.run_id, join_request))
-    )
-    made["new"].handle(OwnJoinRequest(signed))
+    asked = join_request("new")
+    made["new"].handle(OwnJoinRequest(asked))
     made.run(2)
-    assert made["a"].join_requests == [signed]
-    decide(made["a"], Admit(origin, QUOTA, 0))
+    assert made["a"].join_requests == [asked]
+    decide(made["a"], Admit(asked.origin, QUOTA, 0))
     made.run(2)
     made.forget_costs()
     made.run(100)
@@ -560,15 +562,12 @@ def test_a_join_request_that_found_no_way_to_the_organiser_does_when_it_is_sent_
     made.add("new")
     made.cut(made["a"], made["b"])
     made.connect(made["new"], made["b"])
-    join_request = messages.JoinRequest(origin_of("new"), 7, 0, b"", b"")
-    signed = replace(
-        join_request, signature=signing_key("new").sign(join_request_message(RUN.run_id, join_request))
-    )
-    made["new"].handle(OwnJoinRequest(signed))
+    asked = join_request("new")
+    made["new"].handle(OwnJoinRequest(asked))
     made.run(2)
     made.connect(made["a"], made["b"])
     made.run(SEND_AGAIN)
-    assert made["a"].join_requests == [signed]
+    assert made["a"].join_requests == [asked]
 
 
 @pytest.mark.parametrize("decision", [Finish(), Budget(3)])
@@ -595,9 +594,9 @@ def test_what_an_epoch_has_named_can_be_told_from_what_came_after_its_close() ->
     made["b"].compute(2)
     made.run(2)
     organised = made["c"].machine.organised
-    assert made["c"].machine.runs(feed) == (Run(5, 7), Run(10, decisions.FACTOR_ONE))
-    assert organised.named(0)[feed].runs == (Run(5, 7),)
-    assert organised.named(1)[feed].runs == (Run(5, 7), Run(8, decisions.FACTOR_ONE))
+    assert made["c"].machine.spans(feed) == (Span(5, 7), Span(10, decisions.FACTOR_ONE))
+    assert organised.named(0)[feed].spans == (Span(5, 7),)
+    assert organised.named(1)[feed].spans == (Span(5, 7), Span(8, decisions.FACTOR_ONE))
     assert organised.named(1)[feed].rates == made["c"].machine.counted(feed).rates
 
 

@@ -253,9 +253,6 @@ def test_a_new_feed_is_named_and_flooded_on_links_that_are_up() -> None:
     assert [(serve.feed, serve.first, serve.hops) for serve in scripted.serves(actions)] == [(RENEWED, 0, 0)]
 
 
-TARGET = 10.0
-"""Bytes an update where a node makes twenty in the time for which they may wait."""
-
 LONG = parameters(epoch_updates=100_000)
 """A run of which a few steps are next to nothing."""
 
@@ -408,16 +405,6 @@ def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int
 
 
 # -- many authors ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize(("nodes", "pace"), [(1, 1.4), (10, 0.1), (10, 1.0), (100, 0.5), (100, 1.4)])
-def test_twenty_updates_in_the_time_cost_ten_bytes_each(nodes: int, pace: float, together: bool) -> None:
-    """A tenth of the epoch is twenty updates of each node, and takes less than 30 s."""
-    run = parameters(epoch_updates=200 * nodes)
-    course = authors.Swarm(run, [pace] * nodes, together).play(warm=60 * pace, measured=60 * pace)
-    assert course.updates > 40 * nodes
-    assert course.bytes_per_update <= TARGET
 
 
 @pytest.mark.parametrize("together", [True, False])

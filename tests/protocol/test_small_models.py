@@ -23,9 +23,8 @@ from sfprotocol.decisions import Decision, Recorded, Revoke, Void
 from sfprotocol.messages import ControlFork, Entry, EpochScalars, Succession
 from sfprotocol.run_state import RunState
 from tests.protocol.feeds import origin_of
-from tests.protocol.organised import Reference, admit, close, fold, seal
+from tests.protocol.organised import admit, close, fold, seal
 from tests.protocol.test_control_feed import AUTHORITY, History, chain_of, first, signed, succession
-from tests.protocol.test_run_state import shared_out
 
 S = TypeVar("S")
 Arrival = Callable[[S], S]
@@ -309,18 +308,6 @@ def orders() -> Iterator[tuple[Decision, ...]]:
     for story in STORIES:
         for said in permutations(story):
             yield (admit(0, 3), *said)
-
-
-def test_every_order_of_decisions_shares_out_as_in_the_reference() -> None:
-    for said in orders():
-        run, reference = RunState(budget=9, rate=5, epoch_updates=8), Reference(9, 5, 8)
-        for decision in said:
-            run.apply(Recorded(decision))
-            reference.apply(decision)
-            shared_out(run, reference)
-        for feed in (A, A_AGAIN, B, B_AGAIN)[: 2 * len(run.members)]:
-            held = run.named(feed) + 2
-            assert run.live(feed, held) == reference.live(feed, held)
 
 
 HISTORIES_OF_LABELS = [labels for n in (1, 2, 3) for labels in combinations_with_replacement(range(3), n)]

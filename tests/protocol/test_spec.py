@@ -177,7 +177,7 @@ def test_protocol_sources_cite_the_rules() -> None:
         ("pushed segments of one feed", f"{plumtree.PUSH_BURST:g} at once, {plumtree.PUSH_RATE:g} a second"),
         ("waiting for what was announced", f"{pulls.GRAFT_DELAY:g} s"),
         ("waiting before others are asked, too", f"{pulls.HEDGE_DELAY:g} s"),
-        ("pulls that come to nothing on a link", f"{machine.MAX_LET_DOWN}"),
+        ("failed pulls in a row on a link (A9)", f"{machine.MAX_LET_DOWN}"),
         (
             "waste of a link",
             f"{rate_limit.WASTE_BURST:,.0f} bytes + {rate_limit.WASTE_BURST_PER_FEED:,.0f} a feed; "

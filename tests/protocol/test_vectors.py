@@ -550,7 +550,7 @@ def test_what_counts_after_every_decision() -> None:
         assert members == step["members"]
         for place, feed in enumerate((0, 65)):
             assert (run.named(feed), run.ended(feed)) == (step["named"][place], step["ended"][place])
-            assert [list(one) for one in run.runs(feed, 7)] == step["runs"][place]
+            assert [list(one) for one in run.spans(feed, 7)] == step["runs"][place]
         assert [one.epoch for one in run.checkpoints] == step["checkpoints"]
         assert [[one.subspace, one.digest.hex()] for one in run.bases] == step["bases"]
     assert [run.number(feed_of(feed)) for feed in vector["feeds"]] == [0, 65]

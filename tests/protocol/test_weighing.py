@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sfprotocol.decisions import FACTOR_ONE, Close, Decision, Part, RateFrom, Recorded, Seal, Void, Worth
 from sfprotocol.messages import Feed
-from sfprotocol.run_state import Run, RunState, multiplier
+from sfprotocol.run_state import RunState, Span, multiplier
 from sfprotocol.weighing import NOTHING, Counted, Rates, Sum, counts_alike, differences, once, worths
 from tests.protocol.organised import admit, close, fold, seal
 
@@ -20,13 +20,13 @@ FEED = Feed(bytes(32), 0)
 @st.composite
 def counted(draw: st.DrawFn, tables: tuple[Rates | None, ...]) -> Counted:
     factors = draw(st.lists(st.sampled_from([0, 1, 2048, FACTOR_ONE]), max_size=STEPS))
-    runs = [Run(step, factor) for step, factor in enumerate(factors, 1)]
+    runs = [Span(step, factor) for step, factor in enumerate(factors, 1)]
     joined = [a for a, b in zip_longest(runs, runs[1:]) if b is None or a.factor != b.factor]
     return Counted(tuple(joined), draw(st.sampled_from(tables)))
 
 
 def factor(of: Counted, step: int) -> int:
-    return next((run.factor for run in of.runs if step < run.stop), 0)
+    return next((run.factor for run in of.spans if step < run.stop), 0)
 
 
 def label(step: int) -> int:
@@ -56,7 +56,7 @@ def test_rates_of_epochs_to_come_change_nothing_that_is_there() -> None:
     assert FIRST.hold_in(LATER)
     assert not LATER.hold_in(DROPPED)
     assert not DROPPED.hold_in(LATER)
-    runs = (Run(9, FACTOR_ONE),)
+    runs = (Span(9, FACTOR_ONE),)
     assert list(differences(Counted(runs, FIRST), Counted(runs, LATER))) == []
     assert list(differences(Counted(runs, FIRST), Counted(runs, DROPPED))) == [(0, 9, FACTOR_ONE, FACTOR_ONE)]
     assert counts_alike({FEED: Counted(runs, FIRST)}, {FEED: Counted(runs, LATER)})

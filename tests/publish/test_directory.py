@@ -248,18 +248,6 @@ def begun(last: Succession | None = None, *who: str) -> ControlFeed:
     return decided(control, "organiser", Announce("welcome"), names(*who or THREE), Announce("go on"))
 
 
-def test_the_word_of_a_stand_in_that_was_elected_wins_over_that_of_the_organiser_that_fell_silent(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
-    fallen = signed(tmp_path, "Fallen", "organiser", begun())
-    control = decided(elected(begun(), 1, "two", ["two", "three"]), "two", Announce("here I am"))
-    stands_in = signed(tmp_path, "Elected", "two", control, updated="2026-01-01T00:00:00Z")
-    found, ended = directory(fallen, stands_in)
-    assert "(2 of 2 runs)" in ended.out
-    assert "Elected" in found.words
-    assert "Fallen" not in found.words
-
-
 def test_an_election_counts_by_those_whom_one_that_was_elected_has_named(
     directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
 ) -> None:
@@ -268,64 +256,27 @@ def test_an_election_counts_by_those_whom_one_that_was_elected_has_named(
     assert "(1 of 1 runs)" in directory(path)[1].out
 
 
-def test_whoever_organises_again_is_believed_over_who_stood_in(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
-    control = elected(begun(None, "organiser", *THREE), 1, "two", ["one", "two", "three"])
-    stood_in = signed(tmp_path, "Then", "two", control.copy())
-    again = elected(control, 2, "organiser", ["organiser", "one", "three"])
-    found, _ = directory(
-        stood_in, signed(tmp_path, "Again", "organiser", again, updated="2026-01-01T00:00:00Z")
-    )
-    assert "Again" in found.words
-
-
-def test_a_succession_ends_what_stand_ins_have_elected(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
-    stood_in = signed(tmp_path, "Deposed", "two", elected(begun(), 1, "two", ["two", "three"]))
-    heir = signed(tmp_path, "Heir", "heir", succession(TERM, "heir"), updated="2026-01-01T00:00:00Z")
-    found, _ = directory(stood_in, heir)
-    assert "Heir" in found.words
-    assert "Deposed" not in found.words
-
-
-def _too_few_ballots(turns: Turns) -> Turns:
-    return [turns[0], _instead(turns[1], lambda said: replace(said, ballots=said.ballots[:1]))]
-
-
-def _ballots_of_another_place(turns: Turns) -> Turns:
-    chain, place, entry = turns[1]
-    return [turns[0], (chain, place + 1, entry)]
-
-
-def _stand_ins_that_nobody_has_signed(turns: Turns) -> Turns:
-    return [_instead(turns[0], lambda said: names("two", "mallory")), turns[1]]
-
-
-def _nobody_stands_in(turns: Turns) -> Turns:
-    return turns[1:]
-
-
-def _the_wrong_way_round(turns: Turns) -> Turns:
-    return turns[::-1]
-
-
 def _instead(turn: tuple[bytes, int, Entry], change: Callable[[Any], Decision]) -> tuple[bytes, int, Entry]:
     chain, place, entry = turn
     return chain, place, entry._replace(record=encode_decision(change(read(entry.record).decision)))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _too_few_ballots,
-        _ballots_of_another_place,
-        _stand_ins_that_nobody_has_signed,
-        _nobody_stands_in,
-        _the_wrong_way_round,
+FORGED: dict[str, Callable[[Turns], Turns]] = {
+    "too few ballots": lambda turns: [
+        turns[0],
+        _instead(turns[1], lambda said: replace(said, ballots=said.ballots[:1])),
     ],
-)
+    "ballots of another place": lambda turns: [turns[0], (turns[1][0], turns[1][1] + 1, turns[1][2])],
+    "stand-ins that nobody has signed": lambda turns: [
+        _instead(turns[0], lambda said: names("two", "mallory")),
+        turns[1],
+    ],
+    "nobody stands in": lambda turns: turns[1:],
+    "the wrong way round": lambda turns: turns[::-1],
+}
+
+
+@pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
 def test_a_key_that_too_few_have_elected_signs_nothing(
     directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, change: Callable[[Turns], Turns]
 ) -> None:
@@ -354,23 +305,52 @@ def test_the_word_that_the_organiser_has_signed_wins_whatever_comes_first_or_has
     assert "(3 of 3 runs)" in ended.out
 
 
-def test_of_two_words_of_the_organiser_the_later_one_wins(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
-    now = signed(tmp_path, "Now", "organiser")
-    found, _ = directory(signed(tmp_path, "Then", "organiser", updated="2026-01-01T00:00:00Z"), now)
-    assert "Now" in found.words
-    assert "Then" not in found.words
+EARLY = "2026-01-01T00:00:00Z"
 
 
-def test_after_a_succession_the_word_of_the_new_key_wins(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+def _elected_or_silent(folder: Path) -> list[Path]:
+    control = decided(elected(begun(), 1, "two", ["two", "three"]), "two", Announce("here I am"))
+    return [
+        signed(folder, "Loses", "organiser", begun()),
+        signed(folder, "Wins", "two", control, updated=EARLY),
+    ]
+
+
+def _organises_again(folder: Path) -> list[Path]:
+    control = elected(begun(None, "organiser", *THREE), 1, "two", ["one", "two", "three"])
+    stood_in = signed(folder, "Loses", "two", control.copy())
+    again = elected(control, 2, "organiser", ["organiser", "one", "three"])
+    return [stood_in, signed(folder, "Wins", "organiser", again, updated=EARLY)]
+
+
+def _succession_after_an_election(folder: Path) -> list[Path]:
+    stood_in = signed(folder, "Loses", "two", elected(begun(), 1, "two", ["two", "three"]))
+    return [stood_in, signed(folder, "Wins", "heir", succession(TERM, "heir"), updated=EARLY)]
+
+
+WORDS: dict[str, Callable[[Path], list[Path]]] = {
+    "of an elected stand-in, over that of the organiser that fell silent": _elected_or_silent,
+    "of who organises again, over that of who stood in": _organises_again,
+    "by a succession, over that of an elected stand-in": _succession_after_an_election,
+    "the later one of two of the organiser": lambda folder: [
+        signed(folder, "Loses", "organiser", updated=EARLY),
+        signed(folder, "Wins", "organiser"),
+    ],
+    "by a succession, over that of the first key": lambda folder: [
+        signed(folder, "Loses", "organiser"),
+        signed(folder, "Wins", "heir", succession(TERM, "heir"), updated=EARLY),
+    ],
+}
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_of_signed_words_the_last_one_of_the_latest_term_wins(
+    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, words: Callable[[Path], list[Path]]
 ) -> None:
-    later = signed(tmp_path, "Deposed", "organiser")
-    heir = signed(tmp_path, "Heir", "heir", succession(TERM, "heir"), updated="2026-01-01T00:00:00Z")
-    found, _ = directory(later, heir)
-    assert "Heir" in found.words
-    assert "Deposed" not in found.words
+    found, ended = directory(*words(tmp_path))
+    assert "(2 of 2 runs)" in ended.out
+    assert "Wins" in found.words
+    assert "Loses" not in found.words
 
 
 def test_the_first_word_counts_where_the_deputies_have_named_two(
@@ -381,25 +361,8 @@ def test_the_first_word_counts_where_the_deputies_have_named_two(
     assert "First" in found.words
 
 
-def _changed(data: bytes) -> bytes:
-    return data.replace(b"Genuine", b"Changed")
-
-
-def _appended(data: bytes) -> bytes:
-    return data.rstrip()[:-1] + b',"title":"Changed"}'
-
-
-def _of_another_run(data: bytes) -> bytes:
-    return data.replace(SIGNED.run_id.hex().encode(), b"cd" * 32)
-
-
-def _without_manifest(data: bytes) -> bytes:
-    return re.sub(rb'"manifest":"[^"]*"', b'"manifest":""', data)
-
-
-def _of_a_deep_manifest(data: bytes) -> bytes:
-    deep = b64encode(b"\x91" * 5_000 + b"\x90")
-    return re.sub(rb'"manifest":"[^"]*"', b'"manifest":"%s"' % deep, data)
+def _with_manifest(data: bytes, manifest: bytes) -> bytes:
+    return re.sub(rb'"manifest":"[^"]*"', b'"manifest":"%s"' % manifest, data)
 
 
 def _with_a_succession_without_votes(data: bytes) -> bytes:
@@ -407,17 +370,17 @@ def _with_a_succession_without_votes(data: bytes) -> bytes:
     return data.replace(b'"succession":""', b'"succession":"%s"' % frame.hex().encode())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _changed,
-        _appended,
-        _of_another_run,
-        _without_manifest,
-        _of_a_deep_manifest,
-        _with_a_succession_without_votes,
-    ],
-)
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
+    "changed": lambda data: data.replace(b"Genuine", b"Changed"),
+    "appended": lambda data: data.rstrip()[:-1] + b',"title":"Changed"}',
+    "of another run": lambda data: data.replace(SIGNED.run_id.hex().encode(), b"cd" * 32),
+    "without a manifest": lambda data: _with_manifest(data, b""),
+    "of a deep manifest": lambda data: _with_manifest(data, b64encode(b"\x91" * 5_000 + b"\x90")),
+    "with a succession without votes": _with_a_succession_without_votes,
+}
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
 def test_a_signature_that_does_not_hold_keeps_an_entry_out(
     directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -333,16 +332,8 @@ def test_a_private_run_keeps_its_link_unless_one_is_given(sfnode: Run, tmp_path:
     ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", tmp_path / "node")
     assert (ended.status, ended.err) == (0, "reading the log\n")
     assert run_file(tmp_path / "page").link == ""
-    sfnode(
-        "publish",
-        "page",
-        "--out",
-        tmp_path / "page",
-        "--data-dir",
-        tmp_path / "node",
-        "--public-link",
-        link_to(run),
-    )
+    where = ("--out", tmp_path / "page", "--data-dir", tmp_path / "node")
+    sfnode("publish", "page", *where, "--public-link", link_to(run))
     assert run_file(tmp_path / "page").link == link_to(run)
 
 
@@ -446,51 +437,3 @@ def test_the_digest_of_a_seal_is_computed_once(
         for _ in range(2):
             site.publish(RUN, log, NodeAnswers(), utc_now())
     assert computed == [EPOCHS - 1]
-
-
-# -- downloads -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def exports(tmp_path: Path) -> Path:
-    """The exports of a node with --export-every."""
-    for epoch in (5, 10):
-        made = tmp_path / "exports" / f"epoch-{epoch:06d}"
-        made.mkdir(parents=True)
-        (made / "model.safetensors").write_bytes(bytes(100 + epoch))
-        (made / "README.md").write_text("how to verify")
-        (made / ".hidden").touch()
-    return tmp_path / "exports"
-
-
-def test_the_last_export_is_offered_with_its_sums(published: Callable[..., Path], exports: Path) -> None:
-    site = published("--export", exports)
-    page = Page.of(site / "index.html")
-    offered = [one["href"] for one in page.named("a") if one["href"].startswith("model/")]
-    assert offered == [
-        f"model/epoch-000010/{name}" for name in ("README.md", "model.safetensors", "SHA256SUMS")
-    ]
-    assert "Download the model of round 10" in page.words
-    sums = dict(reversed(line.split("  ")) for line in (site / offered[-1]).read_text().splitlines())
-    assert sums["model.safetensors"] == hashlib.sha256(bytes(110)).hexdigest()
-
-
-def test_an_export_is_copied_once_and_goes_when_there_is_a_later_one(
-    published: Callable[..., Path], exports: Path
-) -> None:
-    sums = published("--export", exports) / "model" / "epoch-000010" / "SHA256SUMS"
-    os.utime(sums, (1, 1))
-    site = published("--export", exports)
-    assert sums.stat().st_mtime == 1
-    assert Page.of(published() / "index.html").words.count("Download the model of round 10") == 1
-    (exports / "epoch-000010").rename(exports / "epoch-000015")
-    published("--export", exports)
-    assert [path.name for path in (site / "model").iterdir()] == ["epoch-000015"]
-
-
-def test_a_folder_without_an_export_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    ended = sfnode(
-        "publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--export", tmp_path / "empty"
-    )
-    assert (ended.status, "there is no export" in ended.err) == (1, True)

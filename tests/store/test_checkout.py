@@ -47,7 +47,7 @@ def seen(made: Logged, name: str = "b", **lacking: int) -> Checkout:
 
 def steps(checkout: Checkout) -> list[int]:
     """How many steps of each feed it counts, with their factors."""
-    return sorted(run.stop for counted in checkout.counted.values() for run in counted.runs if run.factor)
+    return sorted(run.stop for counted in checkout.counted.values() for run in counted.spans if run.factor)
 
 
 def test_it_is_the_last_seal_and_nothing_of_the_open_window(made: Logged) -> None:

@@ -29,7 +29,7 @@ from sfprotocol.decisions import FACTOR_ONE, UNIT_ONE, RateFrom
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.host import cut_chain
 from sfprotocol.messages import Branch, EpochScalars, Feed, Form, Proof, Segment
-from sfprotocol.run_state import Run
+from sfprotocol.run_state import Span
 from sfprotocol.signing import extend, head_message
 from sfprotocol.weighing import Counted, Rates
 from tests.node.helpers import manifest
@@ -165,7 +165,7 @@ def test_what_a_dropped_decision_had_counted_is_taken_out_exactly(log: UpdateLog
         Rates(2, (first, RateFrom(2, 1 << 29, 3 * UNIT_ONE, 100))),
         Rates(2, (first, RateFrom(1, 1 << 28, 77, 40))),
     ]
-    runs = [(Run(5, FACTOR_ONE),), (Run(1, 100), Run(4, 3 * FACTOR_ONE))]
+    runs = [(Span(5, FACTOR_ONE),), (Span(1, 100), Span(4, 3 * FACTOR_ONE))]
     states = [Counted(steps, rates) for steps in runs for rates in tables]
 
     def by_hand(counted: Counted) -> bytes:
@@ -180,7 +180,7 @@ def test_what_a_dropped_decision_had_counted_is_taken_out_exactly(log: UpdateLog
         return found.digest()
 
     def factors(counted: Counted) -> list[int]:
-        return [next((r.factor for r in counted.runs if step < r.stop), 0) for step in range(5)]
+        return [next((r.factor for r in counted.spans if step < r.stop), 0) for step in range(5)]
 
     assert len({by_hand(state) for state in states}) == len(states)
     for before in states:
@@ -200,7 +200,7 @@ def test_every_update_is_told_with_its_weight(log: UpdateLog) -> None:
     author = Author()
     log.append([author.write([LONG, SHORT, LONG])])
     counted = Counted(
-        (Run(2, FACTOR_ONE), Run(3, 2 * FACTOR_ONE)), Rates(0, (RateFrom(0, 9, 2 * UNIT_ONE, 78),))
+        (Span(2, FACTOR_ONE), Span(3, 2 * FACTOR_ONE)), Rates(0, (RateFrom(0, 9, 2 * UNIT_ONE, 78),))
     )
     found = list(weighed(log, {author.feed: counted}))
     assert [(one.scalar, one.weight) for one in found] == [(LONG, 18), (SHORT, 0), (LONG, 36)]

@@ -19,7 +19,7 @@ from sfnode.store.log import CutRecord, UpdateLog
 from sfnode.store.replay import UpdatePiece, WeightedScalars, batch_of, changes, frontier_of
 from sfprotocol.decisions import FACTOR_ONE, RateFrom, Recorded
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.run_state import Run, RunState
+from sfprotocol.run_state import RunState, Span
 from sfprotocol.seeds import update_seeds
 from sfprotocol.segments import merge
 from sfprotocol.weighing import NOTHING, Counted, Rates, once
@@ -176,7 +176,7 @@ def by_hand(authors: list[Author], wanted: Mapping[Feed, Counted]) -> Core:
     core = Core(2, 4)
     for author in authors:
         counted, first = wanted.get(author.feed, NOTHING), 0
-        for stop, factor in counted.runs:
+        for stop, factor in counted.spans:
             for step in range(first, stop):
                 label, scalar = author.updates[step]
                 weight = counted.weight(label, factor)
@@ -190,7 +190,7 @@ def by_hand(authors: list[Author], wanted: Mapping[Feed, Counted]) -> Core:
 def states(draw: st.DrawFn) -> Counted:
     stops = sorted(draw(st.sets(st.integers(1, STEPS), max_size=5)))
     factors = draw(st.lists(st.sampled_from([0, 1, 4095, FACTOR_ONE, 65_535]), min_size=5, max_size=5))
-    runs = tuple(Run(stop, factor) for stop, factor in zip(stops, factors, strict=False))
+    runs = tuple(Span(stop, factor) for stop, factor in zip(stops, factors, strict=False))
     return Counted(runs, draw(st.sampled_from([EARLY, LATE, OTHER])))
 
 
@@ -215,8 +215,8 @@ def test_whatever_counted_in_between_the_cores_are_those_of_what_counts_now(
 def test_what_counts_as_before_is_not_read(labelled: tuple[UpdateLog, list[Author]]) -> None:
     log, authors = labelled
     feed = authors[0].feed
-    before = Counted((Run(20, 1), Run(40, FACTOR_ONE)), EARLY)
-    now = Counted((Run(10, 1), Run(20, 2), Run(45, FACTOR_ONE)), LATE)
+    before = Counted((Span(20, 1), Span(40, FACTOR_ONE)), EARLY)
+    now = Counted((Span(10, 1), Span(20, 2), Span(45, FACTOR_ONE)), LATE)
     found = list(changes(log, {feed: before}, {feed: now}, SUBSPACE_OF))
     assert sum(len(columns.seeds) for columns in found) == 10 + 5
 
@@ -224,7 +224,7 @@ def test_what_counts_as_before_is_not_read(labelled: tuple[UpdateLog, list[Autho
 def test_sums_beyond_64_bits_go_round_and_come_back(labelled: tuple[UpdateLog, list[Author]]) -> None:
     log, authors = labelled
     feed, core = authors[0].feed, Core(2, 4)
-    heaviest = Counted((Run(STEPS, 65_535),), Rates(7, (RateFrom(0, (1 << 32) - 1),)))
+    heaviest = Counted((Span(STEPS, 65_535),), Rates(7, (RateFrom(0, (1 << 32) - 1),)))
     with np.errstate(all="raise"):
         for _ in range(1 << 12):
             for found in changes(log, {}, {feed: heaviest}):
@@ -268,8 +268,8 @@ def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
     }
     rates = Rates.of(run_state)
     held = {
-        anne.feed: Counted(run_state.runs(0, 5 * LABEL_STEPS), rates),
-        bob.feed: Counted(run_state.runs(64, 3 * LABEL_STEPS), rates),
+        anne.feed: Counted(run_state.spans(0, 5 * LABEL_STEPS), rates),
+        bob.feed: Counted(run_state.spans(64, 3 * LABEL_STEPS), rates),
     }
     core, expected = Core(2, 4), Core(2, 4)
     for found in changes(log, {}, held, SUBSPACE_OF):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfnode.tasks.metrics import macro_f1, pass_at, perplexity, share
+from sfnode.tasks.metrics import macro_f1, perplexity, share
 
 
 def test_wilson_s_interval_is_that_of_the_textbook() -> None:
@@ -93,18 +92,6 @@ def test_the_bootstrap_s_interval_is_about_as_wide_as_theory_says() -> None:
     assert measured.value == pytest.approx(known.value)
     assert measured.low == pytest.approx(known.low, abs=0.01)
     assert measured.high == pytest.approx(known.high, abs=0.01)
-
-
-@pytest.mark.parametrize(("samples", "k"), [(1, 1), (5, 1), (5, 3), (6, 6)])
-def test_pass_at_k_is_the_share_of_all_sets_of_k_answers_that_have_a_right_one(samples: int, k: int) -> None:
-    right = [0, 1, min(2, samples), samples]
-    shares = []
-    for hits in right:
-        sets = list(itertools.combinations([True] * hits + [False] * (samples - hits), k))
-        shares.append(sum(map(any, sets)) / len(sets))
-    found = pass_at(right, samples, k)
-    assert found.value == pytest.approx(sum(shares) / len(shares))
-    assert 0 <= found.low < found.value < found.high <= 1
 
 
 def test_rewards_between_0_and_1_add_up_like_hits() -> None:

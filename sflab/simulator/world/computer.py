@@ -1,8 +1,8 @@
-"""A computer on which one honest node runs: the node that ships, with a disk, a clock and power of its own.
+"""A simulated computer with its own disk, clock and power, on which one shipped node runs.
 
-Starting, stopping and everything in between is the node's. Here is what happens to it from outside: it is
-killed or loses its power at any moment, its clock leaps, its disk is copied or put back. And here it is
-watched: what it writes, what it sends and what it takes for counted is shown to the oracle and the checks.
+The node starts and stops as it does for users. This module adds everything from outside: kills and power cuts
+at any moment, clocks that leap, disks that are copied or restored. It also passes all that the node writes,
+sends and counts to the oracle and the checks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 Range = tuple[float, float]
-"""Bounds between which a number is drawn uniformly."""
+"""Bounds of a uniform distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +70,30 @@ class Hardware:
     """Speed of a node's disk and processor."""
 
     commit: Range = (0.001, 0.004)
-    """Seconds of a commit until it is durable: an SSD with its journal."""
+    """Seconds until a commit is durable, as on an SSD with its journal."""
     work: float = 0.0
-    """Seconds of processor time per event; 0 leaves them out."""
+    """Seconds of processor time per event."""
 
 
 ORDINARY = Hardware()
 
 
 HOP_LIMIT = 16
-"""Hops that no segment is sent with (SPEC FL3). Written down here once more, as the machine may be wrong."""
+"""Hop count at which segments are not forwarded (SPEC FL3). Defined here again, because the machine may be
+wrong."""
 
 STUCK = 5
-"""Seconds after which the owner of a node that cannot get what it lacks does something about it."""
+"""Seconds after which the owner restarts a node that cannot get missing updates."""
 
 OWN_ACCORD = (Reason.GAVE_WAY, Reason.MUTE)
-"""Reasons for giving up a link that could have been kept."""
+"""Reasons for closing a link that the node could have kept."""
 
 NOON = Readings(time(12), 0.0, True, frozenset(), 40.0, 0, 1.0)
-"""What the sensors of every simulated computer say."""
+"""Readings of the sensors of all simulated computers."""
 
 
 class StillSensors(Sensors):
-    """Sensors that say the same for ever."""
+    """Sensors with constant readings."""
 
     cores = 1.0
 
@@ -110,13 +111,13 @@ class StillSensors(Sensors):
 
 
 def usage(*devices: str) -> Callable[[], MachineStatus]:
-    """Return what shows the same usage for ever."""
+    """Return a function that always returns the same usage."""
     same = MachineStatus(device="cpu", cpu=0.1, cores=1.0, memory=1 << 28, memory_total=1 << 32, gpus=[])
     return lambda: same
 
 
 class WatchedLog(UpdateLog):
-    """An update log that shows what it has made durable."""
+    """Update log that reports all durable records and decisions."""
 
     on_append: Callable[[Sequence[Record]], None]
 
@@ -130,52 +131,52 @@ class WatchedLog(UpdateLog):
 
 
 class Computer:
-    """One computer, and the node that runs there when it is up."""
+    """One computer, with its node while that runs."""
 
     hostile = False
 
     def __init__(self, world: World, name: str, hardware: Hardware, files: Files | None = None) -> None:
-        """With the `files` of another, it is a copy of it."""
+        """With the `files` of another computer, it is a copy of it."""
         self.world = world
         self.name = name
         self.display_name = name
-        """What its owner calls it, which others are shown."""
+        """Name that its owner chose and others see."""
         self.hardware = hardware
         self.layout = Layout(world.folder / name)
         self.random = Random(f"{world.seed}/{name}")
         self.salt = self.random.getrandbits(32)
-        """What its engine's scalars depend on."""
+        """Salt of its engine's scalars."""
         self.organises = False
-        """Whether it has the key of the organiser, and is to sign with it."""
+        """Whether it has the organiser's key, and signs with it."""
         self.begins_with_checkpoint = False
-        """Whether it waits for a checkpoint at its next start, to begin with what it counts."""
+        """Whether it starts from a checkpoint the next time, for which it waits."""
         self.prunes = False
-        """Whether it keeps nothing before the newest checkpoint that it has compared."""
+        """Whether it deletes everything before the newest checkpoint that it compared."""
         self.island = 0
         self.up = False
-        """Whether the node has joined its run, and has not ended."""
+        """Whether the node has joined its run and still runs."""
         self.up_since = 0.0
         self.allowance = 0
-        """Updates that it may have made in this life."""
+        """Maximum number of updates that it may make in this life."""
         self.bytes_in = self.bytes_out = 0
         self.faults: list[str] = []
-        """Rules for whose breach it has dropped links."""
+        """Broken rules for which it dropped links."""
         self.address = ""
-        """Public, and in a range of its own; without the id of the peer."""
+        """Public address in its own range, without the peer id."""
         self.contacts: list[str] = []
-        """Addresses that its user has given it."""
+        """Addresses that its user gave it."""
         self.transport: MemoryTransport | None = None
         self.engine: IntegerEngine | None = None
         self.log: UpdateLog | None = None
         self._descriptor: int | None = None
-        """Of the lock of its folder."""
+        """Descriptor of the lock of its folder."""
         self.node: Node | None = None
-        """None before the first start and while it is off."""
+        """Node that runs; None before the first start and while the computer is off."""
         self._context = copy_context()
         self._program = virtual_time.Program()
         self._offset = self._reading = 0.0
         self._stops: dict[Feed, int] = {}
-        """What the node has said to count of each feed, in this life."""
+        """Next step that the node counts of each feed, in this life."""
         self._task: asyncio.Task[None] | None = None
         if files:
             self.layout.path.mkdir()
@@ -184,33 +185,33 @@ class Computer:
             prepare(self.layout, world.manifest, signing_key(world.seed, name))
         self.origin = Identity.read(self.layout.identity).public
 
-    # -- what is asked of it -----------------------------------------------------------------------
+    # -- state and commands ------------------------------------------------------------------------
 
     @property
     def disk(self) -> UpdateLog:
-        """The log of the node that runs here."""
+        """Log of the running node."""
         assert self.log
         return self.log
 
     @property
     def off(self) -> bool:
-        """Whether nothing runs."""
+        """Whether no node runs."""
         return self.node is None
 
     @property
     def said(self) -> int:
-        """Updates of its feed that are on its disk."""
+        """Number of updates of its own feed on disk."""
         return self.log.stop(self.machine.own) if self.up and self.log and self.machine.own else 0
 
     def counted(self, feed: Feed) -> int:
-        """Return the first step of a feed that does not count, as its disk has it; 0 while it is off."""
+        """Return the first step of a feed that is not counted by its disk; 0 while it is off."""
         if self.log is None:
             return 0
         stop = self.log.stop(feed)
         return min([stop, *(cut.at for cut in self.log.cuts() if cut.feed == feed)])
 
     def forgets(self) -> None:
-        """Let its key contradict itself from here on: its disk is not what it was, or not the only one."""
+        """Allow forks of its key from now on: its disk is outdated, or exists twice."""
         self.world.oracle.may_fork.add(self.origin)
 
     @property
@@ -224,50 +225,50 @@ class Computer:
 
     @property
     def links(self) -> list[MemoryLink]:
-        """Its links that are open."""
+        """Open links."""
         links = self.transport.links if self.up and self.transport else []
         return [link for link in links if not link.closed]
 
     @property
     def synced(self) -> bool:
-        """Whether everything that was decided is on disk."""
+        """Whether the machine's last round is on disk."""
         return not self.running.driver.between_rounds.locked()
 
     @property
     def quiet(self) -> bool:
-        """Whether all that the machine counts is on disk and in the engine."""
+        """Whether all counted updates are on disk and in the engine."""
         thread = self.running.model.thread
         still = thread is None or thread.idle
         return self.synced and still and self.running.model.loaded
 
     @property
     def organised(self) -> Organised:
-        """The part of the machine that an organised run has."""
+        """Part of the machine for organised runs."""
         assert self.machine.organised
         return self.machine.organised
 
     @property
     def keys(self) -> Path:
-        """The folder with the organiser's key, if it is here."""
+        """Folder for the organiser's key."""
         return self.layout.path / "keys"
 
     def give_key(self, key: Ed25519PrivateKey) -> None:
-        """Give it the key of the organiser, with which it signs from its next start on."""
+        """Give it the organiser's key, with which it signs after its next start."""
         write_key(Identity._of(key), organiser_key(self.world.run.run_id, self.keys))
         self.organises = True
 
     def post(self, event: Event) -> None:
-        """Have the node hear of something, as from a user's command."""
+        """Pass an event to the node, as from a user's command."""
         self._context.run(self.running.driver.post, event)
 
     def decide(self, decision: Decision) -> None:
-        """Tell the organiser what the run's owner wants."""
+        """Request a decision from the organiser, as the run's owner."""
         organising = self.running.organising if self.up else None
         if organising:
             self._context.run(self.world.begin, _unless_it_ends(organising.decide(decision)))
 
     def stand_in(self) -> None:
-        """Offer that this member stands in for the organiser, as its owner would."""
+        """Offer this member as a stand-in, as its owner would."""
         self._context.run(self.running.stand_in)
 
     @property
@@ -276,7 +277,8 @@ class Computer:
         return self.up and self.organised.control.elections.leads(self.clock())
 
     def freeze(self, seconds: float, shown: float) -> None:
-        """Let it stand still for so long, as a process that is stopped; its clock shows `shown`."""
+        """Stop the node for `seconds`, as a stopped process. Its clock then shows that `shown` seconds
+        passed."""
         self._note("stopped", f"{shown:g} s")
         self._context.run(self.world.begin, self._stand_still(self.running.driver, seconds, shown))
 
@@ -286,24 +288,24 @@ class Computer:
             self._offset += shown - seconds
 
     def clock(self) -> float:
-        """Return the time by this computer's monotonic clock."""
+        """Return the time of this computer's monotonic clock."""
         self._reading = max(self._reading, self.world.now + self._offset)
         return self._reading
 
     def leap(self, seconds: float) -> None:
-        """Move the clock forward by so much; or, if negative, let it stand still for so long."""
+        """Move the clock forward by `seconds`, or stop it for as long if negative."""
         self._note("clock", f"{seconds:+.1f} s")
         self._offset += seconds
 
     def compute(self, updates: int) -> None:
-        """Let the node make so many more updates."""
+        """Let the node make `updates` more updates."""
         if self.up and self.running.model.scheduler:
             self.allowance = max(self.allowance, self.engine.made if self.engine else 0) + updates
             self._context.run(self.running.model.advance)
 
     def step(self, pace: float) -> None:
-        """Let the node make an update, of which one follows another after `pace` seconds: so they may wait to
-        be signed together."""
+        """Let the node make an update. The next one follows after `pace` seconds, so they may be signed
+        together."""
         scheduler = self.running.model.scheduler if self.up else None
         if scheduler:
             scheduler._rests_until = float("-inf")
@@ -312,13 +314,13 @@ class Computer:
                 scheduler._rests_until = self.clock() + 2 * pace
 
     def hear(self, record: PeerRecord) -> None:
-        """Tell the node of a peer."""
+        """Tell the node about a peer."""
         self._context.run(self.running.peering.hear, [record])
 
     # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Switch it on, with what its disk holds."""
+        """Start the node with the content of its disk."""
         self._program = virtual_time.Program(lambda random: random.uniform(*self.hardware.commit))
         self._context = copy_context()
         self._context.run(virtual_time.begin, self._program)
@@ -403,8 +405,7 @@ class Computer:
         driver._carry_out, driver._wait = watched, slow_wait  # type: ignore[method-assign]
 
     def _see_to_history(self, program: virtual_time.Program, stuck: int = 0) -> None:
-        """Start anew from a checkpoint where the node lacks what nobody near it keeps, as its owner is told
-        to."""
+        """Restart from a checkpoint if no neighbour keeps the missing updates, as the owner is told to."""
         if not program.alive:
             return
         stuck = stuck + 1 if self.up and self.organised.out_of_reach else 0
@@ -416,12 +417,12 @@ class Computer:
         self.start()
 
     def tampered(self, effects: list[Effect]) -> list[Effect]:
-        """Return what is carried out instead; of an honest node, all of it."""
+        """Return the effects to carry out. An honest node changes none."""
         return effects
 
     def crash(self, *, power_cut: bool = False) -> None:
-        """End at once, at any moment. In a power cut neighbours hear nothing, and what was written and not
-        synced is lost."""
+        """Kill the node, at any moment. In a power cut neighbours are not told, and unsynced writes are
+        lost."""
         if self.node is None or not self._program.alive:
             return
         self._note("power cut" if power_cut else "killed")
@@ -432,12 +433,12 @@ class Computer:
             if task:
                 task.cancel()
         if self._descriptor is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # what is left of it may still hold it for a while
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # the dying node may still hold it
         if self.log:
             lose_unsynced(self.log) if power_cut else self.log.close()
         self.node = self.transport = self.log = self._task = self._descriptor = None
 
-    # -- what the node is given --------------------------------------------------------------------
+    # -- parts that the node receives --------------------------------------------------------------
 
     def _connect(self, settings: Settings, data_dir: DataDir, bootstrap: object) -> MemoryTransport:
         self._descriptor = data_dir.descriptor
@@ -453,7 +454,7 @@ class Computer:
         return self.engine
 
     def make_engine(self, manifest: Manifest) -> IntegerEngine:
-        """Return the engine of the node that starts here."""
+        """Return the engine of the starting node."""
         return IntegerEngine(manifest, self.salt)
 
     def _open_log(self, path: Path, run_id: bytes) -> UpdateLog:
@@ -463,7 +464,7 @@ class Computer:
             log.on_decisions = lambda: self._check(self.world.decided, log)
         return log
 
-    # -- what it is seen to do ---------------------------------------------------------------------
+    # -- observations ------------------------------------------------------------------------------
 
     def _watch(self, effect: Effect) -> None:
         match effect:
@@ -489,7 +490,7 @@ class Computer:
                 self._object("hops", f"a segment is forwarded with hop count {message.hops}")
 
     def _watch_count(self, advanced: Advanced) -> None:
-        """Check that what counts of a feed goes on from where it was, and goes back for a proof alone."""
+        """Check that counted steps of a feed have no gap, and go back only because of a fork proof."""
         feed, before, stop = advanced.feed, advanced.before, advanced.stop
         assert self.log
         if stop > self.log.stop(feed):
@@ -506,8 +507,10 @@ class Computer:
         self._stops[feed] = stop
 
     def _check_own_choice(self, peering: Peering, actions: list[Action]) -> None:
-        """Raise Violation if too few links of the node's own choice remain of its own accord: of links in use
-        MIN_OUTBOUND, of mute ones as many at least as are being opened instead."""
+        """Raise Violation if the node itself closes too many outbound links.
+
+        MIN_OUTBOUND must remain. If the closed links were mute, those being opened instead count, too.
+        """
         closed = {a.link for a in actions if isinstance(a, PeerClose) and a.reason in OWN_ACCORD}
         counts = [count for count in peering._observed().links if count.link in closed] if closed else []
         own = [count for count in counts if peering._links[count.link].outbound]
@@ -521,7 +524,7 @@ class Computer:
             )
 
     def _check(self, check: Callable[..., None], *seen: Any) -> None:
-        """Make a check of the world's. What it finds is known at once, and not when the node has ended."""
+        """Make a check, and report a violation at once instead of at the end of the node."""
         try:
             check(self, *seen)
         except Violation as found:

@@ -1,4 +1,4 @@
-"""The disk of a simulated computer: a real folder, of which files can be lost, copied and put back."""
+"""The disk of a simulated computer: a real folder, whose files can be lost, copied and restored."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sfnode.store.log import UpdateLog
 from sfprotocol.messages import Feed
 
 SYNCED = 2
-"""`PRAGMA synchronous = FULL`: with it SQLite syncs what a commit has written before that returns."""
+"""`PRAGMA synchronous = FULL`: SQLite syncs a commit before it returns."""
 
 OF_FEED = "feed = (SELECT id FROM feed WHERE origin = ? AND incarnation = ?)"
 
 Files = dict[str, bytes]
-"""The files of a disk by their paths in the folder."""
+"""Contents of a disk's files, by their paths in the folder."""
 
 
 def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:
-    """Make the folder of a node that knows its run, and has a key of its own."""
+    """Make the folder of a node, with the manifest of its run and its own key."""
     layout.path.mkdir(parents=True)
     layout.manifest.write_text(manifest.to_toml())
     if manifest.training.is_first_order:
@@ -37,7 +37,7 @@ def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:
 
 
 def lose_unsynced(log: UpdateLog) -> None:
-    """Close a log as a power cut does: pages that were written and not synced are lost."""
+    """Close a log as in a power cut: pages that were written but not synced are lost."""
     (level,) = log._writer.execute("PRAGMA synchronous").fetchone()
     synced = log.path.read_bytes()  # without the WAL, which is synced by a commit or by nothing
     log.close()
@@ -46,7 +46,7 @@ def lose_unsynced(log: UpdateLog) -> None:
 
 
 def copy(layout: Layout) -> Files:
-    """Return a backup of a folder, of whose log what is committed."""
+    """Return a backup of a folder. Of its log only commits are included."""
     files = {
         str(path.relative_to(layout.path)): path.read_bytes()
         for path in sorted(layout.path.rglob("*"))
@@ -60,8 +60,7 @@ def copy(layout: Layout) -> Files:
 
 
 def put_back(layout: Layout, files: Files) -> None:
-    """Have a folder, whose node does not run, hold these files: the very ones that it had, as a machine's
-    snapshot does."""
+    """Restore these files in the folder of a stopped node, in place, as from a machine's snapshot."""
     for path in layout.path.glob(layout.log.name + "-*"):
         path.unlink()
     for name, data in files.items():
@@ -71,7 +70,7 @@ def put_back(layout: Layout, files: Files) -> None:
 
 
 def signatures(layout: Layout, feed: Feed) -> list[int]:
-    """Return the steps before which there is a signature in the log of a feed, but for its end."""
+    """Return the steps before which the log has a signature of a feed, except its end."""
     with closing(sqlite3.connect(layout.log)) as log:
         return [
             first for (first,) in log.execute(f"SELECT first FROM segment WHERE {OF_FEED}", feed) if first
@@ -79,8 +78,7 @@ def signatures(layout: Layout, feed: Feed) -> list[int]:
 
 
 def lose(layout: Layout, feed: Feed, kept: int) -> None:
-    """Lose what was kept of a feed from step `kept` on, and the signed segment in which it lies; the node
-    does not run."""
+    """Delete a feed from the log of a stopped node: all segments from the one with step `kept` on."""
     if not layout.log.exists():
         return
     with closing(sqlite3.connect(layout.log, isolation_level=None)) as log:
@@ -89,7 +87,7 @@ def lose(layout: Layout, feed: Feed, kept: int) -> None:
 
 
 def take_for_original(layout: Layout, run_id: bytes) -> None:
-    """Let the log of a copied folder say that it is where it always was, as on a cloned machine."""
+    """Make a copied log believe that it was never moved, as on a cloned machine."""
     with UpdateLog.open(layout.log, run_id) as log:
         data_folder.remember_location(log)
 

@@ -1,8 +1,8 @@
-"""An engine of integers: what a node trains in a simulation, without torch.
+"""An engine of integers for simulated nodes, without torch.
 
-Its scalars are a function of the seeds. In place of cores it sums up a mark of every update that it is given,
-by its seed and subspace, each times its scalar: equal sums stand for equal sets, by other means than the
-machine's chain hashes, so that the two can be held against each other.
+Its scalars are a function of the seeds. In open runs it has no cores: it adds up a hash of each update's seed
+and subspace, times the scalar. Equal sums mean equal sets of updates. This is independent of the machine's
+chain hashes, so the two can be compared.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sfprotocol.messages import RunParameters
 from sfprotocol.seeds import I64, mix64
 
 RESULT = Evaluation(metric="accuracy", value=0.5, low=0.48, high=0.52, loss=1.0, count=100)
-"""Every evaluation."""
+"""Result of every evaluation."""
 
 
 class Result(NamedTuple):
-    """The result of a step."""
+    """Result of a step."""
 
     scalars: tuple[Values, ...]
     loss: float = 1.0
@@ -33,17 +33,17 @@ class Result(NamedTuple):
 
 
 class IntegerEngine:
-    """The engine of one simulated node, from one start to the next."""
+    """Engine of one simulated node, from one start to the next."""
 
     devices = ()
     odds = (4, 1024)
 
     def __init__(self, run: Manifest, salt: int) -> None:
-        """Two engines of the same key measure otherwise where their `salt` differs, as real ones do."""
+        """Engines with different `salt` measure different scalars for the same key, as real engines do."""
         self.mini_batches = self
         self.core = Core(*run.core_shape)
         self.made = 0
-        """Updates that were evaluated here."""
+        """Number of updates that this engine evaluated."""
         self._salt = salt
         self._run = run.parameters()
         self._keeps_cores = self._run.organised is not None
@@ -51,7 +51,7 @@ class IntegerEngine:
 
     @property
     def total(self) -> int | bytes:
-        """What stands for all that was applied, with its weights."""
+        """Digest or sum of all applied updates, with their weights."""
         return self.core.digest() if self._keeps_cores else int(self._marks)
 
     def prepare(self, seeds: Sequence[int]) -> None:
@@ -96,8 +96,11 @@ class IntegerEngine:
 
 
 def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[Values, ...]:
-    """Return what is measured with these seeds: scalars, never 0, which no sum tells of; in a first-order run
-    vectors, of which some are too long, or too short, to move anything."""
+    """Return the measurements for these seeds: scalars or, in a first-order run, vectors.
+
+    Scalars are never 0, which would not change a sum. Some vectors are too long or too short to change the
+    weights.
+    """
     if run.cells:
         return tuple(_vector(seed + salt, run.cells) for seed in seeds)
     limit = run.scalar_limit
@@ -105,7 +108,8 @@ def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[Value
 
 
 SIZES = (0, 5, 8, 8, 10, 13, 15, 30)
-"""Largest scalars of vectors; where the limit has a root mean square of 16, those of 4 to 27 move."""
+"""Maximum scalars of vectors. With a limit of 16 in root mean square, those from 4 to 27 change the
+weights."""
 
 
 def _vector(number: int, cells: int) -> tuple[int, ...]:

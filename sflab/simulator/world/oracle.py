@@ -1,8 +1,8 @@
-"""The oracle: what every origin has made, and so what every node must have in the end.
+"""The oracle: everything that every origin made, which every node must have at the end.
 
-It looks at what is durable and at nothing that the machine believes. A feed is a tree of chain heads: one
-line for an honest origin, branches where one key signed two histories. What one node admits must be on the
-tree; what all nodes have in the end is the union of what is on their disks, up to the first branch.
+It uses only data on disk, not the state of the machine. A feed is a tree of chain heads: one line for an
+honest origin, branches if one key signed two histories. Updates that a node admits must be on the tree. At
+the end all nodes must have the union of all disks, up to the first branch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sfprotocol.signing import extend, genesis
 
 
 class Violation(Exception):  # noqa: N818 (it is a finding about the machine, not a fault of the simulator)
-    """`checker` has found something that must never be; the traces of `nodes` explain it."""
+    """A broken promise, found by `checker`. The traces of `nodes` explain it."""
 
     def __init__(self, checker: str, what: str, nodes: tuple[str, ...] = ()) -> None:
         super().__init__(what)
@@ -31,7 +31,7 @@ class Violation(Exception):  # noqa: N818 (it is a finding about the machine, no
 
 @dataclass
 class Story:
-    """Everything that was ever made of one feed."""
+    """All updates ever made in one feed."""
 
     heads: list[set[bytes]]
     """Chain heads before each step."""
@@ -46,7 +46,7 @@ class Story:
 
     @property
     def common(self) -> int:
-        """The first step at which two histories part; the end if none do."""
+        """First step at which two histories differ, or the end."""
         return next((step for step, heads in enumerate(self.heads) if len(heads) > 1), self.stop + 1) - 1
 
     @property
@@ -55,15 +55,15 @@ class Story:
 
 
 class Oracle:
-    """Everything that was made in one run."""
+    """All updates made in one run."""
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
         self.stories: dict[Feed, Story] = {}
         self.honest: set[bytes] = set()
-        """Origins whose nodes only ever say what they have computed."""
+        """Origins of honest nodes."""
         self.may_fork: set[bytes] = set()
-        """Those of them whose key is in use twice, or whose disk was put back."""
+        """Honest origins whose key is in use twice, or whose disk was restored."""
         self.updates = 0
 
     def story(self, feed: Feed) -> Story:
@@ -72,7 +72,7 @@ class Oracle:
         return self.stories[feed]
 
     def made(self, feed: Feed, before: bytes, segment: Segment, now: float, who: str) -> None:
-        """An origin has made these updates, after its own chain head `before`. Raises Violation."""
+        """Record updates that an origin made after its own chain head `before`. Raises Violation."""
         story = self.story(feed)
         assert before in story.heads[segment.first], "updates follow what was never there"
         for step, (epoch, scalar) in enumerate(updates_of(segment.parts), segment.first):
@@ -89,19 +89,20 @@ class Oracle:
                 )
 
     def knows(self, feed: Feed, step: int, chain: bytes) -> bool:
-        """Whether some history of this feed has this chain head before `step`."""
+        """Return whether some history of this feed has this chain head before `step`."""
         story = self.stories.get(feed)
         return story is not None and step <= story.stop and chain in story.heads[step]
 
     def admitted(self, feed: Feed, segment: Segment, before: bytes, now: float, who: str) -> None:
-        """A node has admitted what nobody was seen to make. Raises Violation unless the origin is hostile."""
+        """Record admitted updates that nobody was seen to make. Raises Violation unless their origin is
+        hostile."""
         if feed.origin in self.honest:
             said = f"steps {segment.first} to {segment.stop} of a feed were never made by their honest origin"
             raise Violation("content", said, (who,))
         self.made(feed, before, segment, now, who)
 
     def digest(self, ends: dict[Feed, int]) -> bytes:
-        """The state digest of the union, of feeds of which none branches."""
+        """Return the state digest of the union. No feed may branch."""
         frontier = Frontier(self.run)
         for feed, end in ends.items():
             story = self.stories[feed]

@@ -1,5 +1,7 @@
-"""The runs and networks that are simulated: an open run, and organised ones of seconds, with their keys and
-what their organiser does and says; and who is whose neighbour."""
+"""Simulated runs: an open one, and organised ones that last seconds, with keys, policies and judgements.
+
+Topologies are at the end.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from sfprotocol.run_state import RunState
 from sfprotocol.signing import Verify, verifies
 
 MAX_REMEMBERED = 200_000
-"""Signatures in the cache: 40 MB."""
+"""Maximum number of cached signatures. They take 40 MB."""
 
 
 def signing_key(seed: int, name: str) -> Ed25519PrivateKey:
-    """Return the key of the node called `name`, in the run of this seed."""
+    """Return the key of the node called `name`, in the run with this seed."""
     secret = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=32, person=b"sfnode-sim").digest()
     return Ed25519PrivateKey.from_private_bytes(secret)
 
@@ -41,7 +43,7 @@ def origin_of(key: Ed25519PrivateKey) -> bytes:
 
 
 def remembering() -> Verify:
-    """Return `verifies` with a cache of its own; the oldest answer is dropped first."""
+    """Return `verifies` with its own cache, which drops the oldest answer first."""
     known: dict[tuple[bytes, Feed, int, bytes, bytes], bool] = {}
 
     def verify(run_id: bytes, feed: Feed, stop: int, chain: bytes, signature: bytes) -> bool:
@@ -65,7 +67,7 @@ OPEN_RUN = Manifest(
 )
 
 ORGANISER, SUCCESSOR = "organiser", "successor"
-"""Names of the keys that sign decisions: at first, and after a succession."""
+"""Names of the keys that sign decisions, before and after a succession."""
 
 DEPUTIES = ("deputy-1", "deputy-2", "deputy-3")
 
@@ -76,14 +78,14 @@ RATE = 1 << 22
 
 
 def falling(run_state: RunState) -> Judgement:
-    """Judge that all counts, at a rate that falls to 0 when the budget is reached."""
+    """Count all updates, at a rate that falls to 0 when the budget is reached."""
     left = max(0, run_state.budget - run_state.counted)
     judged = at_rate(RATE * left // max(1, run_state.budget))(run_state)
     return replace(judged, rates=tuple(_whole(run_state, rate) for rate in judged.rates))
 
 
 def _whole(run_state: RunState, rate: RateFrom) -> RateFrom:
-    """Return a rate with the unit and the limit that there are."""
+    """Return a rate with the present unit and limit of its epoch."""
     return run_state.rate_from(rate.epoch)._replace(epoch=rate.epoch, rate=rate.rate)
 
 
@@ -101,24 +103,24 @@ POLICY = OrganiserPolicy(
     checkpoint_epochs=3,
     update_forwards=8,
 )
-"""A policy for runs of seconds."""
+"""Policy for runs that last seconds."""
 
 SELDOM = replace(POLICY, longest_epoch=12.0)
-"""The same where elections take minutes."""
+"""Policy for runs with elections, which take minutes."""
 
 FACTORS = (0, 2048, 4096, 6963)
-"""Factors of seals where they are judged: 0, 1/2, 1 and 1.7."""
+"""Factors of seals judged at random: 0, 1/2, 1 and 1.7."""
 
 
 def blob(manifest: Manifest) -> bytes:
-    """Return the bases of a first-order run, of which an engine of integers makes no use."""
+    """Return the bases of a first-order run. The engine of integers does not use them."""
     _, rows, columns = manifest.core_shape
     targets = manifest.model.parsed_targets()
     return bytes(1 for t in targets for _ in range(t.out_features * rows + t.in_features * columns))
 
 
 def first_order(manifest: Manifest, targets: int) -> Manifest:
-    """Return the same run with first-order updates, which have 16 cells for each of so many matrices."""
+    """Return the run with first-order updates, which have 16 cells for each of `targets` matrices."""
     numbers = {"estimator": "first-order", "basis": "published", "scalar_bits": 8, "scalar_limit": 127}
     limit = {"norm_limit": round(16 * math.sqrt(16 * targets))}
     model = manifest.model.model_copy(
@@ -148,12 +150,12 @@ def manifest(seed: int) -> Manifest:
 
 
 def with_stand_ins(manifest: Manifest) -> Manifest:
-    """Return the same run in the version of the protocol that has stand-ins."""
+    """Return the run in the version of the protocol that has stand-ins."""
     return manifest.model_copy(update={"protocol": FIRST_ORDER_VERSION})
 
 
 def anything(run_state: RunState) -> Judgement:
-    """Judge at random, the same by the same decisions: an organiser that was restarted says nothing else."""
+    """Judge at random, seeded by the decisions, so that a restarted organiser makes the same judgement."""
     random, coming = Random(f"{run_state.decisions}/judge"), run_state.open_epoch + 1
     rates = {coming + random.randint(0, 3): random.randint(0, 1 << 23) for _ in range(random.randint(0, 2))}
     earlier = [skipped for number in range(len(run_state.members)) for skipped in run_state.skipped(number)]
@@ -166,24 +168,24 @@ def anything(run_state: RunState) -> Judgement:
 
 
 def _anyhow(rate: RateFrom, random: Random) -> RateFrom:
-    """Return a rate of a first-order run with another unit and limit."""
+    """Return the rate of a first-order run with a random unit and limit."""
     if not rate.limit:
         return rate
     unit, limit = random.choice((1, 1 << 14, 1 << 18)), random.randint(rate.limit // 2, 2 * rate.limit)
     return rate._replace(unit=unit, limit=max(1, min(limit, 1 << 12)))
 
 
-# -- topologies: from the names of nodes to the pairs that are neighbours -----------------------
+# -- topologies: functions from the names of nodes to pairs of neighbours -----------------------
 
 
 Pairs = list[tuple[str, str]]
 
 CYCLES = 3
-"""Random rings through all nodes whose union is the random regular graph of degree 6."""
+"""Number of random rings through all nodes. Their union is the random regular graph of degree 6."""
 
 LEAVES = 8
-"""Neighbours around the middle of a star: as many as may open links to one node, with room for those that
-join later."""
+"""Neighbours of the middle of a star: the number of links that may be opened to one node, less some for nodes
+that join later."""
 
 
 def ring(names: Sequence[str], random: Random) -> Pairs:
@@ -195,7 +197,7 @@ def line(names: Sequence[str], random: Random) -> Pairs:
 
 
 def star(names: Sequence[str], random: Random) -> Pairs:
-    """Star; of more nodes than one may be linked with, a star of stars."""
+    """Star, or a star of stars if a node cannot have that many links."""
     return [(names[number // LEAVES], name) for number, name in enumerate(names[1:])]
 
 
@@ -207,7 +209,7 @@ def grid(names: Sequence[str], random: Random) -> Pairs:
 
 
 def regular(names: Sequence[str], random: Random) -> Pairs:
-    """Random, of degree 6 (a few pairs may meet twice), and in one piece."""
+    """Random and connected, of degree 6 or a little less where rings share a pair."""
     pairs: dict[tuple[str, str], None] = {}
     for _ in range(CYCLES):
         order = list(names)
@@ -233,7 +235,7 @@ TOPOLOGIES: dict[str, Callable[[Sequence[str], Random], Pairs]] = {
 }
 
 MANAGED = "managed"
-"""The topology without given pairs: every node finds its neighbours itself."""
+"""Topology without given pairs, in which every node finds its neighbours itself."""
 
 
 def topologies() -> list[str]:

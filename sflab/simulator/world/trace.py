@@ -1,7 +1,7 @@
-"""What is seen of a run: a hash over all frames, equal for equal runs, the last entries for debugging, and
+"""Trace of a run: a hash over all frames, which equal runs share, the last entries for debugging, and
 traffic.
 
-Entries are kept as values and formatted only when they are read.
+Entries are kept as values, and formatted only when they are read.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, TextIO
 from sfprotocol.messages import Feed, Hello, Message, Proof, Segment, Summary, Want
 
 KEPT = 50_000
-"""Entries that are kept to explain a failure."""
+"""Number of entries kept to explain a failure."""
 
 _moment = struct.Struct(">d").pack
 
 
 class Entry(NamedTuple):
-    """Something that happened at a node; `other` is the second node concerned, if any."""
+    """Event at a node. `other` is a second node concerned, if any."""
 
     when: float
     node: str
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Trace:
-    """The last entries, a hash over all frames and, if a file is given, all entries in it."""
+    """The last entries, a hash over all frames and, if there is a file, all entries in it."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._entries: deque[Entry] = deque(maxlen=KEPT)
@@ -51,7 +51,7 @@ class Trace:
             self._file.write(entry.text() + "\n")
 
     def frame(self, when: float, frame: bytes) -> None:
-        """Add a frame that was sent to the hash."""
+        """Add a sent frame to the hash."""
         self._hash.update(_moment(when))
         self._hash.update(frame)
 
@@ -71,7 +71,7 @@ class Trace:
 
 
 def describe(detail: Any) -> str:
-    """Return a message, an action or anything else in one line."""
+    """Format a message, an action or anything else in one line."""
     match detail:
         case None:
             return ""
@@ -113,13 +113,14 @@ class Traffic:
 
     messages: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
-    """Bytes that honest nodes sent, by type of message; frames with their length prefix."""
+    """Bytes of the frames that honest nodes sent, with their length prefix, by type of message."""
     copies_sent: int = 0
     """Updates in segments that honest nodes sent."""
     deliveries: int = 0
     """Updates that honest nodes admitted from others."""
     latencies: array[float] = field(default_factory=lambda: array("d"))
-    """Seconds from when an update is due to be signed to its admission by a node that was up all the time."""
+    """Seconds from the time when an update is due to be signed to its admission by a node that was always
+    up."""
 
     @property
     def copies(self) -> float:
@@ -128,7 +129,7 @@ class Traffic:
 
 
 def quantiles(values: array[float]) -> tuple[float, float, float]:
-    """Return the median, the 99th percentile and the largest; zeros if there are no values."""
+    """Return the median, the 99th percentile and the maximum; zeros without values."""
     if not values:
         return 0.0, 0.0, 0.0
     ordered = sorted(values)

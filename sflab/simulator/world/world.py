@@ -1,4 +1,4 @@
-"""One simulated run: loop, network, computers and oracle, with all chance from one seed."""
+"""One simulated run: loop, network, computers and oracle. One seed determines all randomness."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from sfprotocol.seeds import update_seeds
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 RAM_DISK = Path("/dev/shm")
-"""Where a sync costs nothing, if there is such a place: folders live as long as their run."""
+"""Folder in memory, if there is one, where a sync costs nothing. Folders are deleted after their run."""
 
 
 class Islands(Network):
-    """A network in whose partitions there are computers that come only later."""
+    """Network with partitions, which also apply to computers that are added later."""
 
     def __init__(self, world: World, conditions: Conditions) -> None:
         super().__init__(Random(f"{world.seed}/network"), conditions)
         self.deaf: set[tuple[int, int]] = set()
-        """Pairs of islands: what is sent from the one is not heard on the other."""
+        """Pairs of islands. Frames from the first are lost on the way to the second."""
         self.on_frame = world.carried
         self._world = world
 
@@ -55,7 +55,7 @@ class Islands(Network):
 
 
 class World:
-    """One run. To be closed in the end."""
+    """One simulated run. Must be closed."""
 
     def __init__(
         self,
@@ -73,8 +73,10 @@ class World:
         computer: type[Computer] = Computer,
         watched: bool = True,
     ) -> None:
-        """Let all nodes reach each other if `managed`, and else only those that are linked by `want`. What
-        nodes make durable is checked if they are `watched`, and train integers."""
+        """If `managed`, all nodes reach each other; otherwise only pairs given to `want`.
+
+        If `watched`, everything that nodes write to disk is checked. Their engines must be those of integers.
+        """
         self.seed = seed
         self.manifest = manifest
         self.run = manifest.parameters()
@@ -83,19 +85,20 @@ class World:
         self.policy = policy
         self.judge = judge
         self.judged = judged
-        """Whether seals have other factors than 1, and skip and recount feeds."""
+        """Whether seals have factors other than 1, and skip and recount feeds."""
         self.computer = computer
         self.watched = watched
         self.elects = elects
-        """Whether members stand in: what one has shown is never taken back."""
+        """Whether there are stand-ins, so that no decision that a node has shown is ever taken back."""
         self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
-        """Chain heads after decisions by term and position, and whose disks have had them."""
+        """Chain heads after decisions, by term and position, and the nodes that had them on disk."""
         self.shown: dict[int, tuple[bytes, str]] = {}
-        """In a run with stand-ins: the chain head after each decision that any disk has had, and the node."""
+        """In a run with stand-ins: the chain head after each decision on any disk, and the first node with
+        it."""
         self.leaderless_since: float | None = None
-        """The time at which whoever organised has died, until somebody else does."""
+        """Time at which the organising node died; None while somebody organises."""
         self.undone: set[bytes] = set()
-        """Origins of which the organiser has taken something back."""
+        """Origins with undone work."""
         self.may_fork: set[int] = set()
         """Terms whose key is in use twice."""
         allow_most()  # a node has six open
@@ -108,28 +111,28 @@ class World:
         self.trace = Trace(trace_file)
         self.traffic = Traffic()
         self.nodes: dict[str, Computer] = {}
-        """All honest nodes, those that are away or have left included."""
+        """All honest nodes, including those that are down or left."""
         self.network = Islands(self, conditions)
         if not managed:
             self.network.pairs = set()
         self.oracle = Oracle(self.run)
         self.verify = remembering()
-        self.random = Random(f"{seed}/troubles")  # the label is part of every course
+        self.random = Random(f"{seed}/troubles")  # another label would change all runs
         self.names: dict[bytes, set[str]] = {}
-        """Display names of each honest origin; twins have different ones."""
+        """Display names of each honest origin. Twins have different ones."""
         self.left: set[str] = set()
-        """Names of nodes that will not come back."""
+        """Names of nodes that left for good."""
         self.faults_middle = float("inf")
-        """Time at which half of the time with faults is over."""
+        """Time in the middle of the faults."""
         self.faults_end = float("inf")
-        """Time at which the faults end; no updates are made after it."""
+        """Time at which the faults end. No updates are made after it."""
         self.others: dict[str, Any] = {}
         """Adversaries, by name."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.error: BaseException | None = None
-        """The first that was found, or that a node has ended with."""
+        """First violation, or first error of a node."""
         self.who: tuple[str, ...] = ()
-        """The node that it is about."""
+        """Node of that error."""
         self._level = logging.getLogger("sfnode").level
         logging.getLogger("sfnode").setLevel(logging.CRITICAL + 1)
 
@@ -145,7 +148,7 @@ class World:
         self.loop.call_later(seconds, do, *arguments)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Stop all nodes, and free everything."""
         logging.getLogger("sfnode").setLevel(self._level)
         for node in self.nodes.values():
             node.crash()
@@ -159,7 +162,7 @@ class World:
         self._folder.cleanup()
 
     def run_until(self, end: float) -> None:
-        """Let time pass until `end`. Raises what was found meanwhile."""
+        """Let time pass until `end`. Raises the first error."""
         try:
             self.loop.run_until_complete(self._until(end))
         except NotInVirtualTimeError as error:
@@ -183,7 +186,7 @@ class World:
             self._ended.set_result(None)
 
     def failed(self, error: BaseException, who: str) -> None:
-        """Note what must never be, and stop."""
+        """Record an error, and stop."""
         if not self.error:
             self.error, self.who = error, (who,) if who else ()
         self._end()
@@ -192,10 +195,10 @@ class World:
         if error := context.get("exception"):
             self.failed(error, "")
 
-    # -- who is there ------------------------------------------------------------------------------
+    # -- computers ---------------------------------------------------------------------------------
 
     def add(self, name: str, files: Files | None = None) -> Computer:
-        """Add a computer that is not switched on yet; with the files of another, a twin of it."""
+        """Add a computer that is off. With the files of another one, it is its twin."""
         node = self.computer(self, name, self.hardware, files)
         number = len(self.nodes)
         node.address = f"/ip4/{20 + number // 250}.{number % 250}.0.1/tcp/1"
@@ -205,19 +208,21 @@ class World:
         return node
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that belongs to no node."""
+        """Start work that belongs to no node."""
         task = self.loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
     def announce(self, name: str, addresses: list[str]) -> None:
-        """Put somebody who is no node into the roster, for good."""
+        """Add an adversary to the roster, for good."""
         record = PeerRecord(name, tuple(addresses), 0, 0)
         self.network.write(self.run.run_id, name, float("inf"), pack_record(record))
 
     def want(self, one: Computer, other: Computer, *, both: bool = True) -> None:
-        """Give `one` the other's address, as its user would; where not all reach each other, the two do, and
-        unless told otherwise `both` dial."""
+        """Give `one` the other's address, as its user would.
+
+        If nodes do not all reach each other, this pair does. With `both`, the other one dials, too.
+        """
         if self.network.pairs is not None:
             self.network.pairs.add(frozenset((one.name, other.name)))
             if both:
@@ -227,7 +232,7 @@ class World:
             one.hear(PeerRecord(other.name, (one.contacts[-1],), 0, 0))
 
     def linked(self, one: Computer, other: Computer) -> bool:
-        """Tell whether there is a link between the two."""
+        """Return whether the two have a link."""
         return any(link.peer == other.name for link in one.links)
 
     def living(self) -> Iterator[Computer]:
@@ -235,22 +240,22 @@ class World:
         return (node for node in self.nodes.values() if node.up)
 
     def staying(self) -> Iterator[Computer]:
-        """Return all nodes but those that have left for good."""
+        """Return all nodes except those that left for good."""
         return (node for node in self.nodes.values() if node.name not in self.left)
 
     def pick(self) -> Computer | None:
-        """Return a random node that is up, if there is one."""
+        """Return a random node that is up; None without any."""
         living = list(self.living())
         return self.random.choice(living) if living else None
 
     def neighbours(self, one: Computer) -> list[Computer]:
-        """Return the honest nodes with which a node has links."""
+        """Return the honest nodes linked with a node."""
         return [self.nodes[link.peer] for link in one.links if link.peer in self.nodes]
 
-    # -- what is seen ------------------------------------------------------------------------------
+    # -- observations ------------------------------------------------------------------------------
 
     def carried(self, sender: str, receiver: str, frame: bytes) -> None:
-        """Note that a frame has left."""
+        """Record a sent frame."""
         self.trace.frame(self.now, frame)
         size = len(frame) + LENGTH_BYTES
         if node := self.nodes.get(sender):
@@ -259,7 +264,7 @@ class World:
             node.bytes_in += size
 
     def became_durable(self, node: Computer, log: UpdateLog, records: Sequence[Record]) -> None:
-        """Note that `node` has this on disk. Raises Violation."""
+        """Record segments that `node` has on disk now. Raises Violation."""
         for feed, segment, chain in records:
             node._note("admits", segment)
             mine = feed.origin == node.origin and self._is_measured(node, segment)
@@ -273,14 +278,17 @@ class World:
                 self._delivered(node, feed, segment.first, segment.stop)
 
     def _is_measured(self, node: Computer, segment: Segment) -> bool:
-        """Return whether these are the updates that an engine would make there."""
+        """Return whether the node's engine would make exactly these updates."""
         seeds = update_seeds(segment.feed_key, segment.first, segment.count).tolist()
         scalars = tuple(scalar for _, scalar in updates_of(segment.parts))
         return scalars == measured(seeds, self.run, node.salt)
 
     def decided(self, node: Computer, log: UpdateLog) -> None:
-        """Note that `node` has these decisions on disk. Raises Violation where another has had others of the
-        same term, unless that was meant to be; what an organiser's disk alone has had is lost with it."""
+        """Record the decisions that `node` has on disk now.
+
+        Raises Violation if another node had different ones of the same term, unless the scenario forks it.
+        Decisions that only the organiser's disk had may be lost.
+        """
         chain = control_feed.genesis(self.run.run_id)
         for position, entry in enumerate(log.control()):
             chain = control_feed.extend(chain, entry.term, entry.record)
@@ -295,8 +303,10 @@ class World:
                 self._shown(node, position, chain)
 
     def _shown(self, node: Computer, position: int, chain: bytes) -> None:
-        """Note what a node has shown to its owner. Raises Violation where another has shown something else:
-        one of them is to be taken back."""
+        """Record a decision that a node shows to its owner.
+
+        Raises Violation if another node showed a different one: one of them must be taken back.
+        """
         known, by = self.shown.setdefault(position, (chain, node.name))
         if known != chain:
             said = f"{by} and {node.name} have shown different decisions at position {position}"

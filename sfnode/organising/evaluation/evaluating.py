@@ -1,14 +1,13 @@
-"""Evaluations of a closed epoch before its seal: whether there is time for one, and what comes of it.
+"""Evaluations of a closed epoch before its seal: whether there is time for one, and its result.
 
     an epoch is     left when
-    planned         something is asked for: what each feed has brought first, the rest once that is known
+    planned         a measurement is asked for: the contribution of each feed first, then the rest
     under way       the answer comes; back to planned, if there is a rest
-    answered        the next epoch is planned; the result is to be signed once the epoch is sealed
+    answered        the next epoch is planned; the result is signed once the epoch is sealed
 
-What the seal is going to skip is left out; if it then skips something else, the result is of another model,
-and is not told. Searches say what an epoch is worth (`searching`), and how much of the organiser's own time
-may be spent; without them there is all or nothing. This module is told what a seal counts and skips, and
-knows nobody who measures.
+The feeds that the seal will skip are left out. If it then skips other feeds, the result is of another model,
+and is not published. Searches say what is measured of an epoch (`searching`), and how much of the organiser's
+own time may be spent; without them everything is measured or nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sfprotocol.decisions import Evaluated, Recount, Worth
 from sfprotocol.run_state import RunState
 
 YOUNG = 1 / 10
-"""Share of the update budget up to which a run is young."""
+"""Share of the update budget until which a run is young."""
 
 
 @dataclass(slots=True)
@@ -37,19 +36,19 @@ class _Asked:
     at: float
     running: bool = False
     result: Evaluated | None = None
-    """The result, until it is signed once the epoch is sealed."""
+    """Result, until it is signed after the epoch's seal."""
     took: float = 0.0
-    """Seconds from then to the last answer."""
+    """Seconds from the plan to the last answer."""
     altered: bool = False
-    """Whether the seal has skipped something that was evaluated, or the other way round."""
+    """Whether the seal has skipped other feeds than the evaluation."""
     rest: EpochPlan | None = None
-    """The rest, which is to be asked for once nothing is under way."""
+    """Remaining measurements, which are asked for once nothing is under way."""
     skipped: frozenset[int] = frozenset()
-    """Feeds that were left out."""
+    """Feeds that the evaluation leaves out."""
     rows: int = 0
-    """Rows on which it is measured what each feed has brought."""
+    """Rows on which the contribution of each feed is measured."""
     searched: int = 0
-    """Rows of the line search."""
+    """Maximum rows of the line search."""
 
 
 class Evaluations:
@@ -60,16 +59,16 @@ class Evaluations:
         self._search = search
         self._asked = _Asked(-1, now)
         self._from = now
-        """The time from which on the next one may begin."""
+        """Earliest time of the next evaluation."""
         self._bases: list[Evaluated] = []
-        """The base model's results, until they are signed."""
+        """Results of the base model that wait to be signed."""
 
     # -- before the seal ---------------------------------------------------------------------------
 
     def plan(self, run_state: RunState, now: float, *, last: bool, waiting: bool) -> None:
-        """Make out, once, what the oldest epoch without a seal is worth, as soon as there is time; at once if
-        it is the `last` one, or there to count what others have skipped (`waiting`). Of any other that has
-        named nothing there is nothing to measure."""
+        """Plan, once, what is measured of the oldest epoch without a seal. It waits until there is time,
+        unless the epoch is the `last` one or was closed to recount skipped work (`waiting`). Any other epoch
+        without updates has nothing to measure."""
         epoch, search = run_state.sealed, self._search
         if self._asked.epoch >= epoch or self._asked.running or not self._policy.seal_wait:
             return
@@ -85,13 +84,13 @@ class Evaluations:
         self._asked = _Asked(epoch, now, rest=plan)
 
     def is_due(self, epoch: int) -> bool:
-        """Return whether something of an epoch is to be asked for now."""
+        """Return whether a measurement of an epoch should be asked for now."""
         asked = self._asked
         return asked.epoch == epoch and asked.rest is not None and not asked.running
 
     def ask(self, skipped: Iterable[int], recounted: Iterable[Recount]) -> Evaluate:
-        """Return what is due: what each feed has brought, first, and then the rest along what the seal is
-        going to count, which is all but the feeds that are `skipped`, and what is `recounted`."""
+        """Return the measurement that is due: first the contribution of each feed, then the rest along the
+        work that the seal will count. That is all feeds but the `skipped` ones, and the `recounted` work."""
         asked, plan = self._asked, self._asked.rest
         assert plan is not None
         asked.skipped, asked.running = frozenset(skipped), True
@@ -102,7 +101,7 @@ class Evaluations:
         return Evaluate(asked.epoch, *part, asked.skipped, frozenset(recounted))
 
     def is_under_way(self, epoch: int) -> bool:
-        """Return whether an answer about an epoch is to come."""
+        """Return whether an answer about an epoch is outstanding."""
         return self._asked.epoch == epoch and self._asked.running
 
     def is_awaited(self, epoch: int, now: float) -> bool:
@@ -110,25 +109,25 @@ class Evaluations:
         return self.is_under_way(epoch) and now - self._asked.at < self._policy.seal_wait
 
     def sealing(self, epoch: int, skipped: Iterable[int], *, less: bool) -> None:
-        """Take note of the feeds that the seal of an epoch skips; `less`: of the others it counts nothing at
-        all, or with a factor that nobody has looked at."""
+        """Note the feeds that the seal of an epoch skips; `less`: of the others it counts nothing, or counts
+        them with a factor that was not evaluated."""
         asked = self._asked
         if asked.epoch == epoch:
             asked.altered = asked.altered or less or asked.skipped != set(skipped)
 
-    # -- what comes of it --------------------------------------------------------------------------
+    # -- after the answer --------------------------------------------------------------------------
 
     def ended(self, event: EvaluationEnded, run_state: RunState, now: float) -> list[Worth]:
-        """Take in the answer that is under way; return what was measured of each feed."""
+        """Take in the answer to the evaluation under way; return the measured contributions."""
         asked = self._asked
         asked.running = False
-        share = self._share(run_state)  # that of when it was asked for: it may just have settled
+        share = self._share(run_state)  # as of the question: the rate may have settled since
         self._tell_search(event, run_state)
         self._pause(share, now)
         bases = (base for base in (event.base, event.calibrated) if base)
         self._bases += [health.published(event.epoch, base, base=True) for base in bases]
         too_late = event.found and event.found.factor != 1.0 and event.epoch < run_state.sealed
-        if event.result and not too_late:  # what is sealed is another model
+        if event.result and not too_late:  # the sealed model is another one
             asked.result = health.published(event.epoch, event.result)
         return worths_of(event.epoch, asked.rows, parts_of(event.shares, run_state))
 
@@ -136,7 +135,7 @@ class Evaluations:
         if search := self._search:
             scored, rows = event.result is not None, event.found.rows if event.found else 0
             beyond = max(0, rows - self._asked.searched) * len(AMOUNTS)
-            cost = event.forwards - beyond  # what it took to save an epoch is no debt of later ones
+            cost = event.forwards - beyond  # the cost of saving an epoch is no debt of later ones
             search.ended(event.epoch, event.found, cost, scored=scored, run_state=run_state)
 
     def _share(self, run_state: RunState) -> float:
@@ -147,14 +146,14 @@ class Evaluations:
         return self._policy.young_share if young else self._policy.share
 
     def _pause(self, share: float, now: float) -> None:
-        """Put off the next one until an answer that has come took no more than its share of the time."""
+        """Delay the next evaluation until this one has taken no more than its share of the time."""
         asked = self._asked
         asked.took, took = now - asked.at, now - asked.at - asked.took
         pause = took / share if share else float("inf")
         self._from = max(self._from, asked.at - pause) + pause  # one may be made up for
 
     def result(self, run_state: RunState) -> Evaluated | None:
-        """Return the next result that is to be signed: of the base model, or of an epoch that is sealed."""
+        """Return the next result to sign: of the base model, or of a sealed epoch."""
         asked = self._asked
         if self._bases:
             return self._bases.pop(0)

@@ -1,47 +1,46 @@
-"""Evidence about members, by what their work has brought in each epoch as it was measured before the seal.
+"""Evidence about members, by the contribution of their work in each epoch as measured before the seal.
 
-The measurement is the engine's (`sfnode.engine.line`), from one gradient on validation rows whatever the
-number of origins. Its figures stand in the control feed as Worth decisions (SPEC O16), and the evidence here
-is a function of these alone: whoever has the feed knows for whom it speaks. Knows no time and nobody who
-measures.
+The engine measures it (`sfnode.engine.line`), from one gradient on validation rows whatever the number of
+origins. Its figures stand in the control feed as Worth decisions (SPEC O16). The evidence here is a function
+of these alone, so all readers of the feed know for whom it speaks.
 
-Theory of operation. The score z of n updates adds up to a random walk with steps of variance 1 / n if their
-scalars are useless (random signs), however large they are, and drifts by m sqrt(n) if they were measured.
-Updates that were measured on one mini-batch share what it is unlike others, and n counts as many as would say
-as much apart (`alike`). m is estimated from the swarm, by the median over its members; of that the test takes
-SHARE for a useful member, so that somebody with rows of another kind, whose scalars agree with the validation
-rows less, is not taken for useless. Two sums over epochs follow, with d = SHARE * m, and a comparison:
+Theory of operation. If the scalars of n updates are useless (random signs), their score z adds up to a random
+walk with steps of variance 1 / n, however large the scalars are. If they were measured, it drifts by
+m sqrt(n). Updates of one mini-batch share its peculiarities, and n counts as many independent updates as
+would say as much (`alike`). m is estimated from the swarm, by the median over its members. The test asks for
+SHARE of that, because a useful member with rows of another kind agrees less with the validation rows. With
+d = SHARE * m, two sums over epochs follow, and a comparison:
 
     for       the log-likelihood ratio of `drifts by d` against `does not`: sum of d sqrt(n) z - d^2 n / 2.
-              No more than MOST_EVIDENCE, so that who turns is found out as soon as who comes. Of new work one
-              epoch says no more than that, and twice as much against it (LEAST_BY_EPOCH). Work is skipped
-              while the sum is below TRUSTED_FROM, where it begins (further down where hardly any evidence
-              comes: SOON), and counts after all (is recounted) once
-              it is above RECOUNTED_FROM: it rises by what was skipped, too, so that nobody has hidden bad
-              work behind good. To wait costs little, and what has counted stays. Just before a run ends all
-              counts that waits, of whoever is above RECOUNTED_AT_LAST, with a factor of its own.
-    agreement what the member's drift is likely to be, in terms of the usual one, as members differ: how far
-              its scores lie from the median member's in the same epochs, drawn towards the mean by as much as
-              chance alone makes members differ (empirical Bayes; DerSimonian and Laird 1986). Work is skipped
-              while that is below WORTHWHILE, too. The sum above asks whether scores of one member alone tell
-              it from a useless one, which takes hundreds of updates where they say little; who teaches a
+              It is kept at or below MOST_EVIDENCE, so that a member that turns hostile is found as soon as a
+              newcomer. One epoch of new work adds no more than that, and takes twice as much at most
+              (LEAST_BY_EPOCH). Work is skipped while the sum is below TRUSTED_FROM, where it begins (a lower
+              bound where hardly any evidence comes: SOON). Skipped work counts after all (is recounted) once
+              the sum, in which skipped work is included, is above RECOUNTED_FROM; so nobody can hide bad work
+              behind good. Waiting costs little, and work that has counted stays. Just before a run ends all
+              waiting work of members above RECOUNTED_AT_LAST counts, with a factor of its own.
+    agreement the member's likely drift as a share of the usual one, as members differ: how far its scores lie
+              from the median member's in the same epochs, shrunk by as much as chance alone makes members
+              differ (empirical Bayes; DerSimonian and Laird 1986). Work is skipped while that is below
+              WORTHWHILE, too. The sum above asks whether the scores of one member alone tell it from a
+              useless one. That takes hundreds of updates where scores say little; a member that teaches a
               wrong label differs from the others long before.
     against   the wealth that bets against `does no harm`, a drift that is not below 0: the product of
-              e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings. By Ville's inequality
-              it exceeds 1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On
-              average it only grows where the drift is below -d / 2: useless work is skipped, never revoked.
+              e^(-d sqrt(n) z - d^2 n / 2), spread over all beginnings. By Ville's inequality it exceeds
+              1 / FALSE_REVOCATIONS with that probability at most, however long the run is. On average it only
+              grows where the drift is below -d / 2: useless work is skipped, never revoked.
 
-In a first-order run an update's cosine with the slopes says what hundreds of scalars say, and there are few
-of them: a score is of SCORED_ROUNDS at once, and tells by itself, beside that of the median member. It is the
-log-likelihood ratio of `as good as others` against `of no use`, with s the usual score, LEAST_SCORE at least,
-and z that of a member: s z - s^2 / 2. Work is skipped while that is below LIKELY. Where it has been below
-twice that, it has to come as far above LIKELY, or above TRUSTED_FROM: later scores say less, and who flips
-signs would count again for that. Nothing is added up, and nobody revoked: what a round can do at worst is
-bounded by limits, and whoever is skipped does nothing.
+In a first-order run one cosine of an update with the slopes says as much as hundreds of scalars, and there
+are few updates. A score covers SCORED_ROUNDS, and tells by itself, beside the median member's. The evidence
+is the log-likelihood ratio of `as good as others` against `of no use`, s z - s^2 / 2, with the usual score s
+(at least LEAST_SCORE) and a member's score z. Work is skipped while it is below LIKELY. After it has been
+below twice that, it must rise as far above LIKELY, or above TRUSTED_FROM: later scores say less, and a member
+that flips signs would count again for that. Nothing is added up, and nobody revoked. Limits bound the harm of
+a round, and a skipped member does none.
 
-Scores do not depend on the size of scalars. What weighs far more in one epoch than the updates of others
-(OUTLIER) is skipped by the seal of that epoch and never recounted; who makes such work again and again is
-skipped (OFTEN), and what is EXTREME takes evidence to make good. Less far, it is its size that tells
+Scores do not depend on the size of scalars. Work that weighs far more in one epoch than the updates of others
+(OUTLIER) is skipped by the seal of that epoch and never recounted. A member that often makes such work is
+skipped (OFTEN), and EXTREME work takes evidence to make good. Work that is merely large is found by its size
 (`feeds`).
 """
 
@@ -63,139 +62,141 @@ from sfprotocol.run_state import RunState
 from sfprotocol.weighing import WORTH_ONE
 
 SCORE_ONE = 1000
-"""A standard deviation: scores are counted in units of 10^-3."""
+"""Units of a score in one standard deviation."""
 
 HOSTILE = 0.3
-"""Share of members that may be hostile. The median is one of honest members' as long as it is below a
-half."""
+"""Maximum share of members that may be hostile. Below a half the median member is an honest one."""
 
 TRUSTED_FROM = 0.0
-"""Evidence from which on work counts at once: that of somebody of whom nothing was measured yet. With log 3/7
-asked for, where of as many members as may be hostile one is as likely useful as not, twice as much of useless
-work counted (docs/research-log.md)."""
+"""Evidence from which work counts at once. A member without measurements has as much. Where log 3/7 was asked
+for, at which one of as many members as may be hostile is as likely useful as not, twice as much useless work
+counted (docs/research-log.md)."""
 
 DOUBTED = -2.0
-"""Score of a member's work in an epoch below which it is skipped along a linear head, until it is measured
-again. There scores are no random walk: thousands of updates are measured on one member's few hundred rows,
-and each epoch's on the same rows for validation. What these rows happen to disagree about goes on from epoch
-to epoch, and adds up to any evidence: one honest member of four was skipped in all of a run on SST-2. So
-nothing is added up, and nobody revoked; a score is that of the worth over the rows (SPEC O16)."""
+"""Score below which a member's work in an epoch of a linear head is skipped, until it is measured again.
+
+Scores are no random walk there. Thousands of updates are measured on one member's few hundred rows, and each
+epoch's on the same validation rows. Any chance disagreement of these rows continues from epoch to epoch, and
+adds up to any evidence. So one honest member of four was skipped in all of a run on SST-2. Hence nothing is
+added up and nobody revoked. A score is the worth's over the rows (SPEC O16).
+"""
 
 SCORED_ROUNDS = 16
-"""Rounds of which a score is in a first-order run: about all that it has. Of one round's updates it says
-little: added up they say by their direction what their noise hides in each. With 8, three who flip signs cost
-seven nodes 5 % of their gain, and with 16 it was 3 (benchmarks/first_order.py)."""
+"""Rounds in a first-order run over which a score is taken: about as many as a run has. One round's updates
+say little. Their sum shows by its direction what noise hides in each. With 8 rounds three members who flip
+signs cost seven nodes 5 % of their gain, with 16 rounds 3 % (benchmarks/first_order.py)."""
 
 LEAST_SCORE = 0.7
-"""Score of the usual member that is assumed at least in a first-order run: where hostile members pull the
-median down, or nothing is left to learn, who drifts the other way is told from that. With 0, three who flip
-signs cost 9 % of the gain, and with 1.5 a fifth more honest work was skipped."""
+"""Minimum score assumed for the usual member in a first-order run. Hostile members may pull the median down,
+or little may be left to learn; members who drift the other way are told from this score. With 0 three who
+flip signs cost 9 % of the gain; with 1.5 a fifth more honest work was skipped."""
 
 LIKELY = math.log(HOSTILE / (1 - HOSTILE))
-"""Evidence from which on work goes on to count in a first-order run, where it is not added up but measured
-anew: as many members may be hostile."""
+"""Evidence from which work continues to count in a first-order run, where evidence is measured anew and not
+added up. It is the log odds of HOSTILE."""
 
 RECOUNTED_FROM = 1.0
-"""Evidence from which on work counts that was skipped, if it was made at no larger rate than that of now: of
-members of all kinds it has spoilt runs otherwise (docs/research-log.md). Of useless members a third comes
-back to TRUSTED_FROM at some time."""
+"""Evidence from which skipped work counts, if it was made at no larger rate than the present one. Work of
+members of all kinds has spoilt runs otherwise (docs/research-log.md). A third of useless members comes back
+to TRUSTED_FROM at some time."""
 
 GAIN_BY_COST = 3.0
-"""Gain of a useful update, in terms of what a useless one costs: near half of the best step, which line
-searches take, three quarters of its slope and a quarter of it."""
+"""Gain of a useful update as a multiple of a useless one's cost. Line searches take near half of the best
+step, which has three quarters of its slope and a quarter of it as cost."""
 
 RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
-"""The same for what waits just before a run ends: with as many hostile members as there may be, work of
-members with that evidence gains as much as it costs, if the others are useless."""
+"""Evidence from which skipped work counts just before a run ends. With HOSTILE members such work gains as
+much as it costs, if the others are useless."""
 
 WORTHWHILE = 1 / (1 + GAIN_BY_COST)
-"""Share of the usual drift from which on an update gains more than it costs."""
+"""Share of the usual drift from which an update gains more than it costs."""
 
 SOON = 1 / 8
-"""Evidence for a useful member that one epoch brings on average, and more, with which work waits as soon as
-it is below TRUSTED_FROM. The less there is the nearer does the bound come to RECOUNTED_AT_LAST, from which on
-work gains as much as it costs: where scores say hardly anything, who waits would wait for good."""
+"""Minimum evidence that one epoch brings for a useful member, on average, at which work waits as soon as it
+is below TRUSTED_FROM. With less the bound approaches RECOUNTED_AT_LAST, from which work gains as much as it
+costs. Where scores say hardly anything, waiting would never end."""
 
 MOST_EVIDENCE = 2.0
-"""Most evidence that is kept for a member. A useless one comes to it in one of e^2 = 7 cases; an honest one
-with the usual drift falls from there below TRUSTED_FROM in one of 55."""
+"""Maximum evidence kept for a member. A useless member reaches it in one of e^2 = 7 cases. From there one of
+55 honest members with the usual drift falls below TRUSTED_FROM."""
 
 LEAST_BY_EPOCH = -2 * MOST_EVIDENCE
-"""Evidence that one epoch of a feed takes from new work at most; it brings MOST_EVIDENCE at most, as flipped
-work takes twice as much as good work brings. Updates of an epoch were measured at the same weights, and in
-the middle of the same step: where others have spoilt these, hundreds are wrong at once, and that is one
-event. Added up, one such epoch took 30, and its author waited until the end, as later epochs bring less."""
+"""Maximum evidence that one epoch of a feed takes away from new work. It adds MOST_EVIDENCE at most; flipped
+work takes twice as much as good work adds. Updates of an epoch were measured at the same weights, in the
+middle of the same step. Where others have spoilt these, hundreds are wrong at once, which is one event. Added
+up, one such epoch took 30. Its author waited until the end, as later epochs bring less."""
 
 SHARE = 2 / 3
-"""Share of the usual drift that is asked for. On average evidence is for whoever has half of that, a third of
-the usual drift; with all of it asked for, every second honest member would be skipped at some time, and with
-half of it half as much again of useless work would count."""
+"""Share of the usual drift that the test asks for. On average evidence favours members with half of that, a
+third of the usual drift. Asked for all of it, every second honest member would be skipped at some time. Asked
+for half of it, half as much again of useless work would count."""
 
 FALSE_REVOCATIONS = 1e-4
-"""Share of members who do no harm that are revoked by accident, in the whole of a run."""
+"""Share of harmless members who are revoked by accident in a whole run."""
 
 LEAST_MEMBERS = 3
-"""Measured members without which nothing is concluded of those whom somebody vouches for, unless their work
-is skipped already: of two nobody can say which one is usual. Of strangers it is still told by those
+"""Minimum number of measured members from whom anything is concluded about vouched members, unless their work
+is skipped already. Of two nobody can say which one is usual. Vouched members still tell about strangers
 (`references`)."""
 
 MEMORY = 0.95
-"""Weight of what was measured before, for each measured epoch of a member, in its drift, and in how often it
-was an outlier: the drift of all falls as a run goes on. With 0.98, where it had fallen from 0.7 to 0.1, three
-times as many epochs of honest newcomers were skipped (docs/research-log.md)."""
+"""Weight of earlier measurements, for each measured epoch of a member, in its drift and in its share of
+outliers. The drift of all members falls as a run continues. With 0.98, where it had fallen from 0.7 to 0.1,
+three times as many epochs of honest newcomers were skipped (docs/research-log.md)."""
 
 LONG_MEMORY = 0.98
-"""The same where members are compared with each other in the same epochs, which does not fall. With 0.95 a
-seventh less of flipped work was skipped."""
+"""The same where members are compared in the same epochs, in which nothing falls. With 0.95 a seventh less of
+flipped work was skipped."""
 
 OUTLIER = 16.0
-"""Times as much as the median member's updates that those of an outlier weigh: without a measured limit a
-scalar may be hundreds of times as large as they usually are. With one, which is 8 times their root mean
-square before the run and two to five times less of it later, hardly anybody gets there (three who scaled on
-AG News did, one to nine times in a run of 25 epochs), and evidence has to do.
-Scalars of honest nodes have heavy tails, so that with 8 two in a hundred updates of theirs were an outlier's,
-and lost for good."""
+"""Least weight of an outlier's updates, in those of the median member.
+
+Without a measured limit a scalar may be hundreds of times the usual size. With one, 8 times their root mean
+square before the run and two to five times less later, hardly any outlier occurs, and evidence must do.
+(Three who scaled on AG News were outliers one to nine times in a run of 25 epochs.) Scalars of honest nodes
+have heavy tails. With 8 two in a hundred of their updates were an outlier's, and lost for good.
+"""
 
 EXTREME = 128.0
-"""Times as much with which it is no measurement, whatever the rows: that takes as much evidence again to make
-good. Of 52 honest outliers of 60,000 updates without a limit the largest weighed 125 times as much."""
+"""Weight from which an outlier is no measurement, whatever the rows. It takes as much evidence again to make
+good. Of 52 honest outliers among 60,000 updates without a limit the largest weighed 125 times as much."""
 
 OFTEN, NEWCOMER = 1 / 3, 3.0
-"""Share of a member's epochs from which on scalars that are too large are no accident, and the epochs without
-them that are put to its credit as it comes. Who blows scalars up by 30 is an outlier in six epochs of ten; of
-16 honest members without a limit, once the others had nothing left to learn, one was in one of seven, and
-nobody else in one of twenty."""
+"""Share of a member's epochs from which oversized scalars are no accident, and the good epochs that a
+newcomer is credited with. A member that blows scalars up by 30 is an outlier in six epochs of ten. Of 16
+honest members without a limit, once the others had nothing left to learn, one was an outlier in one epoch of
+seven, and nobody else in one of twenty."""
 
 FAR = 2.0
-"""Usual drifts, and standard errors, by which members are taken to differ from the usual one at most: for a
-few who lie further off, what is chance in the others would pass for their own."""
+"""Maximum difference of a member from the usual one, in usual drifts and standard errors. Otherwise the
+chance differences of others would pass for real where a few lie further off."""
 
 MEDIAN_ERROR = 1.25
-"""Standard error of a median beside that of a mean of normal numbers: the root of pi / 2."""
+"""Standard error of a median of normal numbers, in that of their mean: the root of pi / 2."""
 
 SQUARE, SQUARE_ERROR = 0.455, 1.06
-"""Median of the square of a standard normal number, and its standard error with one of them: half of the
+"""Median of the square of a standard normal number, and its standard error for one number: half of the
 reciprocal of the density there, which is 0.471."""
 
 PARTS_PER_WORTH = 7_000
-"""Parts of one decision: at 28 bytes each at most they fit MAX_DECISION."""
+"""Maximum number of parts in one decision. At 28 bytes each they fit MAX_DECISION."""
 
 
 DISPERSED = 5.0
-"""Variance of an honest score in a first-order run, in terms of what chance makes of a random vector: cosines
-of mini-batches of 8 with the validation gradient vary by 0.12, and 0.055 is chance in 336 cells. Gradients
-and their noise lie along the same few directions."""
+"""Variance of an honest score in a first-order run, in that of a random vector. Cosines of mini-batches of 8
+with the validation gradient vary by 0.12, while chance makes 0.055 in 336 cells. Gradients and their noise
+lie along the same few directions."""
 
 UNLIKE = 0.1
-"""Variance of the cosine of a mini-batch's gradient and that of validation rows, from one mini-batch to the
-next: 0.31^2 for 32 answers of SmolLM2 as it is (docs/research-log.md). It grows as a run learns."""
+"""Variance of the cosine of a mini-batch's gradient and the validation gradient, from one mini-batch to the
+next: 0.31^2 for 32 answers of the untrained SmolLM2 (docs/research-log.md). It grows as a run learns."""
 
 
 def alike(training: Training) -> float:
-    """Return how many updates say as much about their author as one that is measured alone.
+    """Return the number of updates that say as much about their author as one that is measured alone.
 
-    Those of a group have one mini-batch, and what it is unlike others shows wherever two of them move the
-    same entry of a core, of which the chance is 1 / rank^2 in each layer.
+    A group's updates share one mini-batch. Its peculiarities show wherever two of them change the same cell
+    of a core, which happens with probability 1 / rank^2 in each layer.
     """
     if training.is_first_order:
         return DISPERSED
@@ -203,7 +204,8 @@ def alike(training: Training) -> float:
 
 
 def parts_of(shares: Mapping[Feed, StepShare], run_state: RunState) -> tuple[Part, ...]:
-    """Return what was measured as it is told, ascending by feed; nothing if something of it is no number."""
+    """Return the measurements as the parts of a Worth, ascending by feed; nothing if any figure is not
+    finite."""
     figures = [figure for one in shares.values() for figure in (one.sum, one.squares, one.worth)]
     if not all(map(math.isfinite, figures)):
         return ()
@@ -212,8 +214,8 @@ def parts_of(shares: Mapping[Feed, StepShare], run_state: RunState) -> tuple[Par
 
 
 def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
-    """Return the decisions that tell these figures. Each has feeds from all over: what is usual follows from
-    one decision, and those who have come together would be among themselves in theirs."""
+    """Return the decisions that publish these parts. Each has feeds from all over, as the usual score follows
+    from one decision: members who have come together would otherwise be among themselves."""
     count = math.ceil(len(parts) / PARTS_PER_WORTH)
     return [Worth(epoch, rows, tuple(parts[first::count])) for first in range(count)]
 
@@ -226,13 +228,13 @@ def _part(number: int, one: StepShare) -> Part:
 
 
 class FeedScore(NamedTuple):
-    """Finding about the updates of one feed in an epoch."""
+    """Score of one feed's updates in an epoch."""
 
     feed: int
     updates: float
-    """Independent ones."""
+    """Number of independent updates."""
     score: float
-    """Standard deviations of their mean beyond chance."""
+    """Mean of their cosines beyond chance, in standard deviations."""
 
 
 def _scored(part: Part, alike: float) -> FeedScore:
@@ -244,46 +246,47 @@ class Evidence:
     """Evidence about one member."""
 
     updates: int = 0
-    """Updates that were measured."""
+    """Number of measured updates."""
     worth: int = 0
-    """Sum of their worths with factor 1, in units of 10^-9 nats."""
+    """Sum of their worths at factor 1, in units of 10^-9 nats."""
     useful: float = 0.0
-    """Log-likelihood ratio for a useful member, MOST_EVIDENCE at most, of which one epoch is a part only."""
+    """Log-likelihood ratio for a useful member, at most MOST_EVIDENCE. One epoch changes it by a bounded
+    amount."""
     balance: float = 0.0
-    """The same with all that epochs bring and take: what was skipped counts by that."""
+    """The same ratio without that bound. It decides whether skipped work counts."""
     harm_since: int | None = None
-    """The epoch in which evidence of harm began to grow; None if there is none. Stays once `harmful`."""
+    """Epoch in which evidence of harm began to grow; None if there is none. Stays once `harmful`."""
     harmful: bool = False
-    """Whether it is evident that its work does harm; stays."""
+    """Whether the member's work evidently does harm. Stays once it is set."""
     bound: float = TRUSTED_FROM
-    """Evidence from which on its work counts."""
+    """Evidence from which the member's work counts."""
     agreement: float = 1.0
-    """Its likely drift, in terms of the usual one."""
+    """Likely drift of the member, in usual drifts."""
     _drift: float = 0.0
-    """Sum of sqrt(n) z, of which earlier epochs are forgotten."""
+    """Discounted sum of sqrt(n) z over epochs."""
     weight: float = 0.0
-    """Sum of n, likewise: updates of which the drift is known."""
+    """Discounted sum of n: updates with a known drift."""
     beyond: float = 0.0
-    """Sum of sqrt(n) z - n mu, likewise, where mu is the median member's mean score in an epoch."""
+    """Discounted sum of sqrt(n) z - n mu, where mu is the median member's mean score in an epoch."""
     usual: float = 0.0
-    """Sum of n mu, likewise."""
+    """Discounted sum of n mu."""
     compared: float = 0.0
-    """Sum of n, likewise: updates of which it is known how they compare."""
+    """Discounted sum of n over epochs with a known mu."""
     _rounds: list[tuple[int, float]] = field(default_factory=list)
-    """The last epochs in which it was measured, with its updates, in a first-order run."""
+    """Last measured epochs of a first-order run, with the number of updates in each."""
     _epochs: int = 0
     _latest: float = NEWCOMER
-    """Measured epochs, of which earlier ones are forgotten."""
+    """Discounted number of measured epochs."""
     _outlying: float = 0.0
-    """Those in which it was an outlier, likewise."""
+    """Discounted number of epochs in which the member was an outlier."""
     _harm: float = 0.0
-    """Evidence of harm since `harm_since`."""
+    """Evidence of harm since epoch `harm_since`."""
     _doubt: float = -math.inf
-    """Logarithm of the wealth against `does no harm`."""
+    """Logarithm of the wealth that bets against `does no harm`."""
 
     @property
     def doubt(self) -> Uncounted | None:
-        """Reason for which its work does not count; None if it does."""
+        """Reason why the member's work does not count; None if it does."""
         if not self._sound:
             return Uncounted.HARMFUL if self.harmful else Uncounted.OFTEN_LARGE
         if self.useful < self.bound:
@@ -292,27 +295,27 @@ class Evidence:
 
     @property
     def trusted(self) -> bool:
-        """Whether its work counts."""
+        """Whether the member's work counts."""
         return self.doubt is None
 
     @property
     def recounted(self) -> bool:
-        """Whether work counts after all that was skipped."""
+        """Whether the member's skipped work counts after all."""
         return self.trusted and self.balance >= RECOUNTED_FROM
 
     @property
     def recounted_at_last(self) -> bool:
-        """The same just before a run ends."""
+        """Whether it does so just before a run ends."""
         return self.balance >= RECOUNTED_AT_LAST and self._sound
 
     @property
     def _sound(self) -> bool:
-        """Whether its work evidently does no harm, and has about the size of others' work."""
+        """Whether the member's work is not evidently harmful, and has about the size of others' work."""
         return not self.harmful and self.outlier_share <= OFTEN
 
     @property
     def outlier_share(self) -> float:
-        """Share of its latest measured epochs in which it was an outlier."""
+        """Share of the latest measured epochs in which the member was an outlier."""
         return self._outlying / self._latest
 
     @property
@@ -321,8 +324,8 @@ class Evidence:
         return self._drift / self.weight if self.weight else 0.0
 
     def drifts(self, parts: Sequence[FeedScore], usual: float | None) -> None:
-        """Take in the scores of its feeds in one epoch as part of the drift; `usual`: the median member's,
-        None if too few were there to tell."""
+        """Add the scores of the member's feeds in one epoch to its drift. `usual` is the median member's
+        drift, or None if too few members tell it."""
         drift, updates = _drift(parts), _updates(parts)
         self._drift = MEMORY * self._drift + updates * drift
         self.weight = MEMORY * self.weight + updates
@@ -333,7 +336,7 @@ class Evidence:
         self.compared = LONG_MEMORY * self.compared + updates
 
     def sized(self, weight: float) -> None:
-        """Take note of the weight of its work in an epoch: the largest of its feeds."""
+        """Note the weight of the member's work in an epoch: the largest of its feeds."""
         self._latest = MEMORY * self._latest + 1
         self._outlying = MEMORY * self._outlying + (weight > OUTLIER)
         if weight > EXTREME:
@@ -341,26 +344,27 @@ class Evidence:
             self.balance = min(self.balance, self.useful)
 
     def ask(self, expected: float) -> None:
-        """Say what evidence its work needs to count, by what an epoch was expected to bring: of all its feeds
-        together, or one more with a single update would lower the bound."""
+        """Set the evidence that the work needs to count, by what an epoch was expected to bring. That is
+        expected of all feeds together, as one more feed with a single update would lower the bound
+        otherwise."""
         share = min(1.0, expected / SOON)
         self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
 
     def measured(self, part: Part) -> None:
-        """Add up what was measured."""
+        """Add a measurement to the sums."""
         self.updates += part.updates
         self.worth += part.worth
 
     def lately(self, epoch: int, parts: Sequence[FeedScore]) -> Weighted:
-        """Take note of a member's work in an epoch of a first-order run; return its score, and the updates of
-        the rounds that it is of."""
+        """Note the member's work in an epoch of a first-order run. Return its score, and the number of
+        updates in the rounds that the score covers."""
         updates = _updates(parts)
         self._rounds = [one for one in self._rounds if one[0] > epoch - SCORED_ROUNDS] + [(epoch, updates)]
         score = sum(one.updates * one.score for one in parts) / updates
         return Weighted(score, sum(made for _, made in self._rounds))
 
     def beside(self, score: float, usual: float) -> None:
-        """Take in its score, where that of the usual member would be this."""
+        """Set the evidence by the member's score and the usual member's."""
         usual = max(LEAST_SCORE, usual)
         if self.trusted:
             self.bound = LIKELY
@@ -369,12 +373,12 @@ class Evidence:
         self.useful = self.balance = usual * (score - usual / 2)
 
     def latest(self, parts: Sequence[FeedScore]) -> None:
-        """Take in what was measured in an epoch of a linear head, forgetting what was before."""
+        """Set the evidence by the last measurement alone, as for a linear head."""
         self.useful = self.balance = _drift(parts) * math.sqrt(_updates(parts))
         self.bound = DOUBTED
 
     def take(self, epoch: int, part: FeedScore, drift: float) -> None:
-        """Take in what was measured in an epoch, where a useful member has at least this drift."""
+        """Add the measurement of an epoch in which a useful member has at least this drift."""
         self._epochs += 1
         score, tilt = part.score, drift * math.sqrt(part.updates)
         brings = tilt * score - tilt**2 / 2
@@ -395,28 +399,28 @@ class Evidence:
 
 
 def _added(one: float, other: float) -> float:
-    """Return the logarithm of the sum of two numbers of which these are the logarithms."""
+    """Return the logarithm of the sum of two numbers, given their logarithms."""
     most = max(one, other)
     return most + math.log(math.exp(one - most) + math.exp(other - most))
 
 
 class MembersEvidence:
-    """The evidence about all members of a run, by the figures in its control feed."""
+    """Evidence about all members of a run, by the measurements in its control feed."""
 
     def __init__(self, *, kept: bool = False, alike: float = 1.0, summed: bool = False) -> None:
-        """`kept`: the run trains a linear head, of which every epoch is measured on all rows; `summed`: it is
-        a first-order run, whose scores are of some rounds at once."""
+        """`kept`: the run trains a linear head, and every epoch is measured on all rows. `summed`: it is a
+        first-order run, whose scores cover several rounds."""
         self._kept, self._alike, self._summed = kept, alike, summed
         self.forget()
 
     @classmethod
     def of(cls, training: Training) -> MembersEvidence:
-        """Return that of a run with these numbers."""
+        """Return the evidence of a run with this training section."""
         first_order = training.is_first_order
         return cls(kept=training.trains_a_head, alike=alike(training), summed=first_order)
 
     def forget(self) -> None:
-        """Forget what decisions have told: they are read anew."""
+        """Forget all decisions, which will be read anew."""
         self.members: dict[int, Evidence] = {}
         """Evidence by the number of the member."""
         self.harmful: set[int] = set()
@@ -424,12 +428,12 @@ class MembersEvidence:
         self.outliers: set[Recount] = set()
         """Feeds and epochs that are skipped for good."""
         self.vouched: set[int] = set()
-        """Members for whom the organiser or an invitation vouches."""
+        """Members that the organiser or an invitation vouches for."""
         self._numbers: dict[bytes, int] = {}
         """Numbers of members by origin."""
 
     def take(self, decision: Decision) -> None:
-        """Take in a decision: the figures of an epoch, or for whom somebody vouches."""
+        """Take in a decision: an epoch's measurements, or an admission."""
         match decision:
             case Worth():
                 self._measured(decision)
@@ -467,8 +471,8 @@ class MembersEvidence:
         self._compare()
 
     def _compare_sums(self, epoch: int, members: Mapping[int, Sequence[FeedScore]]) -> None:
-        """Take in the scores of a first-order run. One of fewer updates is expected to be less, as the root
-        of their number."""
+        """Take in the scores of a first-order run. Expected scores grow with the root of the number of
+        updates."""
         found = {member: self.members[member].lately(epoch, made) for member, made in members.items()}
         telling, told_of = references(members, self.vouched.__contains__)
         if not told_of:
@@ -482,10 +486,11 @@ class MembersEvidence:
     def _drifts(
         self, members: Mapping[int, Sequence[FeedScore]], telling: set[int], told_of: set[int]
     ) -> dict[int, float]:
-        """Take in the drifts of an epoch; return the drift that is asked of members of whom it is told.
+        """Take in the drifts of an epoch; return the drift that is asked of each member who can be judged.
 
-        Of whom nobody tells, nothing is concluded while their work counts. Those whose work is skipped are
-        judged by what is usual of all such members, themselves too: they would wait for good otherwise.
+        Where too few members tell, nothing is concluded about members whose work counts. Members whose work
+        is skipped are judged by the usual drift of all such members, themselves included. They would wait for
+        good otherwise.
         """
         known = {member: members[member] for member in telling}
         alone = {member: made for member, made in members.items() if member not in told_of}
@@ -501,22 +506,22 @@ class MembersEvidence:
         return least | dict.fromkeys(waiting, SHARE * self._usual_drift(alone))
 
     def doubt(self, member: int) -> Uncounted | None:
-        """Return why the work of a member is not to count, as far as is known; None if it is."""
+        """Return why the work of a member does not count, as far as is known; None if it counts."""
         known = self.members.get(member)
         return known.doubt if known else None
 
     def trusts(self, member: int) -> bool:
-        """Return whether the work of a member is to count, as far as is known."""
+        """Return whether the work of a member counts, as far as is known."""
         return self.doubt(member) is None
 
     def _compare(self) -> None:
-        """Say of members what their drifts are likely to be, as they differ from each other.
+        """Estimate the drift of each member from its differences to the others.
 
-        With n known updates a mean score has a variance of 1 / n by chance. By how much more mean scores vary
-        (method of moments) members differ, if that is more than a standard error of it; where they do not,
-        each of them is the usual one. They are compared epoch by epoch: as the drift of all falls, who has
-        come late would differ from the others otherwise. And with the median member: who makes most of the
-        updates would itself be the mean.
+        With n known updates a mean score has a variance of 1 / n by chance. Members differ by the variance
+        beyond that (method of moments), if it exceeds its standard error; otherwise all of them are usual.
+        They are compared epoch by epoch, because latecomers would differ from the others otherwise as the
+        drift of all falls. They are compared with the median member, because the member with most updates
+        would itself be the mean.
         """
         for one in self.members.values():
             one.agreement = 1.0
@@ -541,14 +546,15 @@ class MembersEvidence:
             known.agreement = drift / reference if reference > 0 else 1.0
 
     def _usual_drift(self, members: Mapping[int, Sequence[FeedScore]], *, others: bool = False) -> float:
-        """Return the drift of an honest member, as far as the parts of these members tell; 0 if there is
-        none, or the median is not above 0.
+        """Return the drift of an honest member, by the parts of these members; 0 if there is none, or the
+        median is not positive.
 
-        From the median of squares, less what noise makes of it and a standard error of that: who flips signs
-        drifts as far as the others, and the median of the drifts themselves is that of the lesser honest ones
-        then. No more than these parts have by their own median, beyond noise: where the whole step goes too
-        far, or few bend it, scores say nothing of single members. Where that is evident, it is what they have
-        if it is asked of `others`, who cannot lower it: what spoils their work has spoilt all work.
+        It is the median of squares, less the noise in it and the noise's standard error. A member that flips
+        signs drifts as far as the others; the median of the drifts themselves would be a lesser honest one's.
+        It is at most the median drift of these parts, beyond noise: where the whole step goes too far, or few
+        members bend it, scores say nothing about single members. Where this bound evidently holds and the
+        drift is asked of `others`, who cannot lower it, it is the median drift itself. What spoils their work
+        has spoilt all work.
         """
         if not members:
             return 0.0
@@ -569,8 +575,8 @@ class MembersEvidence:
 
 
 def references(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
-    """Return which of an epoch's members tell what is usual, and of whom: all of all, or where they are too
-    few for that, those who are vouched for of strangers. There may be none."""
+    """Return the members of an epoch who tell what is usual, and those who are judged by it. Usually both are
+    all members. If they are too few, vouched members tell about strangers. Both may be empty."""
     if len(members) >= LEAST_MEMBERS:
         return set(members), set(members)
     telling = set(filter(vouched, members))
@@ -578,24 +584,25 @@ def references(members: Collection[int], vouched: Callable[[int], bool]) -> tupl
 
 
 def _weights(members: Mapping[int, Sequence[Part]], parts: Sequence[Part]) -> dict[int, float]:
-    """Return the weights of parts in terms of the median one of these members; 1 if there are none."""
+    """Return the weights of parts as multiples of these members' median; 1 if there are no members."""
     weights = (Weighted(median(map(_weight, one)), _updates(one)) for one in members.values())
     usual = weighted_median(weights) if members else 0.0
     return {part.feed: _weight(part) / usual if usual else 1.0 for part in parts}
 
 
 class Weighted(NamedTuple):
-    """A figure of a member, and the updates that it is of."""
+    """A member's figure, and its number of updates."""
 
     value: float
     weight: float
 
 
 def weighted_median(figures: Iterable[Weighted]) -> float:
-    """Return the median of members by their updates, one of whom counts half as much as all others at most.
+    """Return the median of members by their updates, where no member counts more than half as much as all
+    others.
 
-    By heads a hundred strangers with an update each would say what is usual; by updates alone, who makes most
-    of them.
+    By heads, a hundred strangers with an update each would say what is usual. By updates alone, the member
+    with most of them would.
     """
     known = sorted(figures)
     total = sum(one.weight for one in known)
@@ -614,7 +621,7 @@ def _updates(parts: Iterable[Part | FeedScore]) -> float:
 
 
 def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
-    """Return the parts of each member: one with many feeds is no more than one in a median."""
+    """Return the parts of each member. A member with many feeds counts once in a median."""
     found: dict[int, list[Part]] = {}
     for part in parts:
         found.setdefault(part.feed // INCARNATIONS, []).append(part)
@@ -622,7 +629,7 @@ def _by_member(parts: Sequence[Part]) -> dict[int, list[Part]]:
 
 
 def _drift(parts: Sequence[FeedScore]) -> float:
-    """Return the mean score of an update of these."""
+    """Return the mean score of an update in these parts."""
     return sum(part.score * math.sqrt(part.updates) for part in parts) / _updates(parts)
 
 
@@ -632,8 +639,8 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _shares(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return which share of each value's distance from their mean is its own and not chance, where chance has
-    a variance of 1 / weight; 0 for all if chance explains by how much they differ."""
+    """Return which share of each value's distance from their mean is real rather than chance, where chance
+    has variance 1 / weight; 0 for all if chance explains the differences."""
     mean, total, free = _mean(values, weights), sum(weights), len(values) - 1
     beyond = sum(weight * (value - mean) ** 2 for weight, value in zip(weights, values, strict=True)) - free
     if beyond <= math.sqrt(2 * free):
@@ -643,11 +650,11 @@ def _shares(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 
 
 def _noise(updates: float) -> float:
-    """Return the standard error of the median of drifts that are known from so many updates in all."""
+    """Return the standard error of the median of drifts known from `updates` updates in all."""
     return MEDIAN_ERROR / math.sqrt(updates)
 
 
 def _weight(part: Part) -> float:
-    """Return about what an update of a feed weighs, in units of 10^-9 nats: of n updates whose signs mean
-    nothing the worth is about sqrt(n) of it, and with a score of z it is z times as much."""
+    """Return about the weight of one update of a feed, in units of 10^-9 nats. The worth of n updates with
+    random signs is about sqrt(n) times that, and z times as much with a score of z."""
     return abs(part.worth) / max(1.0, abs(part.score) / SCORE_ONE) / math.sqrt(part.updates)

@@ -1,56 +1,56 @@
-"""The health of a run, as the results on the validation rows tell it.
+"""The health of a run, by the results on the validation rows.
 
-Everybody who has the control feed comes to the same verdict. What to show of it is for the views.
+All nodes with the control feed come to the same verdict. Views decide what to show of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.metrics import measure_of, metric_of
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation
-from sfprotocol.decisions import Decision, Evaluated, Void
+from sfprotocol.decisions import Decision, Evaluated
 
 BASE = "base "
-"""Beginning of the metric's name where the base model was measured: `base accuracy`."""
+"""Prefix of the metric's name where the base model was measured: `base accuracy`."""
 
 CALIBRATED = "calibrated "
-"""Beginning of the name where the prior over the answers was subtracted: `calibrated base accuracy`."""
+"""Prefix of the name where the prior over the answers was subtracted: `calibrated base accuracy`."""
 
 _UNIT = 1_000_000
 _MOST = 1 << 62
-"""The largest number that stands for an infinite end of an interval: fits 64 bits with its sign."""
+"""Number that stands for an infinite end of an interval. It fits 64 bits with its sign."""
 
 
 class HealthVerdict(NamedTuple):
-    """The health of a run, and what speaks for it."""
+    """Health of a run, with the results that it follows from."""
 
     health: RunHealth
     latest: EpochEvaluation | None = None
     bases: tuple[EpochEvaluation, ...] = ()
-    """The base model by the same metric: as it is, and calibrated, as far as it was measured."""
+    """Results of the base model by the same metric: as it is, and calibrated, if they were measured."""
     best: EpochEvaluation | None = None
     worse_than: tuple[EpochEvaluation, ...] = ()
-    """Those of `base` and `best` than which `latest` is significantly worse."""
+    """Results among `base` and `best` than which `latest` is significantly worse."""
 
     @property
     def base(self) -> EpochEvaluation | None:
-        """The base model, measured as `latest` was."""
+        """Result of the base model, measured as `latest` was."""
         measure = measure_of(self.latest) if self.latest else None
         return next((one for one in self.bases if measure in (None, measure_of(one))), None)
 
     @property
     def calibrated(self) -> EpochEvaluation | None:
-        """The base model less its prior, for comparison."""
+        """Result of the calibrated base model, for comparison."""
         return next((one for one in self.bases if one.calibrated), None)
 
     @property
     def no_gain(self) -> bool:
-        """Whether nothing speaks for a gain: even the best seal is within the base model's interval."""
+        """Whether no gain can be seen: even the best seal is within the base model's interval."""
         best, base = self.best, self.base
         if self.health is not RunHealth.NO_BETTER or best is None or base is None:
             return False
@@ -58,16 +58,16 @@ class HealthVerdict(NamedTuple):
 
     @property
     def first_suspect(self) -> int:
-        """The first epoch whose seal may have made the model worse: that after the best, or any if even the
-        best is worse than the base model."""
+        """First epoch whose seal may have made the model worse: the one after the best, or 0 if even the best
+        is worse than the base model."""
         return (
             0 if self.best is None or (self.base and is_worse(self.best, self.base)) else self.best.epoch + 1
         )
 
 
 def published(epoch: int, result: Evaluation, *, base: bool = False) -> Evaluated:
-    """Return a result as a decision, rounded to 10^-6. What is not a number is told as the worst there is: a
-    model that has diverged must not look like one that nobody has evaluated."""
+    """Return a result as a decision, rounded to 10^-6. A value that is not a number becomes the worst
+    possible one, as a model that has diverged must not look like one that nobody has evaluated."""
     worst = math.inf if metric_of(result.metric).lower_is_better else 0.0
     value, low, high = (_fixed(number, worst) for number in (result.value, result.low, result.high))
     loss = _fixed(result.loss, math.inf)
@@ -81,8 +81,8 @@ def _fixed(number: float, worst: float) -> int:
 
 
 def evaluation(said: Evaluated) -> EpochEvaluation:
-    """Return a published result as a measurement: only here it is known how a metric's name tells of which
-    model it is (SPEC O2)."""
+    """Return a published result as a measurement. Only this function knows how a metric's name tells which
+    model was measured (SPEC O2)."""
     value, low, high, loss = (
         math.copysign(math.inf, number) if abs(number) >= _MOST else number / _UNIT
         for number in (said.value, said.low, said.high, said.loss)
@@ -102,35 +102,21 @@ def evaluation(said: Evaluated) -> EpochEvaluation:
 
 
 def evaluations(decisions: Iterable[Decision]) -> list[EpochEvaluation]:
-    """Return all that these decisions have published, in their order."""
+    """Return all results that these decisions have published, in their order."""
     return [evaluation(said) for said in decisions if isinstance(said, Evaluated)]
 
 
-def verdict(decisions: Iterable[Decision]) -> HealthVerdict:
-    """Return the health of a run after these decisions.
+def verdict(
+    bases: Mapping[tuple[str, bool], EpochEvaluation], seals: Sequence[EpochEvaluation]
+) -> HealthVerdict:
+    """Return the health of a run with these results: of the base model, by measure, and of seals that were
+    not taken back, by one measure.
 
-    Worse means that the two 95 % intervals do not touch: both are of the same rows, so this is cautious. What
-    was measured of epochs that were then voided, or later, does not count: those models are gone. Nor does
-    what is told of a voided epoch after that: its evaluation was under way.
+    Worse means that the two 95 % intervals do not touch. Both are of the same rows, so this is cautious.
     """
-    bases: dict[tuple[str, bool], EpochEvaluation] = {}
-    seals: list[EpochEvaluation] = []
-    voided: list[Void] = []
-    for decision in decisions:
-        match decision:
-            case Evaluated(epoch=epoch):
-                result = evaluation(decision)
-                if result.base:
-                    bases[measure_of(result)] = result
-                elif not any(void.first <= epoch <= void.last for void in voided):
-                    seals.append(result)
-            case Void(first=first):
-                voided.append(decision)
-                seals = [result for result in seals if result.epoch < first]
     if not seals:
         return HealthVerdict(RunHealth.UNKNOWN, bases=tuple(bases.values()))
     latest = max(seals, key=lambda result: result.epoch)
-    seals = [result for result in seals if measure_of(result) == measure_of(latest)]
     best = max(seals, key=lambda result: (_goodness(result), result.epoch))
     alike = (bases.get((latest.metric, calibrated)) for calibrated in (False, True))
     found = HealthVerdict(RunHealth.UNKNOWN, latest, tuple(filter(None, alike)), best)
@@ -147,7 +133,7 @@ def _goodness(result: Evaluation) -> float:
 
 
 def is_worse(one: Evaluation, other: Evaluation) -> bool:
-    """Return whether one result is worse than another of the same rows: their intervals do not touch."""
+    """Return whether one result is worse than another of the same rows, as their intervals do not touch."""
     if metric_of(one.metric).lower_is_better:
         return one.low > other.high
     return one.high < other.low

@@ -1,11 +1,11 @@
-"""The line search at a seal: how far to go along an epoch's direction, and at which rate to go on.
+"""The line search at a seal: how far to go along an epoch's direction, and at which rate to continue.
 
-With W the weights by the seals so far and D what the epoch has added to them at factor 1, the loss of
-held-out rows is measured at W + c D. Of the best c half is taken: a full step along a noisy
-direction overshoots in all others, and the next epoch comes back (the accuracy of a run that had reached 0.98
-fell to 0.85 on the way). Where an epoch could have gone further, less than that: the best step of now is a
-short view (Wu et al. 2018), as noise stays in the weights, and they bear less and less of it. This module
-decides with numbers; it knows no model, and nobody who measures.
+With W the weights by the seals so far and D the sum that the epoch adds to them at factor 1, the loss of
+held-out rows is measured at W + c D. Half of the best c is taken, because a full step along a noisy direction
+overshoots in all others, and the next epoch comes back. (The accuracy of a run that had reached 0.98 fell to
+0.85 on the way.) Where an epoch could have gone further, less than half is taken. The best step of now is a
+short view (Wu et al. 2018), as noise stays in the weights, which bear less and less of it. This module
+decides with numbers; it knows no model.
 """
 
 from __future__ import annotations
@@ -19,62 +19,63 @@ from numpy.typing import NDArray
 from sfprotocol.decisions import RATE_ONE
 
 AMOUNTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""The c at which losses are measured."""
+"""Values of c at which losses are measured."""
 
 SHARE = 0.5
-"""Share of the best c that is taken as the factor where that is less than an epoch has gone."""
+"""Share of the best c that becomes the factor where the best c is less than 1."""
 
 CAUTION = 1 / 4
-"""The same where it could have gone further. Runs of the built-in model at constant rates of 7.5e-4 and 1e-3
-were destroyed at losses of 0.16 and 0.18, though twice each epoch's step would have been better until shortly
-before (docs/research-log.md)."""
+"""The same share where the epoch could have gone further. Runs of the built-in model at constant rates of
+7.5e-4 and 1e-3 were destroyed at losses of 0.16 and 0.18. Until shortly before, twice each epoch's step would
+have been better (docs/research-log.md)."""
 
 FIRST_ROWS = 16
-"""Rows that a search begins with: enough where the rate is wrong by 10 or more, and they cost as much as 14
-updates with mini-batches of 4. Below, the standard error is itself a guess."""
+"""Rows with which a search begins. They suffice where the rate is wrong by 10 or more, and cost as much as 14
+updates with mini-batches of 4. With fewer the standard error is itself a guess."""
 
 SURE_ROWS = 128
-"""Rows to which a search goes on that takes an epoch for harm or noise, however few it was to measure: work
-that has cost ten times as much and more is at stake. By 16 rows three of 35 runs lost an epoch that did help,
-and up to 18 % of their work (docs/research-log.md)."""
+"""Rows to which a search continues that takes an epoch for harm or noise, however few it was given. Work that
+has cost ten times as much is at stake. With 16 rows three of 35 runs lost an epoch that did help, and up to
+18 % of their work (docs/research-log.md)."""
 
 LEAST_ROWS = 8
-"""Rows without which nothing is concluded."""
+"""Minimum number of rows from which anything is concluded."""
 
 EVIDENCE = 2.0
-"""Standard errors by which the best c has to do better than c = 1 before anything changes. Without it a
-search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
+"""Standard errors by which the best c must beat c = 1 before anything changes. Otherwise a search hunts once
+the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
 
 SURE = 3.0
-"""Standard errors by which an epoch has to do harm before nothing of it counts, where there are fewer than
-SURE_ROWS rows; with as many EVIDENCE is enough. Without evidence of harm the rate is lowered, and the work
-counts: it is everybody's."""
+"""Standard errors by which an epoch must do harm before nothing of it counts. With SURE_ROWS rows or more
+EVIDENCE suffices. Without evidence of harm the rate is lowered, and the work counts: it is everybody's."""
 
 SUSPICION = 1.0
-"""Standard errors by which it has to do better than c = 2 if it is 1 or less, but more than 0: the rate is at
-its limit. Where it is so small that noise decides, losses are straight lines, and the best c is the first or
-the last."""
+"""Standard errors by which a best c above 0 and up to 1 must beat c = 2; the rate is then at its limit. Where
+the rate is so small that noise decides, losses are straight lines, and the best c is the first or the
+last."""
 
 LARGE_MOVE = 0.1
-"""An epoch that moves the losses of rows by more nats than that (root mean square), and their mean not
-evidently down, is mostly noise at a rate that is too large: half of it is taken, and half the rate. At good
-rates epochs of the built-in run move them by 0.02 to 0.06, and where nothing is learnt any more by 0.2 and
-more; with bases of gradients good ones move them as far, and their rate is known (docs/research-log.md). A
-real model is moved by as much while it learns: nothing was evident on 128 rows of an epoch of which 32 others
-said +0.019 nats. What has destroyed a model is evident, as losses are convex in what it puts out. If an epoch
-does help, and does best on the way, half of that is taken without further evidence: the whole of it carries
-noise into the weights of which no later epoch rids them."""
+"""Root mean square in nats by which losses of rows move in an epoch that is mostly noise, at a rate that is
+too large, unless their mean evidently falls. Half of the epoch is taken, and half the rate.
+
+At good rates epochs of the built-in run move losses by 0.02 to 0.06. Where nothing more is learnt they move
+them by 0.2 and more. With bases of gradients good epochs move them as far, and their rate is known
+(docs/research-log.md). A real model is moved as far while it learns. Of one such epoch 128 rows showed
+nothing evident, while 32 others said +0.019 nats. A destroyed model is evident, as losses are convex in the
+outputs. If an epoch does help, and does best on the way, half of that is taken without further evidence: the
+whole of it carries noise into the weights of which no later epoch rids them.
+"""
 
 DOUBTFUL_MOVE = 0.05
-"""The same where, besides, the least loss was found before the epoch's end."""
+"""The same limit where, besides, the least loss was found before the epoch's end."""
 
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
-"""Most by which a rate is divided; it is never more than doubled. From a first rate that is 100 times too
-large it takes four searches while the run is young; later nothing changes so fast but by chance."""
+"""Maximum divisor of a rate, while the run is young and later; a rate is never more than doubled. From a
+first rate that is 100 times too large it takes four searches. Later nothing changes so fast but by chance."""
 
 LATE_SCALE = 1 / 16
-"""Times AMOUNTS, the c along work that has waited: the rates at which it was made may be many times those of
-now, and the weights are long gone. It is also the factor where nothing better is evident."""
+"""Factor on AMOUNTS for searches along recounted work. The rates at which it was made may be many times the
+present ones, and its weights are long gone. It is also the factor where nothing better is evident."""
 
 _START, _LEAST, _AS_IT_IS, _TWICE = (AMOUNTS.index(amount) for amount in (0.0, 0.25, 1.0, 2.0))
 
@@ -83,33 +84,33 @@ class SearchResult(NamedTuple):
     """Result of a search."""
 
     factor: float
-    """Factor of the epoch; 1 also where nothing better was evident."""
+    """Factor of the epoch; 1 where nothing better was evident."""
     best: float
-    """The c with the least loss."""
+    """Value of c with the least loss."""
     rows: int
-    """Rows that were measured, at every c."""
+    """Number of rows that were measured, at every c."""
     useful: bool = True
-    """Whether it is evident that some way along the epoch the loss is less than at its beginning."""
+    """Whether the loss somewhere along the epoch is evidently less than at its beginning."""
 
 
 class LineSearch:
-    """A search along one epoch's direction: asks for losses of rows, in order, until it knows enough."""
+    """Search along one epoch's direction. It asks for losses of rows, in order, until it knows enough."""
 
     def __init__(self, rows: int, *, wary: bool = True, scale: float = 1.0) -> None:
-        """`rows`: how many may be spent, but see SURE_ROWS; `wary`: whether an epoch that moves losses far is
-        taken for noise unless it evidently helps; `scale` times AMOUNTS are searched."""
+        """`rows`: maximum number of rows, but see SURE_ROWS. `wary`: whether an epoch that moves losses far
+        is taken for noise unless it evidently helps. `scale` times AMOUNTS are searched."""
         self._most, self._sure, self._scale = rows, max(rows, SURE_ROWS), scale
         self._wary = wary
         self._losses: NDArray[np.float64] = np.zeros((0, len(AMOUNTS)))
 
     @property
     def amounts(self) -> tuple[float, ...]:
-        """The c at which losses are wanted."""
+        """Values of c at which losses are wanted."""
         return tuple(self._scale * amount for amount in AMOUNTS)
 
     @property
     def wanted(self) -> range:
-        """Numbers of the rows of which the losses are wanted next; none once the search is over."""
+        """Numbers of the rows whose losses are wanted next; empty once the search is over."""
         known = len(self._losses)
         found = self._found()
         bad = known >= LEAST_ROWS and found.factor < 1.0 and not found.useful  # harm, or noise
@@ -126,12 +127,12 @@ class LineSearch:
 
     @property
     def found(self) -> SearchResult:
-        """The result by the rows so far."""
+        """Result by the rows so far."""
         found = self._found()
         return found._replace(factor=self._scale * found.factor, best=self._scale * found.best)
 
     def _found(self) -> SearchResult:
-        """Return the result in terms of the scale."""
+        """Return the result for a scale of 1."""
         rows = len(self._losses)
         if rows < LEAST_ROWS:
             return SearchResult(1.0, 1.0, rows, useful=False)
@@ -150,15 +151,14 @@ class LineSearch:
         return half if at_its_limit else half._replace(factor=1.0)
 
     def _reach(self) -> int:
-        """Return the place of the largest c up to which every step evidently does better than the one
-        before."""
+        """Return the index of the largest c up to which each c evidently does better than the one before."""
         reach = _AS_IT_IS
         while reach + 1 < len(AMOUNTS) and self._gain(reach + 1, reach) > EVIDENCE:
             reach += 1
         return reach
 
     def _does_harm(self) -> bool:
-        """Return whether it is evident that the loss is less without the epoch, on enough rows."""
+        """Return whether the loss is evidently less without the epoch, on enough rows."""
         needed = EVIDENCE if len(self._losses) >= SURE_ROWS else SURE
         return self._gain(_START, _AS_IT_IS) > needed
 
@@ -170,13 +170,13 @@ class LineSearch:
         return self._gain(best, doubted) > EVIDENCE
 
     def _best(self) -> int:
-        """Return the place of the c with the least mean loss; that of 0 where no mean is finite."""
+        """Return the index of the c with the least mean loss; the index of 0 where no mean is finite."""
         means = self._losses.mean(0)
         return int(np.where(np.isfinite(means), means, math.inf).argmin())
 
     def _gain(self, place: int, over: int) -> float:
-        """Return by how many standard errors one c does better than another, row by row; infinitely many if
-        only it gives numbers at all."""
+        """Return by how many standard errors one c does better than another, row by row; infinity if only it
+        gives numbers."""
         if place == over:
             return 0.0
         before, after = self._losses[:, over], self._losses[:, place]
@@ -194,6 +194,6 @@ class LineSearch:
 
 
 def next_rate(rate: int, found: SearchResult, *, young: bool) -> int:
-    """Return the rate that follows from that of the searched epoch, in the same units."""
+    """Return the rate that follows from the searched epoch's rate, in the same units."""
     least = 1 / (YOUNG_STEP if young else LATER_STEP)
     return min(max(1, round(rate * max(found.factor, least))), RATE_ONE - 1)

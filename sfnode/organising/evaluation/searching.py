@@ -1,34 +1,34 @@
-"""Costs of an organiser's line searches and evaluations, the growth of its epochs, and rates that follow.
+"""Costs of an organiser's line searches and evaluations, the growth of its epochs, and the rates that follow.
 
-    phase       an epoch                            searches and evaluations may cost    a rate moves by
+    phase       an epoch                            searches and evaluations may cost    a rate changes by
     unsettled   is closed once the one before is    a fifth of what the swarm computes   2 up, 4 down
                 sealed, from FIRST_UPDATES on;
                 at once if the next has a new rate,
                 which then discards what was under way
     settled     as long as it pays for itself       a twentieth                          2 at most
 
-Once it has settled, every epoch is searched on a few rows first of all: none should count that nobody has
-looked at, as a rate that was right for long destroys a model within two or three epochs once it no longer is.
-Then it is measured what each feed has brought, on as few rows as may be: evidence is a sequence, and many
-small measurements say more than a few exact ones. Where an epoch pays for one of the two only, they take
-turns, by what they have cost.
+Once the rate has settled, every epoch is searched on a few rows first. No epoch should count unseen, as a
+rate that was right for long destroys a model within two or three epochs once it no longer is. Then the
+contribution of each feed is measured, on as few rows as possible: evidence is a sequence, and many small
+measurements say more than a few exact ones. Where an epoch pays for only one of the two, they take turns, by
+their cost so far.
 
-A first-order run has no such phases: its rates, units and factors follow from its budget and from what
-members make (`steps`), its rounds are as long as the manifest says, and no line is searched. A tenth of what
-the swarm computes goes into what each feed has brought, and into evaluations: of the base model and of the
-end, for which it saves, and of more where there is more.
+A first-order run has no such phases. Its rates, units and factors follow from its budget and from members'
+updates (`steps`), its rounds are as long as the manifest says, and no line is searched. A tenth of what the
+swarm computes pays for measuring contributions, and for evaluations: of the base model and of the end, for
+which it saves, and of more where there is more.
 
 In both an epoch has GROWTH times as many updates after each search that changes nothing, until one pays for
-all of that, and no more than the manifest's epoch_updates. Where the organiser, one node of many, has no time
-for some, epochs grow beyond that.
+everything, and no more than the manifest's epoch_updates. Where the organiser, one node of many, has no time
+to search at some epochs, they grow beyond that.
 
-The rate has settled with the third search in a row after which nothing has to change. Epochs are short until
-then, as all work of an epoch at a wrong rate is lost; and longer later, as the direction of a short one is
-mostly noise once the easy part is learnt, and a search along it hunts.
+The rate has settled with the third search in a row without a change. Until then epochs are short, as all work
+of an epoch at a wrong rate is lost. Later they are longer, as the direction of a short one is mostly noise
+once the easy part is learnt, and a search along it hunts.
 
 Costs are counted in example-forwards (a forward of one example; an update takes two for each example of its
 mini-batch), and every epoch earns a credit for them. A restart forgets the credit, which costs one search;
-phase and length follow from the last close. This module knows no time, and nobody who measures.
+phase and length follow from the last close.
 """
 
 from __future__ import annotations
@@ -44,97 +44,97 @@ from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 FIRST_UPDATES = 128
-"""Updates of the first epochs, if they can pay for a search: from a rate that is wrong by 100 four of them
+"""Updates of the first epochs, if they can pay for a search. From a rate that is wrong by 100 four of them
 are lost."""
 
 GROWTH = 3 / 2
-"""Times as many updates as the one before that an epoch has after a search that changes nothing."""
+"""Factor by which epochs grow after a search that changes nothing."""
 
 STEADY = 3
-"""Searches in a row that change nothing, along epochs that evidently help, before the rate has settled. What
-is learnt first is often easy, and the rate that is right for it ten times too large for the rest."""
+"""Consecutive searches without a change, along epochs that evidently help, after which the rate has settled.
+The first lessons are often easy, and the rate that suits them is ten times too large for the rest."""
 
 HARMFUL = 1 / 4
-"""Factor of an epoch, and less, after which the open one is cut short even once the rate has settled: it goes
-on from where the rate has led."""
+"""Maximum factor of an epoch after which the open one is cut short even once the rate has settled. The open
+epoch continues from where the harmful rate has led."""
 
 UNSEEN = 1 / 4
-"""Factor of an epoch that was cut short after one that counted nothing, where it could not be searched: it
-was made at the same rate, but nobody knows of its work that it does harm."""
+"""Factor of an epoch that was cut short after one that counted nothing, where it could not be searched. It
+was made at the same rate, but nobody knows that its own work does harm."""
 
 AFTER_CUT = 1 / 4
-"""Share of an epoch with which the one after a cut is cut short, too, where a factor is below 1: it has the
-work that was under way meanwhile, at a rate that was too large and by a model that is there no more. Without
-that, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
+"""Share of an epoch after which the one that follows a cut is cut short, too, where a factor is below 1. It
+has the work that was under way meanwhile, at a rate that was too large and by a model that is gone. Without
+this, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
 
 EVALUATE_EVERY, OVERDUE = 4, 2
-"""Epochs between two evaluations with all rows, for people and alarms; the searches see to the rest. After
-OVERDUE times as many everything else waits for one."""
+"""Epochs between two evaluations with all rows, for people and alarms; searches do the rest. After OVERDUE
+times as many epochs everything else waits for an evaluation."""
 
 FIRST_EVALUATION, BASE_EVALUATION = 3, 2
-"""Times as much as later ones that the first evaluation costs: with the base model, and that less its
-prior, which in a first-order run is the manifest's."""
+"""Cost of the first evaluation, in later ones: it includes the base model, and the base model less its prior,
+which a first-order run has in its manifest."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
-"""Least rows on which it is measured what each feed has brought, and forwards for each: a backward pass takes
-two, and one goes to see whether the middle of the step is better than its start."""
+"""Minimum number of rows on which the contribution of each feed is measured, and forwards for each row. A
+backward pass takes two. One more forward shows whether the middle of the step is better than its start."""
 
 LEAST_ORIGIN_ROWS = 8
-"""The same in a first-order run, where an update's figures are all that a gradient says: of 15 updates that a
-round of a run of 234 has, a tenth pays for no more. Halving rows costs less than measuring every other
-round."""
+"""The same minimum in a first-order run, where an update's figures are all that a gradient says. A round of
+15 updates, of a run of 234, has no more with a tenth of the forwards. Halving the rows costs less than
+measuring every other round."""
 
 EARLY = 1 / 2
-"""Share of what the measurements of a first-order run may cost in all that may be spent at its start: who is
-found out early does harm at no large rate."""
+"""Share of a first-order run's allowance for measurements that is available at its start. Hostile members
+that are found early do little harm at large rates."""
 
 MOST_ROWS = 32
-"""Rows of a search once the rate has settled: with more of them a change that helps a little is evident, but
-the next epochs have to count unseen."""
+"""Maximum number of rows of a search once the rate has settled. With more rows a small improvement is
+evident, but the next epochs must count unseen."""
 
 BUSY = 1 / 4
-"""Share of the organiser's own time that searches and evaluations may take once the rate has settled: in a
+"""Maximum share of the organiser's own time for searches and evaluations once the rate has settled. In a
 large swarm a twentieth of everybody's work is more than one node can do."""
 
 
 TELLING = 8
-"""Part of a usual epoch's updates below which a search along an epoch says nothing of the rate."""
+"""Divisor of a usual epoch's updates. A search along an epoch with fewer updates says nothing of the rate."""
 
 
 class EpochPlan(NamedTuple):
-    """The measurements that an epoch is worth."""
+    """Measurements that are made of an epoch."""
 
     rows: int
-    """Most rows of the line search; 0 for none."""
+    """Maximum number of rows of the line search; 0 for none."""
     scored: bool
     """Whether the model is evaluated on all validation rows."""
     origins: int = 0
-    """Rows on which it is measured what each feed has brought; 0 if it is not."""
+    """Rows on which the contribution of each feed is measured; 0 for none."""
 
 
 class Search:
-    """The searches of one organiser, from one start to the next."""
+    """Searches of one organiser, from one start to the next."""
 
     def __init__(self, policy: OrganiserPolicy, run_state: RunState) -> None:
-        """`policy.search_rows` is not 0. `run_state` tells how far an organiser had come before."""
+        """`policy.search_rows` is not 0. `run_state` tells how far an earlier organiser had come."""
         self._policy = policy
         rows = policy.search_rows
         origins = policy.origins * min(ORIGIN_ROWS, rows) * ORIGIN_FORWARDS
         self._cheapest = min(FIRST_ROWS, rows) * len(AMOUNTS) + origins
-        """Example-forwards of the least search, with the least measurement of origins."""
+        """Example-forwards of the smallest search, with the smallest measurement of contributions."""
         self._dearest = rows * (len(AMOUNTS) + FIRST_EVALUATION) + origins
-        """Example-forwards of the largest search and the first evaluation: no more is saved up."""
+        """Example-forwards of the largest search and the first evaluation. No more credit is saved."""
         earning = policy.update_forwards * _per_forward(policy.young_share)
         self._first = max(FIRST_UPDATES, math.ceil(self._cheapest / earning))
         regular = self._cheapest + rows / EVALUATE_EVERY
         earning = policy.update_forwards * _per_forward(policy.share)
         self._most = min(policy.longest, max(self._first, math.ceil(regular / earning)))
-        """Updates of the longest epoch: as soon as one pays for everything that it is worth, a longer one
-        only means that it takes longer to see that its rate does harm."""
+        """Maximum updates of an epoch. An epoch that pays for all its measurements is long enough. In a
+        longer one it takes longer to see that its rate does harm."""
         self.settled = False
         """Whether the rate has settled."""
         self._steady = 0
-        """Searches in a row that changed nothing about an epoch that was evidently useful."""
+        """Consecutive searches that changed nothing about an epoch that was evidently useful."""
         self._target = self._first
         self._scheduled = policy.steps is not None
         """Whether rates follow from a schedule."""
@@ -143,22 +143,22 @@ class Search:
         else:
             self._resume(run_state)
         self._credit = self._beforehand = 0.0
-        """Example-forwards that may be spent, and those of them that later updates will have earned."""
+        """Example-forwards that may be spent, and the part of them that later updates must earn."""
         if self._scheduled and not run_state.open_epoch:
             whole = run_state.budget * policy.update_forwards * _per_forward(policy.share)
             self._credit = self._beforehand = EARLY * whole
         self._credited = run_state.sealed
-        """The first epoch that has earned nothing yet."""
+        """First epoch that has earned nothing yet."""
         self._has_base = False
         self._scored: int | None = None
-        """The epoch that was evaluated last."""
+        """Epoch that was evaluated last."""
         self._found: tuple[int, int, SearchResult] | None = None
-        """The epoch whose seal is to say it, the epoch that was searched, and the result."""
+        """Epoch whose seal must tell the result, epoch that was searched, and the result."""
         self._cut: tuple[int, int, float] | None = None
-        """The first and the last epoch that are cut short, and the factor of the one before."""
+        """First and last epoch that are cut short, and the factor of the one before."""
         self._lead = 0.0
-        """Example-forwards by which measurements of origins have cost more than all else, since the rate has
-        settled."""
+        """Example-forwards by which measurements of contributions have cost more than everything else, since
+        the rate has settled."""
 
     def _resume(self, run_state: RunState) -> None:
         last = run_state.closed_updates(run_state.open_epoch - 1) if run_state.open_epoch else 0
@@ -174,42 +174,41 @@ class Search:
         return BUSY if self.settled else 1.0
 
     def target(self, run_state: RunState) -> int:
-        """Return how many updates the open epoch is to have."""
+        """Return the number of updates that the open epoch should have."""
         target = min(self._target, self._most)
         return math.ceil(target * AFTER_CUT) if self.is_cut(run_state.open_epoch) else target
 
     def cuts(self, run_state: RunState) -> bool:
-        """Return whether the open epoch is to be closed with whatever it has: the one after it has a better
-        rate, and this one's work, at a rate that is far off, is worth little or does harm."""
+        """Return whether the open epoch must be closed with whatever it has. The next one has a better rate;
+        this one's work, at a rate that is far off, is worth little or does harm."""
         return self._cut is not None and self._cut[0] == run_state.open_epoch
 
     def is_for_waiting(self, epoch: int, run_state: RunState) -> bool:
-        """Return whether an epoch was closed without naming anything, neither cut short nor for new bases:
-        its seal is there to count what others have skipped, with a factor of its own, from which no rate
-        follows."""
+        """Return whether an epoch was closed without naming anything, neither cut short nor for new bases.
+        Its seal then recounts skipped work, with a factor of its own from which no rate follows."""
         if not 0 <= epoch < run_state.open_epoch or run_state.closed_updates(epoch) or run_state.moved(epoch):
             return False
         return not self.is_cut(epoch) and not run_state.has_new_bases(epoch + 1)
 
     def _says_nothing(self, epoch: int, run_state: RunState) -> bool:
-        """Return whether no rate follows from an epoch: it is there for what waits, or so little was named
-        that its factor is about single updates, and whoever made them would throw away what others make."""
+        """Return whether no rate follows from an epoch: it recounts skipped work, or names so little that its
+        factor is about single updates. Their authors could throw away the work of others."""
         usual = run_state.usual_updates(self._policy.longest)
         few = epoch < run_state.open_epoch and TELLING * run_state.closed_updates(epoch) < usual
         return few or self.is_for_waiting(epoch, run_state)
 
     def is_cut(self, epoch: int) -> bool:
-        """Return whether an epoch is cut short, so that nothing is measured of it, but see `is_doubted`."""
+        """Return whether an epoch is cut short. Nothing is measured of it, but see `is_doubted`."""
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
     def is_doubted(self, epoch: int) -> bool:
-        """Return whether an epoch is cut short after one that counted nothing: it is searched whatever that
-        costs, as its own work has to do harm before it counts nothing, too."""
+        """Return whether an epoch is cut short after one that counted nothing. It is searched whatever that
+        costs, because it counts unless its own work does harm."""
         return self.is_cut(epoch) and self._cut is not None and not self._cut[2]
 
     def plan(self, run_state: RunState, *, last: bool = False, waiting: bool = False) -> EpochPlan | None:
-        """Return what the oldest epoch without a seal is worth; None if nothing. The model of the `last` one
-        is evaluated whatever that costs. `waiting`: it is there to count what others have skipped."""
+        """Return the measurements of the oldest epoch without a seal; None for none. The model of the `last`
+        epoch is evaluated whatever that costs. `waiting`: the epoch recounts skipped work."""
         self._earn(run_state)
         policy, first = self._policy, min(FIRST_ROWS, self._policy.search_rows)
         if self.is_cut(run_state.sealed) and not last:
@@ -227,10 +226,10 @@ class Search:
             return self._unsearched(run_state, due, last)
         if self.settled and not last:
             return self._regular(run_state, due, cost)
-        # an epoch at a rate that may be far off is searched, whatever else is due
+        # at a rate that may be far off an epoch is searched first of all
         scored = last or (due and self._credit >= cost + self._cheapest)
         rest = max(0.0, self._credit - cost * scored)
-        if due and not scored:  # it saves up: else what is cheaper would always come first
+        if due and not scored:  # it saves: the cheaper one would always come first otherwise
             rest = min(rest, self._cheapest)
         origins = 0
         if policy.origins:
@@ -246,9 +245,12 @@ class Search:
         return EpochPlan(rows, scored, origins) if rows or scored else None
 
     def _regular(self, run_state: RunState, due: bool, cost: int) -> EpochPlan | None:
-        """Return what an epoch is worth once the rate has settled: a search on a few rows first of all, as
-        none should count that nobody has looked at; then a measurement of origins; and from what both leave
-        something is put by for the next evaluation, which takes `cost` forwards and is `due` or not."""
+        """Return the measurements of an epoch once the rate has settled.
+
+        A search on a few rows comes first, because no epoch should count unseen. A measurement of
+        contributions comes next. Part of the rest is saved for the next evaluation, which takes `cost`
+        forwards and is `due` or not.
+        """
         policy, credit = self._policy, self._credit
         first, least = min(FIRST_ROWS, policy.search_rows), min(ORIGIN_ROWS, policy.search_rows)
         search, measure = first * len(AMOUNTS), policy.origins * least * ORIGIN_FORWARDS
@@ -269,8 +271,8 @@ class Search:
         return EpochPlan(min(policy.search_rows, rows), scored, origins=origins)
 
     def _unsearched(self, run_state: RunState, due: bool, last: bool) -> EpochPlan | None:
-        """Return what an epoch of a first-order run is worth: first of all what each feed has brought, from
-        what the evaluation at the end leaves, for which it has to have saved by then."""
+        """Return the measurements of an epoch of a first-order run: first the contribution of each feed, from
+        the credit that is not saved for the evaluation at the end."""
         policy, rows = self._policy, self._policy.search_rows
         once = rows if self._has_base else BASE_EVALUATION * rows
         saved = once * min(1.0, run_state.promised / run_state.budget)
@@ -282,8 +284,8 @@ class Search:
         return EpochPlan(0, scored, origins) if origins or scored else None
 
     def _has_new_bases(self, run_state: RunState) -> bool:
-        """Return whether nobody knows what the rate does along the bases of the oldest epoch without a
-        seal."""
+        """Return whether the effect of the rate along the bases of the oldest epoch without a seal is
+        unknown."""
         return bool(run_state.sealed) and run_state.has_new_bases(run_state.sealed)
 
     def _earn(self, run_state: RunState) -> None:
@@ -299,7 +301,7 @@ class Search:
     def ended(
         self, epoch: int, found: SearchResult | None, forwards: int, *, scored: bool, run_state: RunState
     ) -> None:
-        """Take note of what was measured of an epoch, and of what it cost."""
+        """Record what was measured of an epoch, and its cost."""
         self._credit -= forwards
         self._lead += forwards if found is None and not scored else -forwards
         self._lead = self._lead if self.settled else 0.0
@@ -317,8 +319,8 @@ class Search:
         self.settled = self.settled or self._steady >= STEADY
 
     def missed(self, epoch: int) -> None:
-        """Take note of an epoch for which the organiser had no time: in a large swarm they have to be
-        longer."""
+        """Record that the organiser had no time to search at this epoch. Doubles the target length of later
+        epochs, up to the policy's limit."""
         if self.is_cut(epoch):
             return
         self._most = min(2 * self._most, self._policy.longest)
@@ -327,9 +329,9 @@ class Search:
     def judged(self, run_state: RunState, judgement: Judgement) -> Judgement:
         """Return a judgement with the factor and the rate that the search has found.
 
-        What was found too late for its own epoch is said of the rate alone, by the next seal. Epochs that
-        were cut short were made like the one before, and count like it; after one that counted nothing, as
-        their own searches say.
+        A result that comes too late for its own epoch changes the rate alone, at the next seal. Epochs that
+        were cut short were made like the one before, and count like it; after one that counted nothing, their
+        own searches decide.
         """
         if self._scheduled:
             return judgement
@@ -358,5 +360,5 @@ class Search:
 
 
 def _per_forward(share: float) -> float:
-    """Return what one forward of training earns if `share` of all may be spent."""
+    """Return the credit that one forward of training earns if `share` of all forwards may be spent."""
     return share / (1 - share) if share < 1 else math.inf

@@ -1,7 +1,6 @@
-"""Tells what somebody has to see to in an organised run, as numbered errors: the same words wherever it is
-shown.
+"""Alarms of an organised run that somebody must see to, as numbered errors with the same words everywhere.
 
-Everybody who has the control feed sees the same; what to do depends on whether the organiser's key is here.
+All nodes with the control feed see the same alarms; the fix depends on whether the organiser's key is here.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ GUARDED = (
 )
 
 NO_GAIN = 1 / 4
-"""Share of the budget by which a model should do better than the base model: what has had no effect that can
-be measured until then is hardly worth the rest."""
+"""Share of the budget by which a model should be better than the base model. A run without a measurable
+effect until then is hardly worth the rest."""
 
 
 RESTARTED_TIME = 5.0
-"""Seconds after its start from which an organiser that may wait for ever says so: links take a moment."""
+"""Seconds after its start from which an organiser that may wait for ever says so. Links take a moment."""
 
 
 Silence = tuple[float, float | None]
-"""Seconds since updates wait and no decision has come, and since the last seal has come; None if none has
-since the start of this node."""
+"""Seconds for which updates have waited without a decision, and since the last seal; None if none has come
+since this node's start."""
 
 
 class Restarted(NamedTuple):
-    """The wait of an organiser that was restarted and does not sign yet."""
+    """Wait of a restarted organiser that does not sign yet."""
 
     seconds: float
-    """Time since its start."""
+    """Seconds since its start."""
     more: int
-    """Decisions that a neighbour says it has and that are not here."""
+    """Number of decisions that a neighbour claims to have and that are missing here."""
     linked: bool
     """Whether there is a neighbour, or none is wanted for now."""
     signed_here: bool
-    """Whether the last decisions were signed in this log, so that it goes on if it stays alone."""
+    """Whether the last decisions were signed in this log. The organiser then continues if it stays alone."""
 
     @property
     def what(self) -> str:
-        """The reason in words, which stay the same while it does: the log has them when they change."""
+        """Reason in words, which stay the same while it lasts: the log shows them when they change."""
         if self.more:
             why = f"a neighbour says that it has {self.more} decisions more, which have to come first"
         elif self.linked or self.signed_here:
@@ -92,16 +91,18 @@ def alarms(
     guarded: bool = False,
     restarted: Restarted | None = None,
 ) -> list[AlarmStatus]:
-    """Return the alarms, the gravest first; `here`: this node has the organiser's key, and its organiser may
-    have a guard (`guarded`), or not sign yet (`restarted`). `own`: the evidence about this node's own
-    work."""
+    """Return the alarms, the gravest first.
+
+    `here`: this node has the organiser's key; its organiser may have a guard (`guarded`), or not sign yet
+    (`restarted`). `own`: the evidence about this node's own work.
+    """
     found = []
     if feed.frozen:
         found.append(_frozen(here))
     if run_state.unsupported:
         found.append(_unsupported())
     if verdict.health is RunHealth.WORSE and verdict.latest:
-        guarded = guarded and not run_state.complete  # then it has done what it can
+        guarded = guarded and not run_state.complete  # afterwards a guard can do nothing
         fix = GUARDED if guarded else _take_back(verdict, run_state) if here else PAUSE_IF_YOU_LIKE
         found.append(_worse(verdict, fix))
     if verdict.no_gain and run_state.counted >= NO_GAIN * run_state.budget:
@@ -112,7 +113,7 @@ def alarms(
     elif silence and not feed.frozen:
         found.append(_silent(silence, here))
     waits = own and own.skipped and not own.counts_at_last
-    if own and waits and own.harmful_since is None:  # who is revoked is told so
+    if own and waits and own.harmful_since is None:  # a revoked member has its own message
         found.append(_skipped())
     return [shown(one) for one in found]
 
@@ -130,7 +131,7 @@ def _worse(verdict: HealthVerdict, fix: str) -> UserError:
 
 
 def _take_back(verdict: HealthVerdict, run_state: RunState) -> str:
-    """Return what an owner does where no guard does it."""
+    """Return the fix for an owner without a guard."""
     first, last = verdict.first_suspect, run_state.sealed - 1
     epochs = f"{first}-{last}" if first < last else f"{last}"
     return (

@@ -1,7 +1,7 @@
 """Reports that a node of an organised run can give, whether the organiser is here or not.
 
-Reads the run's decisions and what counts by them; changes nothing. How reports are asked for others know.
-Time is an argument (seconds of any monotonic clock).
+Reads the run's decisions and what counts by them; changes nothing. Time is an argument (seconds of any
+monotonic clock).
 """
 
 from __future__ import annotations
@@ -55,20 +55,21 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
-"""Most that are told, the last ones: as many as a chart, and a screen, have room for."""
+"""Maximum number of evaluations and announcements in a report, the last ones. A chart, and a screen, have
+room for as many."""
 
 DOUBTED = 100
-"""Most doubted members that are told: more than that nobody looks through."""
+"""Maximum number of doubted members in a report. Nobody looks through more."""
 
 LOOK_INTERVAL = 5.0
-"""Seconds between two looks at what waits for the organiser: one takes 1.5 us for each feed."""
+"""Seconds between two looks at the updates that wait for the organiser. A look takes 1.5 us for each feed."""
 
 SILENT_TIME = 900.0
-"""Seconds for which updates may wait without a decision: an organiser closes after ten minutes, however few
+"""Seconds for which updates may wait without a decision. An organiser closes after ten minutes, however few
 there are (`OrganiserPolicy.longest_epoch`)."""
 
 UNANSWERED_TIME = 2 * SEND_AGAIN
-"""Seconds after which a join request without an answer is likely to wait for a person."""
+"""Seconds after which an unanswered join request probably waits for a person."""
 
 CUT_OFF = (
     "the organiser is here, and more than half of those who stand in do not answer: it decides nothing until "
@@ -80,32 +81,32 @@ KEY_DIGITS = 8
 
 
 class Signing(Protocol):
-    """The organiser of a node that has its key, and so signs."""
+    """The organiser on a node that has the organiser's key."""
 
     @property
     def state(self) -> OrganiserState: ...
 
     @property
     def restarted(self) -> Restarted | None:
-        """The wait of one that does not sign yet."""
+        """Wait of an organiser that does not sign yet."""
         ...
 
     @property
     def cut_off(self) -> bool:
-        """Whether it organises, and too few of those who stand in answer."""
+        """Whether it organises, and too few stand-ins answer."""
         ...
 
     @property
     def guarded(self) -> bool:
-        """Whether a guard goes back when the run gets worse."""
+        """Whether a guard takes back work when the run gets worse."""
         ...
 
     def join_requests(self) -> list[JoinRequest]:
-        """Return those that wait for the owner."""
+        """Return the join requests that wait for the owner."""
         ...
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of those who would stand in, by the numbers of their members."""
+        """Return the keys of members who offer to stand in, by member number."""
         ...
 
 
@@ -117,11 +118,11 @@ class Reports:
         self._organised = organised
         self._head = self._feed.stop, self._feed.chain
         self._term = self._feed.term
-        """The control feed when it was last looked at, for `news`."""
+        """State of the control feed at the last `news`."""
         self._sealed, self._sealed_at = self.run_state.sealed, float("-inf")
-        """Seals when it was last looked at, and the time at which the last one came since the start."""
+        """Number of seals at the last `news`, and the time at which the last one has come since the start."""
         self._waiting_since, self._look_at = float("inf"), now
-        """Time since which updates wait without a decision, and of the next look at that."""
+        """Time since which updates wait without a decision, and the time of the next look at that."""
         self._results = Results(manifest.training)
         self._verdict = self._results.verdict()
 
@@ -135,7 +136,7 @@ class Reports:
 
     @property
     def elects(self) -> bool:
-        """Whether members may stand in for the organiser, as from version 4 of the protocol on."""
+        """Whether members may stand in for the organiser, from version 4 of the protocol."""
         return self._feed.authority.terms > 1
 
     @property
@@ -144,14 +145,14 @@ class Reports:
 
     @property
     def begun(self) -> int:
-        """The position of the decision with which the present term has begun."""
+        """Position of the decision that began the present term."""
         return self._feed.begun
 
     def status(
         self, organising: Signing | None, now: float, term_since: int | None = None
     ) -> OrganiserStatus:
-        """Return the state of the run; `organising` is the organiser if it is here, `term_since` the time at
-        which the present term's first decision came, in seconds since 1970."""
+        """Return the state of the run. `organising` is the organiser if it is here. `term_since` is the time
+        at which the present term's first decision came, in seconds since 1970."""
         run_state, feed, results = self.run_state, self._feed, self._look()
         return OrganiserStatus(
             run_id=self._manifest.run_id.hex(),
@@ -185,7 +186,7 @@ class Reports:
         )
 
     def run(self, own: Feed | None, organising: Signing | None, now: float) -> RunStatus:
-        """Return the state of the run in short, and what a node whose feed is `own` may do in it."""
+        """Return the state of the run in short, and what a node with the feed `own` may do in it."""
         run_state = self.run_state
         member = self._member_of(own)
         return RunStatus(
@@ -207,7 +208,7 @@ class Reports:
         )
 
     def stand_ins(self, now: float) -> list[StandInStatus]:
-        """Return who stands in for the organiser, and is here."""
+        """Return the stand-ins, and whether each is present."""
         feed, present = self._feed, self._organised.control.elections.present(now)
         return [
             StandInStatus(
@@ -221,7 +222,7 @@ class Reports:
         ]
 
     def alarms(self, organising: Signing | None, now: float, own: Feed | None = None) -> list[AlarmStatus]:
-        """Return what somebody has to see to, the gravest first; `own` is the feed of this node."""
+        """Return the alarms that somebody must see to, the gravest first; `own` is the feed of this node."""
         self._look()
         waits = now - self._waiting_since
         silence = (waits, self._since_seal(now)) if waits >= SILENT_TIME else None
@@ -231,8 +232,8 @@ class Reports:
         return alarms(*about, here=True, guarded=organising.guarded, restarted=organising.restarted)
 
     def wait(self, own: Feed | None, asked: float | None, organising: Signing | None) -> WaitStatus | None:
-        """Return why a node may make no updates now, None if it may; `asked` is for how many seconds it has
-        asked to be admitted."""
+        """Return why a node may not make updates now, None if it may; `asked`: seconds since it first asked
+        to be admitted."""
         if own is None or self.run_state.complete:
             return None
         match self._organised.membership(own):
@@ -261,8 +262,8 @@ class Reports:
                 return None if self._organised.room(own) else self._no_room(own, organising)
 
     def news(self, now: float) -> list[str]:
-        """Return what has happened since it was last asked, a line each: of many seals, and of many results,
-        the last one."""
+        """Return what happened since the last call, one line each. Of many seals or results only the last one
+        is told."""
         feed, head = self._feed, self._head
         if now >= self._look_at:
             self._look_at = now + LOOK_INTERVAL
@@ -285,7 +286,7 @@ class Reports:
         return "another organiser goes on" if member is None else f"member {member}, who stood in, goes on"
 
     def evaluations(self) -> list[EpochEvaluation]:
-        """Return what the organiser has measured on the validation rows: the last ones, oldest first."""
+        """Return the last published results on the validation rows, oldest first."""
         return self._look().evaluations[-EVALUATIONS:]
 
     def seals(self, since: int) -> list[Seal]:
@@ -307,7 +308,7 @@ class Reports:
         return Members(total=len(found), offset=offset, members=[self._member(n, invitations) for n in page])
 
     def join_requests(self, organising: Signing | None) -> JoinRequestList:
-        """Return the newcomers that wait for the owner: none where the organiser is not."""
+        """Return the newcomers that wait for the owner; none where the organiser is not."""
         run_id = self._manifest.run_id
         waiting = organising.join_requests() if organising else []
         return JoinRequestList(
@@ -327,7 +328,7 @@ class Reports:
         )
 
     def changes(self, decision: Decision) -> list[Change]:
-        """Return the numbers of the run that a decision would change as things stand."""
+        """Return the numbers of the run that a decision would change now."""
         after = deepcopy(self.run_state)
         after.apply(Recorded(decision))
         new = _numbers(after)
@@ -338,15 +339,16 @@ class Reports:
         ]
 
     def invitation(self, decision: Decision) -> int | None:
-        """Return the number, counted from 1, of the invitation that a signed decision has published."""
+        """Return the number, counted from 1, of the invitation that a signed decision has published; None for
+        any other decision."""
         keys = [invitation.key for invitation in self.run_state.invitations]
         return 1 + keys.index(decision.key) if isinstance(decision, Invite) and decision.key in keys else None
 
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
-        """Return the succession by which `key` (hex) would sign after the first `kept` decisions, unsigned.
+        """Return the unsigned succession by which `key` (hex) would sign after the first `kept` decisions.
 
-        Raises ValueError if there are not so many; without `kept`, if some are known to be lacking here, or
-        none are here at all, as on a node that has just joined.
+        Raises ValueError if there are fewer decisions; without `kept`, if some are known to be missing here,
+        or none are here at all, as on a node that has just joined.
         """
         feed = self._feed
         if kept is None and feed.misses_decisions:
@@ -389,7 +391,7 @@ class Reports:
         return None if number is None else number // INCARNATIONS
 
     def _evidence(self, member: int | None) -> EvidenceStatus | None:
-        """Return the evidence about a member; None if nothing of it was measured."""
+        """Return the evidence about a member; None if none of its work was measured."""
         self._look()
         known = None if member is None else self._members.get(member)
         if known is None or member is None:
@@ -427,7 +429,8 @@ class Reports:
         )
 
     def sequel(self) -> str | None:
-        """Return the link to the run as which this one goes on, as announced last; None if it was not."""
+        """Return the link to the run as which this one continues, as last announced; None if none was
+        announced."""
         links = map(link_in, reversed(self._look().announcements))
         return next(filter(None, links), None)
 
@@ -450,12 +453,12 @@ class Reports:
         return WaitStatus(reason=Wait.JOIN_REQUEST, text=text)
 
     def _said_of(self, own: Feed) -> str:
-        """Return what the organiser has announced of an origin last; empty if nothing."""
+        """Return the organiser's last announcement about an origin; empty if there is none."""
         named = [text for text in self._look().announcements if own.origin.hex()[:KEY_DIGITS] in text]
         return f". It says: {named[-1]}" if named else ""
 
     def _harm_of(self, own: Feed) -> str:
-        """Return what the figures say against an origin; empty if nothing is evident."""
+        """Return the measured harm of an origin in words; empty if none is evident."""
         found = self._evidence(self._member_of(own))
         if found is None or found.harmful_since is None:
             return ""
@@ -471,7 +474,7 @@ class Reports:
         if why := _restarted(organising):
             return WaitStatus(reason=Wait.ORGANISER, text=why)
         number, epoch = self.run_state.number(own), self.run_state.open_epoch
-        assert number is not None  # who stands as a member has feeds
+        assert number is not None  # a member has feeds
         quota = self._organised.quota(number // INCARNATIONS)
         if not quota:
             made = f"it is new and the places of newcomers in round {epoch} are taken"
@@ -507,7 +510,7 @@ class Reports:
         return lines
 
     def _look(self) -> Results:
-        """Return what all decisions of now tell."""
+        """Return the results of all present decisions."""
         results, read = self._results, self._results.read
         if results.follow(self._feed.entries).read != read:
             self._verdict = results.verdict()
@@ -515,7 +518,7 @@ class Reports:
 
 
 def _restarted(organising: Signing | None) -> str | None:
-    """Return what the organiser of this node waits for before it signs, and what ends that."""
+    """Return the reason why this node's organiser does not sign yet, and how to end that."""
     restarted = organising.restarted if organising else None
     if organising and organising.cut_off:
         return CUT_OFF
@@ -523,7 +526,7 @@ def _restarted(organising: Signing | None) -> str | None:
 
 
 def _numbers(run_state: RunState) -> dict[str, int]:
-    """Return what an owner's decision may change."""
+    """Return the numbers that an owner's decision may change."""
     return {
         "members": len(run_state.members),
         "quotas": sum(map(run_state.quotas.own, range(len(run_state.members)))),

@@ -1,8 +1,8 @@
 """The history of an organised run: the one fold of its control feed that views, commands and pages show.
 
-`Results` are what decisions tell of how the model does; a `RunHistory` has, besides, what became of each
-epoch and member (SPEC O16), and every decision in words. Both follow from the control feed, but for the names
-that origins give themselves. What the log has is for others to know.
+`Results` has the published results and verdicts. A `RunHistory` adds the outcome of each epoch and member
+(SPEC O16), and every decision in words. Both follow from the control feed, except the names that origins give
+themselves.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import Sum, worths
 
 DIGITS = 16
-"""Hex digits of keys and digests in words: enough for `sfnode organise` to know them by."""
+"""Hex digits of keys and digests in words: enough for `sfnode organise` to recognise them."""
 
 
 Called = Mapping[bytes, Names]
@@ -64,21 +64,20 @@ Called = Mapping[bytes, Names]
 
 
 class Results:
-    """Record of what decisions tell of how the model and its members do, and to everybody: each is read once,
-    in order."""
+    """Results and verdicts that decisions tell everybody; each decision is read once, in order."""
 
     def __init__(self, training: Training | None = None) -> None:
         self.training = training
         self.read = 0, b""
-        """Number of decisions that were read, and the signature of the last of them: they change only by more
-        of them, or by a succession, which signs the next one itself."""
+        """Number of decisions that were read, and the signature of the last one. Decisions change only by new
+        ones, or by a succession, which signs the next one itself."""
         self.said: list[Decision] = []
-        """Results, what was taken back and announcements, in order."""
+        """Results and announcements, in order."""
         self.verdicts = Verdicts.of_run(training)
-        """Consequences for members."""
+        """Verdicts on members."""
 
     def follow(self, entries: Sequence[Entry]) -> Self:
-        """Take in the decisions that are new; begin anew if those from before are not here any more."""
+        """Take in the new decisions. Begin anew if earlier ones have disappeared."""
         known, last = self.read
         if known and (known > len(entries) or entries[known - 1].signature != last):
             self._begin()
@@ -89,67 +88,69 @@ class Results:
         return self
 
     def _begin(self) -> None:
-        """Forget what was read."""
+        """Forget all decisions."""
         Results.__init__(self, self.training)
 
     def _take(self, position: int, entry: Entry, recorded: Recorded) -> None:
         self.verdicts.take(recorded.decision)
-        if isinstance(recorded.decision, Announce | Evaluated | Void):
+        if isinstance(recorded.decision, Announce | Evaluated):
             self.said.append(recorded.decision)
 
     @property
     def evaluations(self) -> list[EpochEvaluation]:
-        """The results that were published."""
+        """Published results."""
         return health.evaluations(self.said)
 
     @property
     def announcements(self) -> list[str]:
-        """The texts that were announced."""
+        """Texts that were announced."""
         return [said.text for said in self.said if isinstance(said, Announce)]
 
     def verdict(self) -> health.HealthVerdict:
         """Return the health of the run."""
-        return health.verdict(self.said)
+        guard = self.verdicts.guard
+        assert guard is not None  # who reads decisions has one
+        return guard.verdict()
 
 
 class Sealed(NamedTuple):
     """The seal of an epoch."""
 
     position: int
-    """Number of the decision."""
+    """Position of the decision in the control feed."""
     seal: Seal
 
 
 class _Line(NamedTuple):
-    """A decision in words; of a seal and a succession these follow from what comes later, too."""
+    """A decision in words. Later decisions complete the words of seals and successions."""
 
     position: int
     term: int
     kind: str
     text: str = ""
     epoch: int | None = None
-    """The epoch that is closed or sealed."""
+    """Epoch that is closed or sealed."""
 
 
 class RunHistory(Results):
-    """All that decisions tell: of epochs, of members, and in words."""
+    """History of a run by its decisions: epochs, members, and every decision in words."""
 
     def __init__(
         self, run: RunParameters, names: Called = MappingProxyType({}), training: Training | None = None
     ) -> None:
-        """`names` of origins are those of when a decision is read. Without the `training` of its manifest it
-        is not told why seals leave work out."""
+        """`names` of origins are as of when a decision is read. Without the manifest's `training` it is
+        unknown why seals leave work out."""
         super().__init__(training)
         self.run, self.names = run, names
         self.run_state = RunState.of(run)
         self.seals: list[Sealed] = []
         """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
-        """Figures that were measured of epochs, in order."""
+        """Measurements of epochs, in order."""
         self._left_out: dict[Recount, Uncounted] = {}
-        """Reasons for which seals have left work out, in order."""
+        """Reasons why seals have left work out, in order."""
         self._latest: dict[int, Uncounted | None] = {}
-        """Reason for which the last seal that has judged a member's work left it out; None if it did not."""
+        """Reason why the last seal that has judged a member's work left it out; None if it did not."""
         self._lines: list[_Line] = []
 
     def _begin(self) -> None:
@@ -181,7 +182,7 @@ class RunHistory(Results):
         self._lines.append(_Line(position, entry.term, kind, text, epoch))
 
     def _judge(self, seal: Seal) -> None:
-        """Take note of whom a seal has left out, and why."""
+        """Record the feeds that a seal has left out, and why."""
         if not self.training:
             return
         for feed in self.run_state.moved(seal.epoch):
@@ -192,7 +193,8 @@ class RunHistory(Results):
             self._latest[feed // INCARNATIONS] = reason
 
     def reason(self, feed: int, epoch: int) -> Uncounted | None:
-        """Return why what the close of an epoch has named of a feed does not count now; None if it does."""
+        """Return why the updates of a feed that the close of an epoch has named do not count now; None if
+        they do."""
         run_state, named = self.run_state, Recount(feed, epoch)
         if epoch >= run_state.sealed:
             return Uncounted.WAITS
@@ -204,7 +206,7 @@ class RunHistory(Results):
         return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
-        """Return what became of a member's work, epoch by epoch."""
+        """Return the fate of a member's work, epoch by epoch."""
         return [
             Verdict(
                 epoch=epoch,
@@ -219,7 +221,7 @@ class RunHistory(Results):
         ]
 
     def members(self) -> list[Ranked]:
-        """Return what members have brought, the greatest worth first, then most updates."""
+        """Return the contributions of members, the greatest worth first, then most updates."""
         sums, run_state = worths(self.run_state, self.worths), self.run_state
         numbers = range(len(run_state.members))
         known = {number: sums.get(number, Sum()) for number in numbers}
@@ -243,15 +245,15 @@ class RunHistory(Results):
         ]
 
     def epochs(self) -> list[EpochEntry]:
-        """Return what became of the sealed epochs."""
+        """Return the outcomes of sealed epochs."""
         evaluations = {one.epoch: one for one in self.evaluations if not one.base}
         return [self._epoch(one.seal, evaluations.get(one.seal.epoch)) for one in self.seals]
 
     def entries(
         self, successions: Iterable[Succession] = (), arrivals: Sequence[int | None] = ()
     ) -> list[HistoryEntry]:
-        """Return what was decided, in order: an epoch's close and evaluations stand with its seal. `arrivals`
-        are the times at which decisions came here, the first ones or all."""
+        """Return the decisions in order; an epoch's close and evaluations stand with its seal. `arrivals` are
+        the times at which decisions came here, for the first ones or all."""
         keys = {succession.term: succession.key for succession in successions}
         epochs, found = self.epochs(), list[HistoryEntry]()
         for position, term, kind, text, epoch in self._lines:
@@ -293,12 +295,12 @@ class RunHistory(Results):
 
 
 def _may_bring(feed: int, epoch: int, run_state: RunState, labels: range) -> bool:
-    """Return whether a close may have named updates with one of these labels, which only the log tells."""
+    """Return whether a close may have named updates with one of these labels; only the log knows."""
     return labels.start <= epoch
 
 
 def parts(counts: Mapping[bytes, int], names: Called) -> list[OriginPart]:
-    """Return the origins with numbers other than 0, the largest first."""
+    """Return the origins with non-zero numbers, the largest first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [
         OriginPart(origin=origin.hex(), name=name_of(origin, names), updates=updates)
@@ -308,7 +310,7 @@ def parts(counts: Mapping[bytes, int], names: Called) -> list[OriginPart]:
 
 
 def name_of(origin: bytes, names: Called) -> str | None:
-    """Return the name that an origin gives itself, if it gives one."""
+    """Return the name that an origin gives itself; None if it gives none."""
     return names.get(origin, NAMELESS).name or None
 
 
@@ -317,7 +319,7 @@ def _succeeded(key: bytes | None) -> str:
 
 
 def in_words(decision: Decision, run_state: RunState, names: Called) -> str:
-    """Return what a decision says; `run_state` is the state after it."""
+    """Return a decision in words; `run_state` is the state after it."""
     match decision:
         case Close(epoch=epoch, moves=moves):
             updates = sum(move.steps for move in moves)

@@ -20,7 +20,7 @@ from sfnode.store.log import CutRecord, Record, UpdateLog
 from sfnode.store.replay import changes
 from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.messages import EpochScalars, Feed
-from sfprotocol.run_state import Run
+from sfprotocol.run_state import Span
 from sfprotocol.weighing import Counted, Rates, once
 from tests.node.helpers import (
     Result,
@@ -575,7 +575,7 @@ async def test_factors_and_rates_of_what_is_applied_change(log: UpdateLog) -> No
     log.append([as_("a", [1, 2, 3, 4], 0)])
     owner = Owner(lambda: engine, partial(changes, log)).start()
     rates = Rates(0, (RateFrom(0, 1 << 20),))
-    for runs in ((Run(4, FACTOR_ONE),), (Run(2, 0), Run(4, 2048)), (Run(1, 7), Run(4, FACTOR_ONE)), ()):
+    for runs in ((Span(4, FACTOR_ONE),), (Span(2, 0), Span(4, 2048)), (Span(1, 7), Span(4, FACTOR_ONE)), ()):
         owner.thread.advance({a: Counted(runs, rates)})
         core = Core(*RUN.core_shape)
         for columns in changes(log, {}, {a: Counted(runs, rates)}):

@@ -22,8 +22,7 @@ def test_an_epoch_is_sealed_when_its_evaluation_has_come_and_the_result_follows(
     bench.advance(20)
     assert bench.asked == [0]
     assert not bench.of(Seal)
-    bench.evaluated(0.61, base=0.5)
-    bench.advance(1)
+    bench.evaluated(0.61, base=0.5)  # at once: the time to the next look would pass for that of measuring
     told = [decision for decision in bench.signed if isinstance(decision, Seal | Evaluated)]
     assert [type(decision) for decision in told] == [Evaluated, Seal, Evaluated]
     assert told[0] == Evaluated(0, "base accuracy", 500_000, 480_000, 520_000, 500_000, 1000)

@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from sfnode.organising.evaluation.health import evaluation, published, verdict
+from sfnode.organising.evaluation.health import HealthVerdict, evaluation, published
+from sfnode.organising.guard import Guard
 from sfnode.schema.node_state import RunHealth
 from sfnode.schema.organising import EpochEvaluation
-from sfprotocol.decisions import Announce, Decision, Evaluated, Void, encode
+from sfprotocol.decisions import FACTOR_ONE, Announce, Close, Decision, Evaluated, Seal, Void, encode
 from tests.organising.bench import scores
 
 UNKNOWN, BETTER, NO_BETTER, WORSE = RunHealth
@@ -17,6 +18,13 @@ UNKNOWN, BETTER, NO_BETTER, WORSE = RunHealth
 
 def told(epoch: int, value: float, *, metric: str = "accuracy", base: bool = False) -> Evaluated:
     return published(epoch, scores(value, metric=metric), base=base)
+
+
+def verdict(decisions: list[Decision]) -> HealthVerdict:
+    guard = Guard()
+    for decision in decisions:
+        guard.take(decision)
+    return guard.verdict()
 
 
 BASE = told(0, 0.5, base=True)
@@ -72,6 +80,15 @@ def test_a_result_that_comes_when_its_epoch_is_void_is_of_a_model_that_is_gone()
     found = verdict([BASE, told(0, 0.6), Void(1, 3, ()), told(3, 0.3)])
     assert (found.health, found.latest) == (BETTER, evaluation(told(0, 0.6)))
     assert verdict([BASE, told(0, 0.6), Void(1, 3, ()), told(4, 0.3)]).health is WORSE
+
+
+def test_where_no_guard_lowers_the_rate_after_a_void_results_speak_from_the_next_seal_on() -> None:
+    def epoch(number: int, value: float) -> list[Decision]:
+        seal = Seal(number, (), (), bytes(32), FACTOR_ONE, ())
+        return [Close(number, bytes(8), ()), seal, told(number, value)]
+
+    found = verdict([BASE, *epoch(0, 0.6), *epoch(1, 0.3), Void(1, 1, ()), *epoch(2, 0.7)])
+    assert (found.health, found.latest) == (BETTER, evaluation(told(2, 0.7)))
 
 
 @pytest.mark.parametrize(

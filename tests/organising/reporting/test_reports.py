@@ -27,7 +27,7 @@ from sfprotocol.decisions import (
 )
 from sfprotocol.validation import tag
 from tests.control.organised_node import QUOTA, OrganisedNode
-from tests.organising.bench import scores
+from tests.organising.bench import scores as measured
 from tests.protocol.feeds import origin_of
 from tests.publish.test_words import check
 
@@ -48,7 +48,7 @@ def reports(node: OrganisedNode) -> Reports:
 
 
 def told(epoch: int, value: float, *, base: bool = False) -> Evaluated:
-    return published(epoch, scores(value), base=base)
+    return published(epoch, measured(value), base=base)
 
 
 def sealed(node: OrganisedNode, updates: int = 0) -> list[Decision]:
@@ -106,42 +106,23 @@ def test_who_is_left_out_reads_in_three_sentences_why_and_what_to_do(
     assert [one.member for one in reports.status(None, 0.0).doubted] == [run.evidence.member]
 
 
-def test_who_helps_and_who_was_never_measured_reads_of_no_doubt(
-    node: OrganisedNode, reports: Reports
+@pytest.mark.parametrize(
+    ("scores", "skipped", "at_last"),
+    [([(3000, 4)], False, True), ([(0, 1)], True, True), ([(-5000, 1), (3000, 2)], False, False)],
+    ids=["helps", "counts in the end in any case", "one epoch was spoilt"],
+)
+def test_whose_new_work_counts_or_will_in_the_end_is_not_alarmed(
+    scores: list[tuple[int, int]], skipped: bool, at_last: bool, node: OrganisedNode, reports: Reports
 ) -> None:
     own = node.swarm["a"].own
     assert reports.run(own, None, 0.0).evidence is None
-    brought(node, 3000, 4)
+    for score, epochs in scores:
+        brought(node, score, epochs)
     evidence = reports.run(own, None, 0.0).evidence
     assert evidence
-    assert not evidence.skipped
+    assert (evidence.skipped, evidence.counts_at_last) == (skipped, at_last)
     assert reports.alarms(None, 0.0, own) == []
-    assert reports.status(None, 0.0).doubted == []
-
-
-def test_whose_work_counts_in_the_end_in_any_case_is_not_alarmed(
-    node: OrganisedNode, reports: Reports
-) -> None:
-    own = node.swarm["a"].own
-    brought(node, 0, 1)
-    evidence = reports.run(own, None, 0.0).evidence
-    assert evidence
-    assert evidence.skipped
-    assert evidence.bound < evidence.evidence < 0
-    assert reports.alarms(None, 0.0, own) == []
-    assert [one.member for one in reports.status(None, 0.0).doubted] == [evidence.member]
-
-
-def test_nor_is_whose_new_work_counts_though_that_of_a_spoilt_epoch_never_may(
-    node: OrganisedNode, reports: Reports
-) -> None:
-    own = node.swarm["a"].own
-    brought(node, -5000, 1)
-    brought(node, 3000, 2)
-    evidence = reports.run(own, None, 0.0).evidence
-    assert evidence
-    assert (evidence.skipped, evidence.counts_at_last) == (False, False)
-    assert reports.alarms(None, 0.0, own) == []
+    assert [one.member for one in reports.status(None, 0.0).doubted] == [evidence.member] * skipped
 
 
 def test_who_is_revoked_for_harm_reads_since_when(node: OrganisedNode, reports: Reports) -> None:
@@ -310,6 +291,11 @@ def waits(node: OrganisedNode, asked: float | None = None, *, organises: bool = 
     return reports.wait(node.swarm["a"].own, asked, node.organising if organises else None)
 
 
+def reason(node: OrganisedNode) -> Wait | None:
+    waiting = waits(node)
+    return waiting and waiting.reason
+
+
 def test_a_newcomer_sees_how_far_its_admission_is(node: OrganisedNode) -> None:
     first, asked, long_ago = waits(node), waits(node, 12.0), waits(node, UNANSWERED_TIME)
     assert first
@@ -363,9 +349,7 @@ def test_once_what_is_closed_reaches_the_budget_it_waits_for_seals(node: Organis
     node.decide(Admit(A, QUOTA, 0), Budget(5))
     close, last = sealed(node, 5)
     node.decide(close)
-    waiting = waits(node)
-    assert waiting
-    assert waiting.reason is Wait.SEALS
+    assert reason(node) is Wait.SEALS
     node.decide(last)
     assert waits(node) is None
 
@@ -373,16 +357,12 @@ def test_once_what_is_closed_reaches_the_budget_it_waits_for_seals(node: Organis
 def test_who_begins_with_a_checkpoint_waits_for_it(node: OrganisedNode) -> None:
     node.decide(Admit(A, QUOTA, 0))
     node.swarm["a"].machine.frontier.waiting = True
-    waiting = waits(node)
-    assert waiting
-    assert waiting.reason is Wait.HISTORY
+    assert reason(node) is Wait.HISTORY
 
 
 def test_who_was_revoked_is_told_and_nobody_waits_in_a_run_that_is_over(node: OrganisedNode) -> None:
     node.decide(Admit(A, QUOTA, 0), Revoke(0, 0))
-    waiting = waits(node)
-    assert waiting
-    assert waiting.reason is Wait.REVOKED
+    assert reason(node) is Wait.REVOKED
     node.decide(Finish())
     assert waits(node) is None
 

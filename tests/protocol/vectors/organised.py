@@ -408,7 +408,7 @@ def _step(run: RunState, decision: Decision) -> dict[str, Any]:
         ],
         "named": [run.named(feed) for feed in (0, 65)],
         "ended": [run.ended(feed) for feed in (0, 65)],
-        "runs": [[list(one) for one in run.runs(feed, 7)] for feed in (0, 65)],
+        "runs": [[list(one) for one in run.spans(feed, 7)] for feed in (0, 65)],
         "checkpoints": [one.epoch for one in run.checkpoints],
         "bases": [[one.subspace, one.digest.hex()] for one in run.bases],
     }

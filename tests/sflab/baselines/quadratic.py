@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sflab.baselines import registry, vectors
-from sflab.baselines.clients import Clients, Setup, VectorPart
+from sflab.baselines.clients import Clients, Setup
 from sfnode.schema.evaluation import Evaluation
 
 Edges = Callable[[int], Sequence[tuple[int, int]]]
@@ -20,7 +20,6 @@ class Quadratic:
     """f_i(x) = sum_p curvature_p (x_p - centre_ip)^2 / 2, the centre moved by `noise` in every step."""
 
     batch_size = 4
-    parts = (VectorPart("matrix", (8, 8)), VectorPart("vector", (4,)))
     size = 68
 
     def __init__(self, clients: int, *, noise: float = 0.0, even: bool = False) -> None:
@@ -60,7 +59,7 @@ def complete(clients: int) -> Edges:
 
 def setup(clients: int = 4, edges: Edges | None = None, **given: Any) -> Setup:
     problem = given.pop("problem", None) or Quadratic(clients)
-    numbers = {"seed": 3, "learning_rate": 0.1, "rank": 1, "local_steps": 2} | given
+    numbers = {"seed": 3, "learning_rate": 0.1, "local_steps": 2} | given
     return Setup(problem, clients, edges or ring(clients), **numbers)
 
 

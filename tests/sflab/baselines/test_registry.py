@@ -9,13 +9,11 @@ from sflab.baselines import registry
 from sflab.baselines.registry import METHODS
 from tests.sflab.baselines.quadratic import Quadratic, complete, made, run, stored
 
-RATES = {"adamw": 0.03, "diloco": 0.003, "diloco-fp16": 0.003, "diloco-powersgd": 0.003, "gaia": 0.03}
-"""Where the usual one of these tests does not suit."""
 ZEROTH_ORDER_RATE = 0.008
 
 
 def rate(name: str) -> float:
-    return RATES.get(name, 0.1 if METHODS[name].first_order else ZEROTH_ORDER_RATE)
+    return 0.1 if METHODS[name].first_order else ZEROTH_ORDER_RATE
 
 
 @pytest.fixture(params=METHODS)
@@ -66,9 +64,7 @@ def test_who_has_no_link_neither_trains_nor_communicates(name: str) -> None:
     method = made(name, 4, lambda number: [(0, 1), (1, 2)], learning_rate=rate(name))
     run(method, 0, 4)
     assert method.example_forwards % 3 == 0
-    assert not [edge for edge in method.traffic.sent if edge[0] == 3]
-    if not METHODS[name].centralised and "gaia" not in name:
-        assert not [edge for edge in method.traffic.sent if edge[1] == 3]
+    assert not [edge for edge in method.traffic.sent if 3 in edge]
 
 
 def test_nobody_at_all_in_a_round_changes_nothing(name: str) -> None:
@@ -79,11 +75,11 @@ def test_nobody_at_all_in_a_round_changes_nothing(name: str) -> None:
     assert not method.traffic.total
 
 
-def test_what_it_sends_never_goes_to_itself_and_centralised_methods_send_nothing(name: str) -> None:
+def test_what_it_sends_never_goes_to_itself(name: str) -> None:
     method = made(name, learning_rate=rate(name))
     run(method, 0, 4)
+    assert method.traffic.total
     assert all(sender != receiver for sender, receiver in method.traffic.sent)
-    assert (method.traffic.total == 0) == METHODS[name].centralised
 
 
 def test_it_names_a_grid_of_rates(name: str) -> None:
@@ -93,10 +89,10 @@ def test_it_names_a_grid_of_rates(name: str) -> None:
 
 
 def test_what_it_has_in_common_with_others_may_be_had_on_a_complete_graph(name: str) -> None:
-    """All clients agree once everybody has heard everything; Choco and Gaia send only a part."""
+    """All clients agree once everybody has heard everything; Choco sends only a part."""
     method = made(name, 4, complete(4), learning_rate=rate(name))
     run(method, 0, 2)
-    if not name.startswith(("choco", "gaia")):
+    if "choco" not in name:
         assert method.consensus() < 1e-11
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from sflab.bench.runner import BenchPlan, run_benchmark
+from sflab.bench.subject import SubjectSpec
 from sflab.cli.bench import heading
 from sfnode.models.files import EMBEDDED
 from sfnode.schema.results import BatchResult, BenchResult
@@ -39,11 +43,18 @@ def adds_up(batch: BatchResult, queries: int = 1, group: int = 0) -> None:
     assert batch.step_ratio == pytest.approx(batch.step_seconds / batch.forwards_seconds)  # of a single turn
 
 
-def test_it_measures_the_built_in_model(sfnode: Run) -> None:
-    ended = sfnode(
-        "lab", "bench", "--json", "--compare", "mezo", "--batch", 3, "--batch", 1, "--tokens", 24, *QUICK
+@pytest.fixture(scope="module")
+def built_in() -> Iterator[BenchResult]:
+    """The built-in model beside MeZO, measured once."""
+    threads = torch.get_num_threads()
+    yield run_benchmark(
+        SubjectSpec(tokens=24, dtype="float32"), BenchPlan((3, 1), 1, True, 1, 1), lambda what: None
     )
-    result = measured(ended)
+    torch.set_num_threads(threads)
+
+
+def test_it_measures_the_built_in_model(built_in: BenchResult) -> None:
+    result = built_in
     assert (result.model, result.parameters, result.matrices) == ("builtin:tiny", 164_800, 18)
     assert [(batch.batch, batch.tokens) for batch in result.batches] == [(1, 24), (3, 72)]
     for batch in result.batches:
@@ -55,9 +66,8 @@ def test_it_measures_the_built_in_model(sfnode: Run) -> None:
     assert all(min(incoming.shares.values()) > 0 for incoming in result.incoming)
 
 
-def test_memory_is_that_of_the_process_and_says_what_else_would_fit(sfnode: Run) -> None:
-    result = measured(sfnode("lab", "bench", "--json", "--batch", 2, "--dtype", "float32", *QUICK))
-    (batch,) = result.batches
+def test_memory_is_that_of_the_process_and_says_what_else_would_fit(built_in: BenchResult) -> None:
+    result, batch = built_in, max(built_in.batches, key=lambda one: one.training_peak_bytes or 0)
     if batch.training_peak_bytes is None or batch.inference_peak_bytes is None:
         pytest.skip("this system does not say how much memory a process uses")
     assert result.free_bytes is not None
@@ -80,11 +90,9 @@ def test_a_person_gets_tables_that_fit_the_screen(sfnode: Run) -> None:
     assert max(map(len, ended.out.splitlines())) <= 80
 
 
-def test_on_a_busy_machine_it_says_so(sfnode: Run) -> None:
-    result = measured(sfnode("lab", "bench", "--json", "--batch", 1, *QUICK))
-
+def test_on_a_busy_machine_it_says_so(built_in: BenchResult) -> None:
     def said(threads: int, busy_cores: float) -> str:
-        return heading(result.model_copy(update={"threads": threads, "busy_cores": busy_cores}))
+        return heading(built_in.model_copy(update={"threads": threads, "busy_cores": busy_cores}))
 
     assert "busy" not in said(1, 0.1)
     assert "other programs use 1.8 cores. Times are seconds of one core" in said(1, 1.8)

@@ -1,8 +1,7 @@
-"""`sfnode lab simulate paper`, `report` and `sweep` as a user has them, with the built-in model and task."""
+"""`sfnode lab simulate paper` and `report` as a user has them, with the built-in model and task."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -13,9 +12,6 @@ from sflab.studies import report
 from tests.cli.helpers import Run
 
 ALONE = ("--workers", "1", "--device", os.environ.get("SFNODE_DEVICE", "cpu"))
-
-ROWS = ("--rows", 16, "--validation-rows", 4, "--test-rows", 4)
-TINY = ("--clients", 2, "--steps", 2, "--batch-size", 1, *ROWS)
 
 
 def contents(folder: Path) -> dict[str, object]:
@@ -79,26 +75,6 @@ def test_a_report_of_a_folder_without_a_study_is_refused(sfnode: Run, tmp_path: 
     ended = sfnode("lab", "simulate", "report", tmp_path)
     assert ended.status == 1
     assert "SF075" in ended.err
-
-
-def test_a_sweep_runs_every_combination_and_lists_the_best_first(sfnode: Run, tmp_path: Path) -> None:
-    options = ("--out", tmp_path / "sweep", "--learning-rate", 1e-3, "--learning-rate", 1e-2, "--rank", 4)
-    command = ("lab", "simulate", "sweep", *TINY, *options, "--rank", 8, "--local-steps", 1, *ALONE)
-    ended = sfnode(*command, "--seeds", 2, "--json")
-    assert ended.status == 0
-    rows = json.loads(ended.out)
-    assert sorted((row["learning_rate"], row["rank"]) for row in rows) == [
-        (1e-3, 4),
-        (1e-3, 8),
-        (1e-2, 4),
-        (1e-2, 8),
-    ]
-    losses = [row["validation_loss"]["mean"] for row in rows]
-    assert losses == sorted(losses)
-    assert all(row["seeds"] == [0, 1] for row in rows)
-    table = sfnode(*command, "--seeds", 2)
-    assert len(table.out.splitlines()) == 1 + len(rows) + 2
-    assert table.err.count(" left: ") == 0  # all were finished
 
 
 @pytest.mark.parametrize("rate", ["nan", "inf"])

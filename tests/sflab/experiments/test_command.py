@@ -13,18 +13,8 @@ from sflab.experiments.cell import Cell, CellNetwork, Problem
 from sfnode.cli.main import main
 
 FEW = [
-    "--clients",
-    "3",
-    "--rows",
-    "30",
-    "--validation-rows",
-    "10",
-    "--test-rows",
-    "20",
-    "--steps",
-    "3",
-    "--rank",
-    "4",
+    *("--clients", "3", "--rows", "30", "--validation-rows", "10", "--test-rows", "20"),
+    *("--steps", "3", "--rank", "4"),
 ]
 
 

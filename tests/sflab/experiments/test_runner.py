@@ -188,7 +188,6 @@ def test_every_option_has_a_range() -> None:
         ("seedflood", "subspace_epochs", 0.0),
         ("seedflood", "organised", 0.5),
         ("chocosgd", "keep", 1e18),
-        ("fedkseed", "candidates", 0.0),
     ],
 )
 def test_values_that_options_cannot_have_are_refused(method: str, option: str, value: float) -> None:

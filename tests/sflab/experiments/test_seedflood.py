@@ -227,7 +227,7 @@ def test_a_file_of_bases_has_the_name_of_its_digest(tmp_path: Path) -> None:
     assert caught.value.code == Code.BASES_UNUSABLE
 
 
-def test_cells_from_before_there_were_published_bases_keep_their_names() -> None:
+def test_cells_from_before_there_were_published_bases_and_hostile_clients_keep_their_names() -> None:
     assert Cell().name == "56f91b086a7dcdc7"
 
 
@@ -394,14 +394,9 @@ def test_a_run_without_them_has_as_many_honest_updates_and_none_of_theirs(tmp_pa
     assert counts == {"random": [16, 16, 16, 16], "absent": [16, 16, 0, 0]}
 
 
-def test_names_of_cells_without_hostile_clients_are_what_they_were() -> None:
-    assert "hostile" not in small().model_dump_json()
-    assert "attack" not in small().model_dump_json()
-
-
 def test_clients_of_a_baseline_cannot_be_hostile(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="sgd has no hostile clients") as refused:
-        run_cell(small(method="sgd", network={"hostile": 0.5}), tmp_path)
+    with pytest.raises(UserError, match="dsgd has no hostile clients") as refused:
+        run_cell(small(method="dsgd", network={"hostile": 0.5}), tmp_path)
     assert refused.value.code is Code.BAD_OPTION
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sflab.baselines.centralised import mezo_step
+from sflab.bench.mezo import mezo_step
 
 
 def setting() -> tuple[list[Tensor], list[Tensor]]:
