@@ -59,6 +59,9 @@ HEAD_QUERIES = 64
 """Default mini-batches in a step of a run that trains only a head. Together they cost little more than one,
 and in a segment of 64 an update takes 2.5 bytes (SPEC S4)."""
 
+EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+"""Addresses to listen on: all of this machine. A kernel without IPv6 has only the first."""
+
 
 class Settings(Section):
     """Settings of one node on its machine. The text below a field is also the help of its option.
@@ -111,13 +114,13 @@ class Settings(Section):
     """Leave when the run is complete and the neighbours agree."""
     follow: bool = False
     """Continue in the next run that its organiser announces."""
-    host_maddrs: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    host_maddrs: tuple[str, ...] = EVERYWHERE
     announce_maddrs: tuple[str, ...] = ()
     """Address of a forwarded port to publish to others."""
     auto_relay: bool = False
     """Let others connect through a relay, behind a router or firewall."""
     trusted_relays: tuple[str, ...] = ()
-    """Relays for --auto-relay.  [default: the peers]"""
+    """Relays for --auto-relay; others of the run serve when these are gone.  [default: the peers]"""
     circuit_relay: bool | None = None
     """Relay connections of others.  [default: relays do]"""
     client_mode: bool = False

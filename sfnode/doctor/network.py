@@ -29,7 +29,7 @@ from sfnode.doctor.findings import CheckFinding, Subject, note, ok, problem, ref
 from sfnode.errors import UserError
 from sfnode.store.data_folder import holder
 from sfnode.transport.base import PeerRecord, TransportError, peer_of
-from sfnode.transport.libp2p.daemon_process import port_is_free
+from sfnode.transport.libp2p.daemon_process import port_is_free, without_missing_ipv6
 from sfnode.transport.libp2p.settings import HivemindSettings
 from sfnode.transport.roster import CLOCK_WRONG
 
@@ -117,7 +117,7 @@ async def through_relay(caller: HivemindTransport, host: HivemindTransport, rela
 
 def look_at_ports(host_maddrs: Sequence[str], data_dir: Path) -> list[CheckFinding]:
     """Examine each address of --host-maddrs."""
-    return [_listen(maddr, data_dir) for maddr in host_maddrs]
+    return [_listen(maddr, data_dir) for maddr in without_missing_ipv6(host_maddrs)]
 
 
 def _listen(maddr: str, data_dir: Path) -> CheckFinding:

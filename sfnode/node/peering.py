@@ -34,6 +34,9 @@ from sfnode.transport.base import (
 )
 from sfnode.transport.libp2p.health import keep_running
 
+RELAY = 1
+"""The role of a relay in Hello and in the roster (SPEC L2)."""
+
 MODEL_SOURCES = 16
 """Peers that are asked for what has to come from peers: data, the base model, bases."""
 
@@ -65,6 +68,8 @@ class Peering:
         """Number of times that the transport has been restarted."""
         self.roster: list[PeerRecord] = []
         """Result of the last search."""
+        self._relays: list[str] = []
+        """Relays that the roster has named, as of the last search that found any."""
         self.book = book
         self.contacts_url = contacts_url
         self._transport = transport
@@ -103,6 +108,15 @@ class Peering:
     def sources(self) -> list[str]:
         """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
         return self.book.nodes(MODEL_SOURCES)
+
+    def relays(self) -> list[str]:
+        """Return addresses of peers that relay for others, as they say: neighbours, then the others."""
+        linked = [link.peer for link in self._driver.machine.links.values() if link.role == RELAY]
+        return [
+            address
+            for peer in dict.fromkeys([*linked, *self._relays])
+            for address in self.book.addresses(peer)
+        ]
 
     def nobody_else(self) -> bool:
         """Return whether peers of Hivemind's DHT are all that is known, and this node's record is all that
@@ -146,6 +160,7 @@ class Peering:
     async def run(self) -> None:
         """Keep links until cancelled. Raises what a local fault raises, such as UserError DISK_FULL."""
         self._transport.on_link(self.serve)
+        self._transport.ask_for_relays(self.relays)
         self._start(self._keep_time())
         self._start(keep_running(self._transport, self._restarted, _now))
         try:
@@ -306,6 +321,8 @@ class Peering:
     async def _find(self) -> None:
         try:
             self.roster = await self._transport.find(self._topic)
+            found = [record.peer for record in self.roster if record.role == RELAY]
+            self._relays = found or self._relays
         except TransportError as error:
             log.debug("searching the roster: %s", error.reason)
             self._tell(events.FindFailed())

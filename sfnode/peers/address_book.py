@@ -1,32 +1,32 @@
-"""The peers that a node has heard of: which may be dialled, bootstrapped from, and kept for the next start.
+"""The address book of a node: peers to dial, to bootstrap from, and to remember for the next start.
 
-Most addresses come from the roster, into which anybody can write anything. So they are hints, there is room
-for a bounded number of them, and they displace neither what the user gave nor peers whose links were of use.
-Knows no links and opens none; time and randomness are passed in.
+Most addresses come from the roster, into which anybody can write anything. So they are hints, and the book
+has room for a bounded number of them. They displace neither the user's addresses nor peers whose links were
+of use. The book knows no links and opens none; time and randomness are passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from sfnode.errors import UserError
-from sfnode.transport.base import PeerRecord, peer_of
+from sfnode.transport.base import PeerRecord, is_loopback, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
 MAX_BOOK = 64
-"""Peers known from the roster alone, and peers remembered: ten times the links that a node looks for."""
+"""Maximum peers known only from the roster, and maximum peers remembered: ten times the links of a node."""
 
 MAX_MET = 32
-"""Peers whose links were of use and which strangers in the roster cannot displace; the latest count."""
+"""Maximum peers whose links were of use, and which strangers in the roster cannot displace: the latest."""
 
 BACKOFF_FIRST, BACKOFF_MOST = 2.0, 120.0
-"""Seconds before a peer that could not be reached is dialled again; doubles each time."""
+"""Seconds before an unreachable peer is dialled again, first and at most. They double each time."""
 
 BACKOFF_MOST_GIVEN = 10.0
-"""The same at most for peers that the user gave. While strangers take every place that becomes free, a node
-may have to ask often before it gets one, and nobody but these is known to lead out of such a siege."""
+"""Maximum of the same for peers that the user gave. While strangers take every free place, a node must ask
+often, and only these peers are known to lead out of such a siege."""
 
 FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
 """Seconds for which a peer that broke a rule gets no link, in either direction; doubles each time. A new id
@@ -39,16 +39,15 @@ MAX_FAULTS = 256
 """Peers whose faults are remembered; 40 KiB. Beyond that the one that is soonest forgiven is forgotten."""
 
 BACKOFF_PLAIN = 600.0
-"""The same for a peer of Hivemind's DHT that is no node: its owner may start one under its id."""
+"""Seconds before a peer of Hivemind's DHT that is no node is dialled again. Its owner may start one."""
 
 BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
-"""Seconds between attempts to bootstrap from an address that was given or remembered; doubles until it
-answers."""
+"""Seconds between attempts to bootstrap from a given or remembered address, first and at most. They double
+until it answers."""
 
 
 JITTER = 0.8, 1.2
-"""Range of the factor by which a wait differs, so that nodes that lost a peer together do not return
-together."""
+"""Range of the random factor of a wait. So nodes that lost a peer together do not return together."""
 
 _MOST_DOUBLINGS = 10
 
@@ -58,32 +57,31 @@ class _Entry:
     """Facts known about one peer."""
 
     heard: tuple[str, ...] = ()
-    """Full addresses from the roster or the last run, the newest first; at most MAX_ADDRESSES."""
+    """Full addresses from the roster or the last life, the newest first; at most MAX_ADDRESSES."""
     pinned: tuple[str, ...] = ()
     """Full addresses that the user gave."""
     stays: bool = False
-    """Whether strangers cannot displace it: it was given or remembered."""
+    """Whether it was given or remembered, so that strangers cannot displace it."""
     failures: int = 0
-    """Dials in a row that came to nothing."""
+    """Failed dials in a row."""
     not_before: float = float("-inf")
     """Time before which it is not dialled."""
     silences: int = 0
-    """Bootstrap attempts in a row that were not answered."""
+    """Unanswered bootstrap attempts in a row."""
     bootstrap_at: float = float("-inf")
     """Time of the next bootstrap attempt."""
     plain: bool = False
-    """Whether it was there when it was last dialled, and no node."""
+    """Whether it answered the last dial and was no node."""
 
     def addresses(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.heard, *self.pinned]))
 
 
 class AddressBook:
-    """The peers that this node has heard of, itself excepted."""
+    """The peers that this node has heard of, without itself."""
 
     def __init__(self, own: str, given: Iterable[str], remembered: Iterable[str], random: Random) -> None:
-        """Take the id of this node, the addresses that its user gave, and those that `worth_keeping` returned
-        in its last life.
+        """Take the id of this node, the user's addresses, and the result of `worth_keeping` of its last life.
 
         Raises UserError BAD_ADDRESS for anything in `given` that is not an address.
         """
@@ -106,8 +104,8 @@ class AddressBook:
         return len(self._entries)
 
     def note(self, records: Iterable[PeerRecord], linked: Collection[str]) -> None:
-        """Add peers from the roster. To make room, forget peers that are neither `linked` nor trusted: those
-        that failed most first, equals at random."""
+        """Add peers from the roster. To make room, forget peers that are neither `linked` nor trusted: first
+        those that failed most, equal ones at random."""
         for record in records:
             self._add(record.peer, record.addresses)
         spare = [peer for peer in self._entries if not self.trusted(peer) and peer not in linked]
@@ -116,29 +114,29 @@ class AddressBook:
 
     @property
     def plain_only(self) -> bool:
-        """Whether of the peers that the user gave some are plain, and none has been a neighbour."""
+        """Whether some peers that the user gave are plain, and none of them has been a neighbour."""
         given = {peer: entry for peer, entry in self._entries.items() if entry.pinned}
         return any(entry.plain for entry in given.values()) and not given.keys() & self._met
 
     # -- whom to dial ------------------------------------------------------------------------------
 
     def candidates(self, now: float) -> list[str]:
-        """Return the peers that may be dialled now; those that failed least first, equals in random order."""
+        """Return the peers that may be dialled now: first those that failed least, equal ones at random."""
         return self._by_failures(self.dialable(now))
 
     def dialable(self, now: float) -> Iterator[str]:
-        """Iterate over the same peers in no particular order, drawing no random number."""
+        """Iterate over the peers that may be dialled now, in no particular order. Draws no random number."""
         for peer, entry in self._entries.items():
             if entry.not_before <= now and not self.refused(peer, now):
                 yield peer
 
     def trusted(self, peer: str) -> bool:
-        """Tell whether the user gave this peer, or a link with it was of use."""
+        """Return whether this peer was given or remembered, or a link with it was of use."""
         entry = self._entries.get(peer)
         return peer in self._met or (entry is not None and entry.stays)
 
     def addresses(self, peer: str) -> tuple[str, ...]:
-        """Return the full addresses of a peer; none if it is not, or no longer, in the book."""
+        """Return the full addresses of a peer; none if it is not in the book."""
         entry = self._entries.get(peer)
         return entry.addresses() if entry else ()
 
@@ -151,9 +149,9 @@ class AddressBook:
             entry.not_before = now + about(wait, self._random)
 
     def is_no_node(self, peer: str, now: float) -> None:
-        """Note that the peer is there and does not speak our protocol: it leads to others at most.
+        """Note that the peer answers and does not speak our protocol. At most it leads to others.
 
-        One that was a node before is just starting, and listens before it answers.
+        A peer that was a node before is just starting: it listens before it answers.
         """
         entry = self._entries.get(peer)
         if entry and (peer in self._met or (entry.stays and not entry.pinned)):
@@ -172,7 +170,7 @@ class AddressBook:
                 del self._met[next(iter(self._met))]
 
     def forget_failures(self) -> None:
-        """Let every peer be tried again at once: our own transport was broken, so failures say nothing."""
+        """Allow every peer to be tried at once: our own transport was broken, so failures say nothing."""
         for entry in self._entries.values():
             entry.failures, entry.not_before = 0, float("-inf")
             entry.silences, entry.bootstrap_at = 0, float("-inf")
@@ -203,11 +201,11 @@ class AddressBook:
     # -- bootstrapping -----------------------------------------------------------------------------
 
     def sample(self, count: int) -> list[str]:
-        """Return one address each of at most `count` peers to find the others through, the user's first."""
+        """Return one address each of at most `count` peers through which to find others, the user's first."""
         return self._sample(self._entries, count)
 
     def nodes(self, count: int) -> list[str]:
-        """Return the same of those that are not known to be no nodes."""
+        """Return the same without peers that are known to be no nodes."""
         return self._sample((peer for peer, entry in self._entries.items() if not entry.plain), count)
 
     def _sample(self, peers: Iterable[str], count: int) -> list[str]:
@@ -215,8 +213,8 @@ class AddressBook:
         return self._one_address_each(order[:count])
 
     def due_for_bootstrap(self, now: float, linked: Collection[str], count: int) -> list[str]:
-        """Return one address of each of at most `count` peers to bootstrap from now: peers that were given or
-        remembered and are not `linked`, the user's first."""
+        """Return one address each of at most `count` peers to bootstrap from now. They were given or
+        remembered and are not `linked`; the user's come first."""
         waiting = [
             peer
             for peer, entry in self._entries.items()
@@ -226,13 +224,13 @@ class AddressBook:
         return self._one_address_each(order[:count])
 
     def strangers(self, linked: Collection[str], count: int) -> list[str]:
-        """Return one address of each of at most `count` random peers that are not `linked`, including those
-        that have failed for long: they may be in another part of a network that has healed."""
+        """Return one address each of at most `count` random peers that are not `linked`. Peers that failed
+        for long are among them: they may be in another part of a network that has healed."""
         others = self._shuffled(peer for peer in self._entries if peer not in linked)
         return self._one_address_each(others[:count])
 
     def bootstrapped(self, peer: str, answered: bool, now: float) -> bool:
-        """Note the result of a bootstrap attempt; return whether the peer answered after being silent."""
+        """Note the result of a bootstrap attempt. Return whether the peer answered after a silence."""
         entry = self._entries.get(peer)
         if entry is None:
             return False
@@ -245,8 +243,8 @@ class AddressBook:
         return back
 
     def worth_keeping(self, linked: Collection[str]) -> list[str]:
-        """Return the addresses of at most MAX_BOOK peers for the next start: of neighbours first, then of
-        trusted peers. Peers that are no nodes come last, as links of invitations take the first."""
+        """Return the addresses of at most MAX_BOOK peers for the next start: neighbours, then trusted peers,
+        then others. In the result peers that are no nodes come last, as invitations take the first."""
         order = sorted(
             self._entries, key=lambda p: (p not in linked, not self.trusted(p), self._entries[p].failures, p)
         )
@@ -261,7 +259,7 @@ class AddressBook:
         entry.heard = tuple(dict.fromkeys([*usable, *entry.heard]))[:MAX_ADDRESSES]
 
     def _one_address_each(self, peers: Iterable[str]) -> list[str]:
-        return [self._random.choice(self.addresses(peer)) for peer in peers]
+        return [self._random.choice(_beyond_loopback(self.addresses(peer))) for peer in peers]
 
     def _by_failures(self, peers: Iterable[str]) -> list[str]:
         return sorted(self._shuffled(peers), key=lambda peer: self._entries[peer].failures)
@@ -272,8 +270,14 @@ class AddressBook:
         return order
 
 
+def _beyond_loopback(addresses: Sequence[str]) -> Sequence[str]:
+    """Return the addresses that may lead beyond this machine; all if there are none: another program may
+    listen at a peer's loopback address here."""
+    return [address for address in addresses if not is_loopback(address)] or addresses
+
+
 def _is_address_of(peer: str, address: str) -> bool:
-    """Tell whether this is an address of `peer` that can be kept in a list separated by blanks."""
+    """Return whether this is an address of `peer` without blanks, which separate addresses in a list."""
     try:
         return address.split() == [address] and peer_of(address) == peer
     except UserError:
@@ -281,10 +285,10 @@ def _is_address_of(peer: str, address: str) -> bool:
 
 
 def doubled(first: float, times: int, most: float) -> float:
-    """Return the seconds until the next attempt after so many that came to nothing before the last."""
+    """Return the seconds until the next attempt after a failure that followed `times` others."""
     return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)
 
 
 def about(seconds: float, random: Random) -> float:
-    """Return a wait with jitter."""
+    """Return a wait of about `seconds`, with jitter."""
     return seconds * random.uniform(*JITTER)

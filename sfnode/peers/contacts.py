@@ -1,8 +1,8 @@
 """Current contacts of a run on a web server: the file `run.json`, which links may name by its URL (SPEC N6).
 
-Links stay what they are and peers move; who organises a run puts this file, which `sfnode invite --run-json`
-and `sfnode publish page` write, where a web server gives it out. It is not signed: of what it says a reader
-takes addresses only, and peers that do not have the very run of the link are refused whoever has named them.
+Links do not change, but peers move. So organisers put this file, which `sfnode invite --run-json` and `sfnode
+publish page` write, on a web server. It is not signed: a reader takes only addresses from it, and refuses
+every peer that does not have the very run of the link.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.invitation import Invitation
 
 MAX_FILE = 65_536
-"""Bytes of the file: 32 addresses take 8 KiB, and a page of runs has room for what it says besides."""
+"""Maximum bytes of the file: 32 addresses take 8 KiB, and pages of runs may say more."""
 
 FETCH_DEADLINE = 10.0
-"""Seconds for the whole file to come (SPEC N6); a web server takes less than one."""
+"""Seconds for the whole file to arrive (SPEC N6). A web server takes less than one."""
 
 _CHUNK = 8_192
 
@@ -37,16 +37,16 @@ ASK_FOR_A_LINK = "Ask whoever invited you for a new link (`sfnode invite` there)
 
 
 def text(said: Mapping[str, Any], written_at: float, **more: Any) -> str:
-    """Return the text of `run.json`: the fields of an `InviteResult`, and `more` of what pages want to say.
+    """Return the text of `run.json`: the fields of an `InviteResult`, and `more` fields of pages.
 
-    `written_at` is in seconds since 1970. Readers pass over fields that they do not know.
+    `written_at` is in seconds since 1970. Readers ignore unknown fields.
     """
     updated = datetime.fromtimestamp(written_at, UTC).isoformat(timespec="seconds")
     return json.dumps({**said, **more, "updated": updated}, indent=2, ensure_ascii=False) + "\n"
 
 
 def write(path: Path, said: Mapping[str, Any], **more: Any) -> None:
-    """Write `run.json` as `text` has it, all or nothing: a web server may read it at any moment."""
+    """Write `text` as `run.json`, all or nothing: a web server may read it at any moment."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(text(said, time.time(), **more), encoding="utf-8")
@@ -63,21 +63,21 @@ def read(data: bytes, url: str) -> Invitation:
         found = read_json(data)
         run_id = bytes.fromhex(found["run_id"])
         said = invitation.invite(int(found["protocol"]), run_id, [str(one) for one in found["addresses"]])
-        invitation.write(said)  # judges what it has: a run id of 32 bytes, at least one address
+        invitation.write(said)  # checks that there are a run id of 32 bytes and an address
     except (ValueError, LookupError, TypeError, LocalProtocolError) as error:
         raise _unusable(url, f"it is no run.json ({type(error).__name__})") from None
     return said
 
 
 def naming(link: str, url: str) -> str:
-    """Return a link that says the same and names the page `url`."""
+    """Return the same link with the page `url` in it."""
     return invitation.write(replace(invitation.read(link), url=url))
 
 
 async def fetch(url: str) -> Invitation:
     """Return the run and its contacts that are published at `url`. Raises UserError CONTACTS_UNUSABLE.
 
-    Whatever else hangs ends with FETCH_DEADLINE: a query to a name server is abandoned with its thread.
+    Everything ends with FETCH_DEADLINE. A query to a silent name server is abandoned with its thread.
     """
     try:
         async with asyncio.timeout(FETCH_DEADLINE):

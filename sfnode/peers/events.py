@@ -1,6 +1,6 @@
-"""Events that the peer manager takes in, and actions that it asks for: frozen data, no behaviour.
+"""Events for the peer manager, and its actions: frozen data, no behaviour.
 
-A link has a number that its host chose; numbers are never used twice in one life of a node.
+The host gives each link a number, and uses no number twice in one life of a node.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Presence(Enum):
     """Whether a node takes part in the network."""
 
     OPEN = "open"
-    """Dials, lets peers in and announces itself."""
+    """The node dials, lets peers in and announces itself."""
     AWAY = "away"
-    """Has no links and contacts nobody, until it is OPEN again."""
+    """The node has no links and contacts nobody, until it is OPEN again."""
     LEAVING = "leaving"
-    """Opens and accepts no more links, and keeps those it has. Final."""
+    """The node opens and accepts no more links, and keeps its present ones. Final."""
 
 
 class Reason(Enum):
@@ -51,14 +51,14 @@ class LinkCount:
     heard: bool
     """Whether a frame has arrived."""
     useful: int | None = None
-    """Updates that this link was the first to bring; None while the machine does not have the link."""
+    """Updates that this link was the first to bring; None while the machine does not know the link."""
     blank: bool = True
-    """Whether the peer has shown nothing so far; read only together with `useful`."""
+    """Whether the peer has shown nothing so far. Ignored while `useful` is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The present state of links and of the node; sent before any event whose outcome may depend on it."""
+    """The present state of links and node. Comes before every event whose outcome may depend on it."""
 
     links: tuple[LinkCount, ...]
     addresses: tuple[str, ...]
@@ -67,18 +67,18 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """A link has been opened, by a dial of ours or by the peer; it is answered with Carry or Close."""
+    """This node or the peer has opened a link. The answer is Carry or Close."""
 
     link: LinkId
     peer: str
     outbound: bool
     address: str = ""
-    """Address at which the other end is seen, empty if that is unknown."""
+    """Address of the other end as seen from here; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEnded:
-    """A link has ended, whoever closed it."""
+    """A link has ended; either side may have closed it."""
 
     link: LinkId
     heard: bool
@@ -91,7 +91,7 @@ class DialFailed:
 
     peer: str
     plain: bool = False
-    """Whether it is there and does not speak our protocol."""
+    """Whether it answered and does not speak our protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +129,14 @@ class BootstrapAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PeerFaulted:
-    """A peer broke a rule of the protocol; its link is being dropped."""
+    """A peer broke a rule of the protocol, and its link is being dropped."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The transport was broken and works again; all links are lost or will be reported lost."""
+    """The transport was broken and works again. All links are lost, or their ends will be reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +164,15 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class StopDial:
-    """Give up a dial under way; report nothing."""
+    """Cancel a dial under way; report nothing."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """Carry the protocol over this link once every earlier Remember is durable (SPEC I2) and `instead_of` is
-    closed; report LinkEnded."""
+    """Carry the protocol over this link, after every earlier Remember is durable (SPEC I2) and `instead_of`
+    is closed. Report LinkEnded."""
 
     link: LinkId
     instead_of: LinkId | None = None
@@ -208,14 +208,14 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class StopBootstrap:
-    """Give up a bootstrap attempt under way; report nothing."""
+    """Cancel a bootstrap attempt under way; report nothing."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Keep these addresses, durably, for the next start of this node."""
+    """Store these addresses durably for the next start of this node."""
 
     addresses: tuple[str, ...]
 

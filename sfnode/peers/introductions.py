@@ -1,8 +1,8 @@
-"""First questions to peers: which of those given are nodes, and who has the run where none of them is one.
+"""First questions to peers: which given peers are nodes, and, where none is, which other peer has the run.
 
-A peer of Hivemind's DHT that does not run sfnode is a way in all the same: the roster of the run is found
-through it. Who answers is a stranger in either case, so a manifest that was looked for by the run's id counts
-only if that is its hash (SPEC M3). Which run to join is for the caller to say.
+A peer of Hivemind's DHT that does not run sfnode is also a way in: it leads to the roster of the run. Every
+peer that answers is a stranger. So a manifest that was looked for by the run's id counts only if its hash is
+that id (SPEC M3). The caller says which run to join.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest
 
 GRACE = 0.5
-"""Seconds that other peers have once one has sent a manifest."""
+"""Seconds that other peers have after the first manifest."""
 
 ASKED = 16
-"""Nodes of a roster that are asked at a time: most may be invented."""
+"""Nodes of a roster that are asked at a time. Most of them may be invented."""
 
 ASK_DEADLINE = 10.0
-"""Seconds for one of them to send the manifest, dialling included."""
+"""Seconds for one node to be dialled and to send the manifest."""
 
 FIRST, MOST = 2.0, 30.0
-"""Seconds between two searches for a run that nobody has yet; doubles."""
+"""Seconds between two searches for a run that nobody has yet, first and at most. They double."""
 
 REMIND = 60.0
-"""Seconds between two lines of the log that say what is waited for."""
+"""Seconds between two log messages about the wait."""
 
 
 async def ask_manifest(transport: Transport, address: str) -> bytes:
@@ -57,7 +57,7 @@ class PeerAnswer(NamedTuple):
     plain: bool = False
     """Whether it is a peer of Hivemind's DHT and no node."""
     reason: str = ""
-    """The reason if there is no manifest."""
+    """The reason for a missing manifest; empty if there is one."""
 
 
 async def run_of(
@@ -65,10 +65,10 @@ async def run_of(
 ) -> Manifest | None:
     """Return the manifest of the run to which these peers lead: the first usable one that a node sends.
 
-    Where only peers of Hivemind's DHT answer, None if the run is `known` here; else that of a node in their
-    DHT that has the run `run_id` (hex), once there is one. Raises UserError PEERS_UNREACHABLE when nobody
-    answers, NEWER_PROTOCOL, OLDER_PROTOCOL or BAD_MANIFEST when all that answer send what cannot be used,
-    BAD_OPTION without a whole `run_id`, and BAD_ADDRESS.
+    Where only peers of Hivemind's DHT answer, returns None if the run is `known` here. Otherwise waits for a
+    node in their DHT that has the run `run_id` (hex), and returns its manifest. Raises UserError
+    PEERS_UNREACHABLE when nobody answers, NEWER_PROTOCOL, OLDER_PROTOCOL or BAD_MANIFEST when no manifest is
+    usable, BAD_OPTION without a whole `run_id`, and BAD_ADDRESS.
     """
     begins("asking %s for the run", counted(addresses))
     answers = await _ask_all(transport, addresses)
@@ -99,7 +99,7 @@ def _what_it_is(answer: PeerAnswer) -> str:
 
 
 def _whole(run_id: str, plain: Sequence[str]) -> bytes:
-    """Return a run id from hex. Raises UserError BAD_OPTION if there is not all of it."""
+    """Return a run id from hex. Raises UserError BAD_OPTION unless it is whole."""
     if re.fullmatch("[0-9a-fA-F]{64}", run_id):
         return bytes.fromhex(run_id)
     raise UserError(
@@ -112,7 +112,7 @@ def _whole(run_id: str, plain: Sequence[str]) -> bytes:
 
 
 def _chosen(answers: Sequence[PeerAnswer]) -> Manifest:
-    """Return the manifest of the first peer that has sent a usable one. Raises UserError as `run_of`."""
+    """Return the first usable manifest. Raises UserError as `run_of`."""
     unusable: UserError | None = None
     for answer in answers:
         try:
@@ -134,7 +134,7 @@ def _read(manifest: bytes, source: str) -> Manifest:
 
 
 async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[PeerAnswer]:
-    """Return what each peer has answered a moment after the first usable manifest, or when all have."""
+    """Return the answers of all peers GRACE seconds after the first usable manifest, or when all answered."""
     asking = [asyncio.create_task(_ask(transport, address)) for address in addresses]
     try:
         for done in asyncio.as_completed(asking):
@@ -156,7 +156,7 @@ async def _ask(transport: Transport, address: str) -> PeerAnswer:
         return PeerAnswer(address, await ask_manifest(transport, address))
     except NotSpoken as error:
         with suppress(TransportError):
-            await transport.clock_ahead(address)  # as every peer of Hivemind's DHT can tell
+            await transport.clock_ahead(address)  # every peer of Hivemind's DHT answers this
             return PeerAnswer(address, plain=True, reason=error.reason)
         return PeerAnswer(address, reason=f"{error.reason}, and there is no Hivemind DHT either")
     except (TransportError, RemoteProtocolError) as error:
@@ -173,7 +173,7 @@ async def _call_off(tasks: Iterable[asyncio.Task[PeerAnswer]]) -> None:
 
 
 async def _search(transport: Transport, run_id: bytes, plain: Sequence[str], random: Random) -> Manifest:
-    """Return the manifest of a run from a node that its roster names; wait until there is one.
+    """Wait for a node in the roster of a run, and return the manifest that it sends.
 
     Raises UserError NEWER_PROTOCOL, OLDER_PROTOCOL and BAD_MANIFEST for the very manifest of that run.
     """
@@ -199,8 +199,8 @@ async def _search(transport: Transport, run_id: bytes, plain: Sequence[str], ran
 async def _who_has(
     transport: Transport, records: Sequence[PeerRecord], run_id: bytes
 ) -> tuple[bytes, str] | None:
-    """Return the manifest of this run and who has sent it first, asking ASKED nodes at a time; None if nobody
-    has."""
+    """Return the manifest of this run and the address of the first node that sent it; None if no node has it.
+    Asks ASKED nodes at a time."""
     for start in range(0, len(records), ASKED):
         some = records[start : start + ASKED]
         asking = [asyncio.create_task(_ask_record(transport, record)) for record in some]
@@ -215,7 +215,7 @@ async def _who_has(
 
 
 async def _ask_record(transport: Transport, record: PeerRecord) -> PeerAnswer:
-    """Ask a node at its addresses, one after the other; whatever comes of it is an answer."""
+    """Ask a node at its addresses, one after the other. A failure is an answer, too."""
     answer = PeerAnswer("")
     with suppress(TimeoutError, UserError):
         async with asyncio.timeout(ASK_DEADLINE):

@@ -1,7 +1,7 @@
 """Invitations: composing the link of a node, and reading a link for `sfnode join`.
 
-Loads neither torch nor the network. The format of a link is in `sfprotocol.invitation` (SPEC N1-N4); which
-addresses go into one is decided here.
+Loads neither torch nor the network. `sfprotocol.invitation` has the format of a link (SPEC N1-N4). Here it is
+decided which addresses a link has.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from sfnode.schema.results import InviteResult, Reach
 
 OWN_ADDRESSES = 2
-"""Addresses of the node itself in a link: one is mostly enough, and a QR code has little room."""
+"""Maximum own addresses in a link: one is mostly enough, and a QR code has little room."""
 
 OTHER_PEERS = 3
-"""Other peers in a link, with one address each, in case this node is away."""
+"""Maximum other peers in a link, with one address each, in case this node is away."""
 
 
 def compose(
     run_id: bytes, own: Sequence[str], others: Sequence[str], relays: Collection[str] = (), url: str = ""
 ) -> Invitation:
-    """Compose an invitation of a node's own addresses and those of peers that it has met, by peer id in
-    `relays` first: they are there when trainers have gone. `url` is the page with current contacts, if any.
+    """Compose an invitation of a node's own addresses and those of peers that it has met. Peers whose ids are
+    in `relays` come first: they stay when trainers leave. `url` is the page with current contacts, if any.
 
     Loopback addresses are left out unless there is nothing else. Raises UserError NO_ADDRESS.
     """
     met = _one_each(others, OTHER_PEERS, relays)
     addresses = [
         *(address for address in met if _peer(address) in relays),
-        *best_first(own)[:OWN_ADDRESSES],
+        *_reachable_first(own)[:OWN_ADDRESSES],
         *(address for address in met if _peer(address) not in relays),
     ]
     useful = [address for address in addresses if not is_loopback(address)] or addresses
@@ -70,8 +70,16 @@ def invite(manifest: Manifest, said: Invitation) -> InviteResult:
     )
 
 
+def _reachable_first(own: Sequence[str]) -> list[str]:
+    """Sort a node's own addresses: the best first, and more than one of the same network last: IPv6 is there
+    besides IPv4, and a relay reaches further than both."""
+    order = best_first(own)
+    more = [address for address in order if is_private(address)][1:]
+    return sorted(order, key=lambda address: address in more)
+
+
 def _one_each(addresses: Iterable[str], count: int, relays: Collection[str]) -> list[str]:
-    """Return the best address of each of `count` peers: relays, then those that most can reach."""
+    """Return the best address each of `count` peers: relays, then the most widely reachable."""
     best: dict[str, str] = {}
     for address in best_first(list(addresses)):
         best.setdefault(_peer(address), address)
@@ -83,7 +91,7 @@ def _peer(address: str) -> str:
 
 
 def reach(said: Invitation) -> Reach:
-    """Return from where somebody may join with this invitation."""
+    """Return from how far away this invitation can be used."""
     if all(is_loopback(address) for address in said.addresses):
         return "machine"
     return "network" if all(is_private(address) for address in said.addresses) else "internet"
@@ -112,8 +120,8 @@ def check_same_run(
     where: str = "the link",
     fix: str = "Leave out --set run.id, or ask for a link to the run you want.",
 ) -> None:
-    """Raise UserError WRONG_RUN unless the run id of an invitation, which was found there, starts with
-    `wanted` (hex, may be empty)."""
+    """Raise UserError WRONG_RUN unless the run id of an invitation starts with `wanted` (hex, may be empty).
+    `where` is the place where the invitation was found."""
     led = said.run_id.hex()
     if not led.startswith(wanted.lower()):
         raise UserError(Code.WRONG_RUN, f"{where} leads to run {led[:16]}, not to {wanted[:16]}", fix)

@@ -1,9 +1,9 @@
-"""Latency of neighbours, and which origins they are: asked only while somebody looks at it.
+"""Latency and origins of neighbours, asked for only while somebody looks at them.
 
-Neither the protocol nor libp2p's daemon reports round trips, so this sends each neighbour an echo request on
-a stream of its own, over the existing connection. The result is the time until the response, opening of the
-stream included: one to two round trips of the network. It costs a neighbour some hundred bytes. With the
-response the neighbour may introduce itself as the node of an origin, signed by that.
+Neither the protocol nor libp2p's daemon reports round trips. So each neighbour gets an echo request on a
+stream of its own, over the existing connection. The latency is the time until the response and includes
+opening the stream: one to two round trips of the network. It costs a neighbour some hundred bytes. In its
+response the neighbour may introduce itself as the node of an origin, with the origin's signature.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ORIGIN_BYTES, SIGNATURE_BYTES = 32, 64
 """Parts of an introduction."""
 
 INTERVAL = 10.0
-"""Seconds between two echo requests to one neighbour, however often somebody looks."""
+"""Minimum seconds between two echo requests to one neighbour."""
 
 DEADLINE = 5.0
 """Seconds for a response."""
@@ -42,17 +42,17 @@ class NeighbourLatencies:
         self._stopped = False
 
     def of(self, peer: str) -> float | None:
-        """Return the latency in seconds as last measured; None if the peer never answered."""
+        """Return the last latency in seconds; None if the peer never answered."""
         return self._found.get(peer)
 
     def origin(self, peer: str) -> bytes | None:
-        """Return the origin that has signed that the peer is its node; None if none has been shown."""
+        """Return the origin that signed that the peer is its node; None if the peer showed none."""
         return self._origins.get(peer)
 
     def look(self, addresses: dict[str, str]) -> None:
-        """Measure these neighbours, given an address for each, unless that was done within INTERVAL.
+        """Measure neighbours that were not measured within INTERVAL; `addresses` has one address for each.
 
-        After `stop` nothing is measured any more: who looks at a node may do so until its very end.
+        After `stop` nothing is measured any more: viewers may look at a node until its very end.
         """
         if self._stopped:
             return

@@ -14,9 +14,9 @@ Theory of operation. A node that is OPEN does five jobs, each when its own deadl
     probe      PROBE_INTERVAL with jitter: bootstrap from strangers, give up a link, dial somebody new
     check      CHECK_INTERVAL, and whenever a link, dial or search ends: drop mute peers, dial missing links
 
-A job under way is not begun again before it has ended, unless a bootstrap peer answers after a silence: it
-may know others of whom our part of the network has never heard. After a restart of the transport, and when
-the node comes back, all jobs are due at once. Which links there should be is decided in `peers.selection`.
+A job is not begun again before it has ended. The exception is a bootstrap peer that answers after a silence:
+it may know peers of which our part of the network has never heard. After a restart of the transport, and when
+the node comes back, all jobs are due at once. `peers.selection` decides which links there should be.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 from sfnode.transport.roster import MAX_TTL
 
 CHECK_INTERVAL = 2.0
-"""Seconds between checks of the links; a link that ends is replaced at once."""
+"""Seconds between checks of the links. A link that ends is replaced at once."""
 
 LONELY_INTERVAL = 2.0
-"""Seconds between attempts of a node that has no links, or fewer than it wants."""
+"""Seconds between attempts of a node with fewer links than it wants."""
 
 FIND_INTERVAL = 30.0
 """Seconds between searches of the roster when no links are missing."""
 
 ANNOUNCE_INTERVAL = 30.0
 ANNOUNCE_TTL = MAX_TTL
-"""Seconds after which a dead node is gone from the roster; two announcements may fail before that."""
+"""Seconds after which a dead node is gone from the roster. Two announcements may fail before."""
 
 PROBE_INTERVAL = 60.0
-"""Seconds, on average, between probes. In two halves of a swarm of 20 nodes that can reach each other again,
-some node then contacts the other half within seconds."""
+"""Average seconds between probes. When two halves of a swarm of 20 nodes can reach each other again, some
+node contacts the other half within seconds."""
 
 BOOTSTRAPS_ALONE = 8
 """Peers from which a node without links bootstraps at a time."""
 
 BOOTSTRAPS_BESIDE = 2
-"""Peers from which a node with links bootstraps at a time; it has time."""
+"""Peers from which a node with links, which has time, bootstraps at a time."""
 
 RACE_WINDOW = 2 * CONNECT_DEADLINE
-"""Seconds within which two links between the same peers may come from both dialling at once."""
+"""Maximum seconds between two links of the same peers that come from both dialling at once."""
 
 SHORT_LIVED = 10.0
-"""Seconds; a link that ends sooner was of no use: the peer is full, or of another run, or broken."""
+"""Minimum seconds of a link that was of use. One that ends sooner failed: the peer is full, broken, or of
+another run."""
 
 FIRST_WORD_DEADLINE = 15.0
-"""Seconds for a peer's first frame: Hello, which it sends at once (SPEC L2), over the slowest line; well
+"""Seconds for a peer's first frame, Hello, which it sends at once (SPEC L2), over the slowest line. Well
 below the silence after which any link is dropped (SPEC L7)."""
 
 _NEVER, _ALWAYS = float("inf"), float("-inf")
@@ -70,7 +71,7 @@ _NEVER, _ALWAYS = float("inf"), float("-inf")
 
 @dataclass(slots=True)
 class RecurringJob:
-    """Something that is done at intervals and takes a while."""
+    """A task that is repeated at intervals and takes a while."""
 
     began: float = _ALWAYS
     running: int = 0
@@ -95,15 +96,15 @@ class _Neighbour:
     outbound: bool
     """Whether this side opened the present link."""
     chosen: bool
-    """Whether we wanted this peer, though it may have opened the present link: counts as outbound."""
+    """Whether this node wanted the peer, which may have opened the present link. Counts as outbound."""
     since: float
     range: str | None
     heard: bool = False
     blank: bool = True
     useful: float = 0.0
-    """Updates that the link brought first, older ones counting less."""
+    """Updates that the link was the first to bring; older ones count less."""
     counted: int = 0
-    """The machine's own count when `useful` was last brought up to date."""
+    """The machine's count of them when `useful` was last computed."""
     counted_at: float = 0.0
 
     def standing(self) -> LinkFacts:
@@ -111,12 +112,12 @@ class _Neighbour:
 
 
 class PeerManager:
-    """The links of one node, its address book, and when to look for more."""
+    """The links of one node, its address book, and the times of its searches."""
 
     def __init__(
         self, own: str, book: AddressBook, random: Random, now: float, *, rostered: bool = True
     ) -> None:
-        """Take this node's id; `random` draws the moments of probes. A run that is not `rostered` is neither
+        """Take this node's id. `random` draws the times of probes. A run that is not `rostered` is neither
         announced nor searched for: its nodes know each other from links and addresses (SPEC O1)."""
         self._rostered = rostered
         self.book = book
@@ -133,10 +134,10 @@ class PeerManager:
         self._checked_at = _ALWAYS
         self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # not all that start together at once
         self._in_vain = 0
-        """Searches in a row that named nobody but neighbours."""
+        """Searches in a row that found nobody but neighbours."""
         self._addresses: tuple[str, ...] = ()
         self._announced: tuple[str, ...] = ()
-        """Our addresses as the roster has them; none if nobody but ourselves may have heard."""
+        """Our addresses in the roster; empty if perhaps nobody else has stored them."""
         self._met = False
         """Whether there has been a link in this life."""
         self._remembered: tuple[str, ...] | None = None
@@ -164,7 +165,7 @@ class PeerManager:
             (self._find_due, self._find),
             (lambda: self._round.due(self._lonely_interval()), self._bootstrap),
         )
-        """Jobs of an OPEN node, with the time each is due; first those that may make others due."""
+        """Jobs of an OPEN node, each with its due time. Jobs that may make others due come first."""
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class PeerManager:
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
-        """Tell whether an inbound link of this peer, which has none, would be accepted."""
+        """Return whether an inbound link of this peer, which has none, would be accepted."""
         newcomer = LinkFacts(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is events.Presence.OPEN and verdict.accept
@@ -201,7 +202,7 @@ class PeerManager:
     # -- the one entry -----------------------------------------------------------------------------
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Return what follows from `event`, to be carried out in this order."""
+        """Return the actions that follow from `event`, to be carried out in this order."""
         self._actions.clear()
         self._handlers[type(event)](event, now)
         return self._actions.copy()
@@ -263,7 +264,7 @@ class PeerManager:
         """Decide whether to keep a link that has just been opened, in place of `rival` if there is one.
 
         A peer opens a second link when it has lost the first, so the newer one counts. But when both dial at
-        once each sees the other's link as the second; then both keep the one that the smaller id opened.
+        once, each sees the other's link as the second. Then both keep the link that the smaller id opened.
         """
         if self.presence is not events.Presence.OPEN or self.book.refused(event.peer, now):
             return False
@@ -274,7 +275,7 @@ class PeerManager:
         return event.outbound == (self._own < event.peer)
 
     def _has_room(self, event: events.LinkOpened, now: float) -> bool:
-        """Decide about a peer that is no neighbour; make room for it if selection says so."""
+        """Return whether to keep a link of a peer that is no neighbour. Makes room if `selection` says so."""
         newcomer = LinkFacts(event.peer, event.outbound, now, address_range(event.address))
         if event.outbound:
             return selection.may_keep(newcomer, self.standings())
@@ -283,7 +284,7 @@ class PeerManager:
         return verdict.accept
 
     def _give_up(self, peer: str | None, reason: events.Reason, now: float) -> None:
-        """Close the link with `peer`, if anybody is meant, as it is of less use than others."""
+        """Close the link with `peer`, unless that is None: it is of less use than others."""
         if peer is None:
             return
         neighbour = self._neighbours[peer]
@@ -339,7 +340,7 @@ class PeerManager:
             self._do(events.Dial(peer, self.book.addresses(peer)))
 
     def _keep_book(self) -> None:
-        """Remember peers for the next start, and that there have been any (SPEC I2)."""
+        """Store peers, and thereby that there were any, for the next start (SPEC I2)."""
         addresses = tuple(self.book.worth_keeping(self.linked))
         if self._met and addresses != self._remembered:
             self._remembered = addresses
@@ -354,7 +355,8 @@ class PeerManager:
         return self._announcing.due(ANNOUNCE_INTERVAL if settled else self._lonely_interval())
 
     def _lonely_interval(self) -> float:
-        """Back off in a DHT of others, where nobody may come for days."""
+        """Return the interval of a lonely node. It grows in a DHT of others, where nobody may come for
+        days."""
         if self._neighbours or not self.book.plain_only:
             return LONELY_INTERVAL
         return self._backed_off()
@@ -372,8 +374,8 @@ class PeerManager:
         self._announced = event.addresses if self._neighbours else ()
 
     def _find_due(self) -> float:
-        """Back off while the roster names nobody but neighbours: a search costs kilobytes, and in a small
-        swarm links are always missing."""
+        """Return when a search is due. The interval grows while the roster has only neighbours: a search
+        costs kilobytes, and in a small swarm links are always missing."""
         if not self._rostered:
             return _NEVER
         if not self.wanting:
@@ -395,8 +397,8 @@ class PeerManager:
     # -- bootstrapping and probes ------------------------------------------------------------------
 
     def _bootstrap(self, now: float) -> None:
-        """Begin a round: through anybody while alone; otherwise, for ever, through peers that were given or
-        remembered and are not neighbours."""
+        """Begin a round of bootstrap attempts: alone, through anybody; otherwise, for ever, through given or
+        remembered peers that are not neighbours."""
         self._until_one = not self._neighbours
         if self._until_one:
             addresses = self.book.sample(BOOTSTRAPS_ALONE)
@@ -417,7 +419,7 @@ class PeerManager:
                 self._end_round()
         back = self.book.bootstrapped(event.peer, event.answered, now)
         if back and self.presence is events.Presence.OPEN:
-            # Others may be there of whom our part of the network has never heard.
+            # It may know peers of which our part of the network has never heard.
             self._meet(event.peer, now)
             if self._rostered:
                 self._announce(now)
@@ -429,15 +431,15 @@ class PeerManager:
         self._round.running = 0
 
     def _meet(self, peer: str, now: float) -> None:
-        """Dial a peer that has come back: beyond the target, but by no more than one link."""
+        """Dial a peer that has come back, even if that makes one link more than the target."""
         busy = self.linked | self.dialling
         room = len(busy) <= selection.TARGET_LINKS
         if room and peer not in busy and not self.book.refused(peer, now):
             self._dial([peer])
 
     def _probe(self, now: float) -> None:
-        """Look beyond the neighbours: each half of a split swarm may have enough links, and no other reason
-        to look further."""
+        """Look beyond the neighbours. Each half of a split swarm may have enough links, and would have no
+        other reason to look."""
         self._probe_at = now + about(PROBE_INTERVAL, self._random)
         self._bootstrap_from(self.book.strangers(self.linked, BOOTSTRAPS_BESIDE))
         self._give_up(selection.whom_to_give_up(self.standings(), now), events.Reason.GAVE_WAY, now)
@@ -450,7 +452,7 @@ class PeerManager:
         self._begin_anew(now)
 
     def _begin_anew(self, now: float) -> None:
-        """Let every job be due now, or as soon as it has ended."""
+        """Make every job due now, or as soon as it has ended."""
         for job in (self._announcing, self._finding, self._round):
             job.began = _ALWAYS
         self._probe_at = min(self._probe_at, now)
@@ -480,7 +482,7 @@ def _first_word_due(neighbour: _Neighbour) -> float:
 
 
 def _count(neighbour: _Neighbour, count: events.LinkCount, now: float) -> None:
-    """Take over what has been counted since the last time."""
+    """Add the updates counted since the last time."""
     neighbour.heard = neighbour.heard or count.heard
     elapsed, neighbour.counted_at = now - neighbour.counted_at, now
     neighbour.useful = selection.decayed(neighbour.useful, elapsed)

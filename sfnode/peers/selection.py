@@ -1,15 +1,15 @@
 """Selection of links: which peers to dial, to let in and to give up. Pure functions.
 
-`peers.manager` asks; the only randomness is the address book's generator.
+`peers.manager` calls them. The only randomness is the address book's generator.
 
 Ids and inbound connections cost an attacker nothing, so neither may decide who our neighbours are:
-- Links that we open ourselves go to peers that we chose at random, and inbound links cannot take their
-  places: to eclipse a node an attacker has to fill its address book as well, and even then half of the peers
-  that it dials are peers that it has met before.
+- Links of our own choice go to random peers, and inbound links cannot take their places. To eclipse a node an
+  attacker must fill its address book, too. Even then half of the peers that the node dials are peers that it
+  has met before.
 - Addresses cost more than ids: a range of addresses gets a bounded number of links.
-- The oldest and the most useful links are never given up for a newcomer. An attacker who floods a node
-  with connections competes for what is left, and pays by being useful.
-- Every node now and then opens a link to a random peer and gives up the least useful one. So the halves of a
+- The oldest and the most useful links are never given up for a newcomer. An attacker who floods a node with
+  connections competes for the other links, and pays by being useful.
+- Now and then every node opens a link to a random peer and gives up the least useful one. So the halves of a
   split swarm merge again, and no node stays surrounded for ever.
 """
 
@@ -22,47 +22,47 @@ from typing import NamedTuple
 from sfnode.peers.address_book import AddressBook
 
 TARGET_LINKS = 6
-"""Links that a node wants: a random graph of any size then survives the loss of a third of its nodes."""
+"""Target number of links: a random graph of any size then survives the loss of a third of its nodes."""
 
 MAX_LINKS = 12
-"""Most links of a node in all, so that its memory and its upload have a bound."""
+"""Maximum links of a node in all, so that its memory and its upload are bounded."""
 
 MIN_OUTBOUND = 2
-"""Links of our own choice that are never given up of our own accord while there is nobody else to dial: with
+"""Minimum links of our own choice: this node does not give them up while there is nobody else to dial. With
 two each, a random graph is still connected."""
 
 WANTED_OUTBOUND = 3
-"""Links of our own choice that we look for even when others' fill the target: MIN_OUTBOUND and one that may
-fail."""
+"""Target number of links of our own choice, even when inbound links reach TARGET_LINKS: MIN_OUTBOUND and one
+that may fail."""
 
 MAX_INBOUND = MAX_LINKS - WANTED_OUTBOUND - 1
-"""Links that others may open: room remains for the links of our own choice and one probe. More than
-TARGET_LINKS, so that newcomers find room everywhere."""
+"""Maximum inbound links: room remains for the links of our own choice and one probe. More than TARGET_LINKS,
+so that newcomers find room everywhere."""
 
 MAX_OUTBOUND_OF_RANGE = 2
 MAX_INBOUND_OF_RANGE = 4
-"""Most links to public addresses of one range. A swarm within one range is still connected (two links of each
-node's own choice are enough for that) and has twice the room that its newcomers need."""
+"""Maximum links to public addresses of one range. A swarm within one range is still connected by two links of
+each node's own choice, and has twice the room that its newcomers need."""
 
 SETTLE_TIME = 30.0
-"""Seconds in which a new link may prove useful before it can be given up. It also bounds how fast a flood of
-newcomers can replace one another."""
+"""Minimum age in seconds of a link that is given up, so that it may prove useful. It also bounds the rate at
+which a flood of newcomers replaces one another."""
 
 BLANK_TIME = 5.0
-"""Seconds after which a peer that has shown nothing at all need not be kept: a full Summary has arrived by
-then, and every participant has something to report. A stranger that was given up is refused for a while. So
-mute peers may fill every place at once but cannot hold it, and each honest peer that gets in stays."""
+"""Seconds after which a peer that has shown nothing may be given up: by then a full Summary has arrived, and
+every participant has something to report. A stranger is refused for a while then. So mute peers may fill
+every place at once but cannot hold it, and each honest peer that gets in stays."""
 
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3
-"""Links that no newcomer replaces: the oldest, and those that brought most news."""
+"""Numbers of links that no newcomer replaces: the oldest, and those that brought most news."""
 
 HALF_LIFE = 300.0
-"""Seconds after which the updates that a link has brought count half."""
+"""Seconds after which an update that a link has brought counts half."""
 
 
 class LinkFacts(NamedTuple):
-    """One link, as far as decisions depend on it."""
+    """The facts about one link on which decisions depend."""
 
     peer: str
     outbound: bool
@@ -70,15 +70,15 @@ class LinkFacts(NamedTuple):
     since: float
     """Time at which it was opened."""
     range: str | None = None
-    """Range of the peer's address, None if its links have no bound: see `address_range`."""
+    """Range of the peer's address; None if the range's links are not bounded (see `address_range`)."""
     useful: float = 0.0
-    """Number of updates that it was the first to bring; older ones count less: see `decayed`."""
+    """Number of updates that the link was the first to bring. Older ones count less (see `decayed`)."""
     blank: bool = False
     """Whether the peer has shown nothing so far."""
 
 
 class InboundVerdict(NamedTuple):
-    """Whether to accept an inbound link, and which peer's link to give up for it."""
+    """Whether to accept an inbound link, and the peer whose link to give up for it."""
 
     accept: bool
     instead_of: str | None = None
@@ -90,13 +90,13 @@ REFUSED = InboundVerdict(False)
 def whom_to_dial(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
-    """Return the peers to dial now, in addition to those that are being dialled already."""
+    """Return the peers to dial now, besides those that are being dialled."""
     peers = _in_turn(links, book, book.candidates(now))
     return _choose(links, dialling, book, peers, missing(links) - len(dialling))
 
 
 def missing(links: Sequence[LinkFacts]) -> int:
-    """Return how many more links a node should open."""
+    """Return the number of links that a node should still open."""
     wanted = max(TARGET_LINKS - len(links), WANTED_OUTBOUND - _count(links, outbound=True))
     return max(0, min(wanted, MAX_LINKS - len(links)))
 
@@ -104,7 +104,7 @@ def missing(links: Sequence[LinkFacts]) -> int:
 def whom_to_probe(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
-    """Return at most one peer that is no neighbour, to dial beyond the target if there is room."""
+    """Return at most one peer to dial beyond the target: no neighbour, and only if there is room."""
     count = min(1, MAX_LINKS - len(links) - len(dialling))
     return _choose(links, dialling, book, book.candidates(now), count)
 
@@ -112,7 +112,7 @@ def whom_to_probe(
 def whom_to_let_in(
     newcomer: LinkFacts, links: Sequence[LinkFacts], book: AddressBook, now: float
 ) -> InboundVerdict:
-    """Judge an inbound link of a peer that is no neighbour yet."""
+    """Decide about an inbound link of a peer that is no neighbour yet."""
     inbound = [link for link in links if not link.outbound]
     if book.refused(newcomer.peer, now):
         return REFUSED
@@ -124,14 +124,15 @@ def whom_to_let_in(
 
 
 def may_keep(link: LinkFacts, links: Sequence[LinkFacts]) -> bool:
-    """Judge a link that we have just opened, now that its address is known; `links` are all others."""
+    """Return whether to keep a link that this node has just opened, now that its address is known. `links`
+    are all others."""
     outbound = [other for other in links if other.outbound]
     crowded = bool(link.range) and _of_range(outbound, link.range) >= MAX_OUTBOUND_OF_RANGE
     return len(links) < MAX_LINKS and not crowded
 
 
 def whom_to_give_up(links: Sequence[LinkFacts], now: float) -> str | None:
-    """Return the peer of the least useful link of our own choice; None unless there are more than wanted."""
+    """Return the peer of the least useful link of our own choice; None without more links than wanted."""
     if len(links) <= TARGET_LINKS or _count(links, outbound=True) <= WANTED_OUTBOUND:
         return None
     kept = _oldest(links)
@@ -143,7 +144,7 @@ def whom_to_let_go(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, now: float
 ) -> list[str]:
     """Return the peers of our own choice that have shown nothing for BLANK_TIME. MIN_OUTBOUND links of our
-    choice remain, mute or not, unless there are peers to dial instead."""
+    own choice remain, mute or not, unless there are peers to dial instead."""
     mute = [link.peer for link in links if link.outbound and _stale(link, now)]
     if not mute:
         return []
@@ -154,17 +155,17 @@ def whom_to_let_go(
 
 
 def decayed(useful: float, elapsed: float) -> float:
-    """Return the part of `useful` that still counts after `elapsed` seconds."""
+    """Return the value of `useful` after `elapsed` seconds."""
     return float(useful * 0.5 ** (elapsed / HALF_LIFE))
 
 
 def address_range(address: str) -> str | None:
-    """Return the range to which a multiaddress belongs; None if links to it have no bound.
+    """Return the range of a multiaddress; None if links to it are not bounded.
 
-    Public addresses of one /16 (IPv6: /32) most likely have one owner, or one to whom they cost little.
-    Private and loopback addresses are exempt: there the whole swarm is one laboratory or one machine, and an
-    attacker inside it does not need many addresses. A relayed peer belongs to the range of its relay, which
-    could invent any number of peers; a DNS name is a range of its own.
+    Public addresses of one /16 (IPv6: /32) most likely have one owner, or cost their owner little. Private
+    and loopback addresses are exempt: there the whole swarm is one laboratory or one machine, and an attacker
+    inside needs no second address. A relayed peer has the range of its relay, which could invent any number
+    of peers. A DNS name is a range of its own.
     """
     kind, _, rest = address.lstrip("/").partition("/")
     host = rest.partition("/")[0]
@@ -209,13 +210,13 @@ def _choose(
 
 
 def range_of(addresses: Iterable[str]) -> str | None:
-    """Return the first range among a peer's addresses. A hint: `may_keep` judges by the one that answered."""
+    """Return the first range among a peer's addresses. A hint: `may_keep` sees the address that answered."""
     return next(filter(None, map(address_range, addresses)), None)
 
 
 def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]) -> list[str]:
-    """Order `peers` so that half of our choice are trusted, however many strangers fill the roster, and half
-    are strangers, however many we trust."""
+    """Order `peers` so that half of the peers of our own choice are trusted and half are strangers, however
+    many of either there are."""
     busy = {link.peer for link in links}
     known: list[str] = []
     strangers: list[str] = []
@@ -229,8 +230,8 @@ def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]
 
 
 def _replaceable(links: Sequence[LinkFacts], now: float) -> InboundVerdict:
-    """Make room for a newcomer: in place of a mute inbound peer, else of the least useful inbound link that
-    nothing protects."""
+    """Make room for a newcomer in place of a mute inbound peer, or else of the least useful inbound link that
+    is not protected."""
     blank = [link.peer for link in links if not link.outbound and _stale(link, now)]
     if blank:
         return InboundVerdict(True, blank[0])
@@ -243,7 +244,7 @@ def _replaceable(links: Sequence[LinkFacts], now: float) -> InboundVerdict:
 
 
 def _worth(link: LinkFacts) -> tuple[float, float, str]:
-    """Sort key: the least useful link first, of equals the youngest."""
+    """Sort key: the least useful link first, among equal ones the youngest."""
     return link.useful, -link.since, link.peer
 
 

@@ -1,8 +1,8 @@
-"""The network as everything above it sees it: links that carry frames, transports that open links.
+"""Interfaces of the network: links that carry frames, and transports that open links.
 
-A frame is opaque bytes here. This module refuses to know what a frame means, how libp2p works, and that
-torch exists. Real connections (libp2p) and links inside one process (memory) implement the same two
-interfaces, so tests run the code that ships.
+A frame is opaque bytes. This module knows nothing of the meaning of frames, of libp2p and of torch. Real
+connections (libp2p) and links inside one process (memory) implement the same two interfaces, so tests run the
+code that ships.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ CONNECT_DEADLINE = 10.0
 """Seconds to reach a peer, and again to open a stream: a relayed dial with its handshakes takes 2-4 s."""
 
 SEND_DEADLINE = 20.0
-"""Seconds for one frame to leave: the largest one over an uplink of 128 kbit/s takes 16."""
+"""Seconds for one frame to leave. The largest frame takes 16 s over an uplink of 128 kbit/s."""
 
 REQUEST_DEADLINE = 20.0
-"""Seconds for a request and its response together, dialling not included; as for SEND_DEADLINE."""
+"""Seconds for a request and its response together, without dialling. The reason is that of SEND_DEADLINE."""
 
 PEER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Form of a peer id: base58 in libp2p, plain names in memory."""
@@ -40,11 +40,11 @@ class TransportError(Exception):
 
 
 class NotSpoken(TransportError):  # noqa: N818 (an answer, if not the one that was hoped for)
-    """The peer is there and does not speak our protocols: it runs another program than sfnode."""
+    """The peer answers and does not speak our protocols: it runs another program than sfnode."""
 
 
 class LinkClosed(TransportError):  # noqa: N818 (it is how every link ends, not an error)
-    """The link has ended: closed here, closed there, broken, or stuck for longer than a deadline."""
+    """The link has ended: closed by either side, broken, or stuck for longer than a deadline."""
 
 
 class FramingFault(LinkClosed):
@@ -52,17 +52,17 @@ class FramingFault(LinkClosed):
 
 
 class Link(Protocol):
-    """A connection to one neighbour that carries frames in both directions."""
+    """A connection to one neighbour, which carries frames in both directions."""
 
     peer: str
     """Id of the peer at the other end, authenticated by the transport."""
     outbound: bool
     """Whether this side opened it."""
     address: str
-    """Address at which the other end is seen, with or without /p2p/ID; empty if unknown."""
+    """Address of the other end as seen from here, with or without /p2p/ID; empty if unknown."""
     bytes_sent: int
     bytes_received: int
-    """Bytes of frames in either direction, length prefixes included."""
+    """Bytes of frames in each direction, with their length prefixes."""
 
     async def send(self, frame: bytes) -> None:
         """Return once the frame has left this process. Raises LinkClosed, and ValueError above MAX_FRAME."""
@@ -71,18 +71,18 @@ class Link(Protocol):
         """Return the next frame. Raises LinkClosed at the end, FramingFault for a frame above MAX_FRAME."""
 
     async def close(self) -> None:
-        """Close the link; idempotent. Returns within a deadline whatever the other side does."""
+        """Close the link; idempotent. Returns within a deadline, whatever the other side does."""
 
 
 class PeerRecord(NamedTuple):
-    """One entry of a run's roster: a peer and how to reach it. Written by strangers, hence only a hint."""
+    """One entry of a run's roster: a peer and its addresses. Strangers write it, so it is only a hint."""
 
     peer: str
     addresses: tuple[str, ...]
     role: int
     """Role as in Hello (SPEC L2): 0 for a trainer, 1 for a relay."""
     known: int
-    """Number of updates that the peer knew when it wrote this."""
+    """Number of updates that the peer knew when it wrote the record."""
 
 
 class Asker(NamedTuple):
@@ -91,7 +91,7 @@ class Asker(NamedTuple):
     peer: str
     """Its id, authenticated by the transport."""
     address: str
-    """Address at which it is seen, with or without /p2p/ID; empty if unknown."""
+    """Its address as seen from here, with or without /p2p/ID; empty if unknown."""
 
 
 LinkHandler = Callable[[Link], Awaitable[None]]
@@ -112,21 +112,22 @@ class Transport(Protocol):
         """Disconnect within 1.5 s, leaving neither process nor task behind; idempotent."""
 
     async def healthy(self) -> bool:
-        """Tell within 2 s whether everything underneath answers."""
+        """Return within 2 s whether everything underneath answers."""
 
     async def broken(self) -> str:
-        """Wait until what is underneath has died (noticed at once) or hangs (within 2 s); return why."""
+        """Wait until what is underneath has died (noticed at once), hangs (within 2 s), or needs a new start
+        to be reached; return why."""
 
     async def restart(self) -> None:
-        """Start everything underneath anew under the same id, on the same ports if free. Links are lost, and
-        calls under way fail at once. Raises UserError as `start` does; bootstraps from nobody."""
+        """Start everything underneath anew under the same id, on the same ports if they are free. Links are
+        lost, and calls under way fail at once. Bootstraps from nobody. Raises UserError as `start` does."""
 
     def addresses(self) -> list[str]:
         """Return the full addresses (with /p2p/ID) of this node, best first: see `best_first`."""
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
-        """Open a link. Without addresses the network is asked for them. Raises TransportError, of these
-        NotSpoken if the peer is no node."""
+        """Open a link. Without addresses the network is asked for them. Raises TransportError, and its
+        subclass NotSpoken if the peer is no node."""
 
     async def request(self, address: str, frame: bytes) -> bytes:
         """Send one request and return its response. Raises as `connect`, and UserError BAD_ADDRESS."""
@@ -137,15 +138,19 @@ class Transport(Protocol):
     def on_request(self, handler: RequestHandler) -> None:
         """Call `handler(asker, frame)` for requests of others."""
 
+    def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
+        """Have `known()` say where peers are that relay for others: their full addresses, the best known
+        first. A transport that needs a relay asks."""
+
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
-        """Return at most MAX_ROSTER checked records of `topic`, sorted by peer. This node's own is among them
-        only if others have it. Raises TransportError."""
+        """Return at most MAX_ROSTER checked records of `topic`, sorted by peer. This node's own record is
+        among them only if others store it. Raises TransportError."""
 
     async def clock_ahead(self, address: str) -> float:
-        """Ask a peer for the time, and return by how many seconds its clock is ahead of ours. Raises
+        """Ask a peer for the time, and return the seconds by which its clock is ahead of ours. Raises
         TransportError, and UserError BAD_ADDRESS."""
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
@@ -154,7 +159,7 @@ class Transport(Protocol):
 
 
 def bad_address(address: str, why: str) -> UserError:
-    """Return the error for a malformed address that a user gave us."""
+    """Return the error for a malformed address that a user has given."""
     return UserError(
         Code.BAD_ADDRESS,
         f"{address!r} is not a usable address: {why}",
@@ -173,22 +178,22 @@ def peer_of(address: str) -> str:
 
 
 def counted(addresses: Sequence[str]) -> str:
-    """Return the only one of these addresses, or how many there are, in words."""
+    """Return the address if there is only one, else the number of addresses, in words."""
     return addresses[0] if len(addresses) == 1 else f"{len(addresses)} addresses of peers"
 
 
 def best_first(addresses: Sequence[str]) -> list[str]:
-    """Sort addresses: public, DNS names, private, relayed, loopback last; equals keep their order."""
+    """Sort addresses: public, DNS names, private, relayed, loopback. Equal ones keep their order."""
     return sorted(addresses, key=_remoteness)
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address is a loopback address."""
+    """Return whether an address is a loopback address."""
     return _remoteness(address) == 4
 
 
 def is_private(address: str) -> bool:
-    """Tell whether an address is of use on one network only: a private or a loopback address."""
+    """Return whether an address is of use on one network only: a private or a loopback address."""
     return _remoteness(address) in (2, 4)
 
 
@@ -206,7 +211,7 @@ def _remoteness(address: str) -> int:
 
 
 async def serve_link(handler: LinkHandler | None, link: Link) -> None:
-    """Run the handler of a link; whatever it raises costs that link and nothing else."""
+    """Run the handler of a link. Whatever the handler raises ends that link and nothing else."""
     try:
         if handler is not None:
             await handler(link)
@@ -219,7 +224,7 @@ async def serve_link(handler: LinkHandler | None, link: Link) -> None:
 
 
 async def answer(handler: RequestHandler | None, asker: Asker, frame: bytes) -> bytes | None:
-    """Return the handler's response to one request; None if there is none."""
+    """Return the handler's response to one request; None without a handler or a response."""
     if handler is None:
         return None
     try:

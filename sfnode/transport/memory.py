@@ -1,8 +1,8 @@
 """Links inside one process, behind the same interface as real ones: for tests, examples and local swarms.
 
-The network is perfect unless told otherwise: `Conditions` lose, repeat, delay and reorder frames, `hears`
-separates peers, and links can be stalled or end without a word. All chance comes from the generator that is
-passed in and all time from the running loop, so a run in virtual time repeats from one seed.
+The network is perfect by default. `Conditions` lose, repeat, delay and reorder frames, `hears` separates
+peers, and links can stall or end without a word. All chance comes from the generator that is passed in, and
+all time from the running loop. So a run in virtual time repeats from one seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sfnode.transport.roster import pack_record, read_record, sample
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 HALF_ROUND_TRIP = 0.05
-"""Seconds one way where nothing else is said: 100 ms round trips, between continents on an ordinary day."""
+"""Default seconds one way: a round trip of 100 ms, as between continents on an ordinary day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Latency:
 
     kind: Literal["constant", "uniform", "lognormal"] = "constant"
     typical: float = HALF_ROUND_TRIP
-    """Seconds: the constant, the middle of the uniform one, the median of the lognormal one."""
+    """Seconds: the constant, the middle of the uniform distribution, or the median of the lognormal one."""
     spread: float = 0.0
-    """Half the width of the uniform distribution as a share of its middle; sigma of the lognormal one."""
+    """Half the width of the uniform distribution as a share of its middle, or sigma of the lognormal one."""
     most: float = 10.0
     """Seconds at which the tail is cut off."""
 
@@ -67,16 +67,16 @@ class Conditions:
 
     latency: Latency = Latency()
     loss: float = 0.0
-    """Probability that it never arrives."""
+    """Probability that the frame never arrives."""
     duplication: float = 0.0
-    """Probability that it arrives twice."""
+    """Probability that the frame arrives twice."""
     replay: float = 0.0
-    """Probability that it arrives once more, up to `replay_within` seconds later."""
+    """Probability that the frame arrives once more, at most `replay_within` seconds later."""
     replay_within: float = 5.0
     reorder: bool = False
     """Whether frames of one link may overtake each other."""
     bandwidth: float = 0.0
-    """Bytes a second that one direction of a link takes; 0 means any number."""
+    """Maximum bytes a second of one direction of a link; 0 means no limit."""
 
     @property
     def clear(self) -> bool:
@@ -111,17 +111,17 @@ class Network:
         self.pairs: set[frozenset[str]] | None = None
         """Pairs of members that can reach each other; None: all can."""
         self.on_frame: Callable[[str, str, bytes], None] = lambda sender, receiver, frame: None
-        """Told of every frame that leaves."""
+        """Called with sender, receiver and frame for every frame that leaves."""
         self._members: dict[str, MemoryTransport] = {}
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
     def hears(self, one: str, other: str) -> bool:
-        """Tell whether `one` is heard by `other`: links between those who are not stay open, but swallow
-        frames. A network with partitions says so here."""
+        """Return whether `other` hears `one`. Links between peers that do not stay open, but swallow frames.
+        Networks with partitions override this."""
         return True
 
     def may_reach(self, caller: str, peer: str) -> bool:
-        """Tell whether two different peers hear each other, and there is a way between them."""
+        """Return whether two different peers hear each other and are a pair that can reach each other."""
         there = self.pairs is None or frozenset((caller, peer)) in self.pairs
         return caller != peer and there and self.hears(caller, peer) and self.hears(peer, caller)
 
@@ -134,7 +134,7 @@ class Network:
             del self._members[member.peer]
 
     def reaches(self, caller: str, peer: str) -> bool:
-        """Tell whether both are up as well."""
+        """Return whether both peers are up and may reach each other."""
         return {caller, peer} <= self._members.keys() and self.may_reach(caller, peer)
 
     def reach(self, caller: str, peer: str) -> MemoryTransport:
@@ -144,27 +144,27 @@ class Network:
         return self._members[peer]
 
     def node(self, caller: str, peer: str) -> MemoryTransport:
-        """Return the same if it is that of a node. Raises NotSpoken."""
+        """Return the transport of `peer`, which has to be a node. Raises NotSpoken and TransportError."""
         other = self.reach(caller, peer)
         if other.plain:
             raise NotSpoken(f"{peer} does not speak sfnode")
         return other
 
     def is_up(self, peer: str) -> bool:
-        """Tell whether a member of this name is there."""
+        """Return whether a member of this name is up."""
         return peer in self._members
 
     async def exchange(self, trips: int = TRIPS) -> None:
-        """Let the time of so many round trips pass."""
+        """Wait for the time of `trips` round trips."""
         if seconds := 2 * trips * self.conditions.latency.draw(self.generator):
             await asyncio.sleep(seconds)
 
     def write(self, topic: bytes, peer: str, expiry: float, value: object) -> None:
-        """Put a value into the roster, well-formed or not, until the loop's time is `expiry`."""
+        """Put a value, well-formed or not, into the roster until the loop's time is `expiry`."""
         self._roster.setdefault(topic, {})[peer] = (expiry, value)
 
     def read(self, topic: bytes, reader: str, now: float) -> list[tuple[str, object]]:
-        """Return what `reader` finds in the roster, which a partition splits, too."""
+        """Return the peers and values that `reader` finds in the roster, which partitions split, too."""
         entries = sorted(self._roster.get(topic, {}).items())
         return [
             (peer, value)
@@ -174,15 +174,15 @@ class Network:
 
 
 class Pipe:
-    """One direction of a link, as the conditions of the network have it. Its first frame arrives once, and
-    before all others: without it there is no link at all."""
+    """One direction of a link, under the conditions of the network. Its first frame arrives once, and before
+    all others: without that frame there is no link."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
         self.closed = False
         self.gone = False
-        """Whether nobody reads any more, and the sender does not know it."""
+        """Whether the receiver has stopped reading and the sender does not know it."""
         self.conditions: Conditions | None = None
-        """Conditions of this direction; None: those of the network."""
+        """Conditions of this direction; None for those of the network."""
         self._stalled = False
         self._network = network
         self._ends = sender, receiver
@@ -191,22 +191,22 @@ class Pipe:
         self._numbers = count()
         self._changed = asyncio.Event()
         self._free_at = self._not_before = 0.0
-        """Times at which the line has sent what it was given, and before which nothing more arrives."""
+        """Times at which the line has sent all frames, and before which no further frame arrives."""
 
     @property
     def takes(self) -> bool:
-        """Whether a frame may be given to it now, or will never be."""
+        """Whether it accepts a frame now, or is closed and will never accept one."""
         full = len(self._flying) + len(self._arrived) >= CAPACITY
         busy = self._free_at > asyncio.get_running_loop().time()
         return self.closed or not (full or busy or self._stalled)
 
     def stall(self, stalled: bool) -> None:
-        """Take nothing more, or go on."""
+        """Stop accepting frames, or continue."""
         self._stalled = stalled
         self._changed.set()
 
     async def taken(self) -> None:
-        """Wait until it takes a frame."""
+        """Wait until `takes` is true."""
         loop = asyncio.get_running_loop()
         while not self.takes:
             if self._free_at > loop.time():
@@ -215,7 +215,7 @@ class Pipe:
                 await self._change()
 
     def put(self, frame: bytes) -> None:
-        """Send a frame; `takes` has to hold."""
+        """Send a frame; `takes` must be true."""
         if self.closed:
             raise LinkClosed("the link is closed")
         sender, receiver = self._ends
@@ -241,7 +241,8 @@ class Pipe:
             self._fly(frame, self._arrival(departure + draw.uniform(0, conditions.replay_within)))
 
     def _arrival(self, departure: float) -> float:
-        """Return when a frame arrives: not before the first one, nor the last where none overtakes others."""
+        """Return the time at which a frame arrives: not before the first frame, and not before the last one
+        unless frames may overtake each other."""
         conditions = self.conditions or self._network.conditions
         return max(departure + conditions.latency.draw(self._network.generator), self._not_before)
 
@@ -262,16 +263,16 @@ class Pipe:
         return self._arrived.popleft()
 
     def close(self) -> None:
-        """Take no more frames; those on their way still arrive."""
+        """Accept no more frames. Frames on their way still arrive."""
         self.closed = True
         self._changed.set()
 
     def _land(self) -> None:
-        # One call for each frame, in the order in which they are due: equal times keep the order of sending.
+        # One call for each frame, in the order of arrival. Frames of equal times keep the order of sending.
         frame = heappop(self._flying)[2]
         if not self.gone:
             self._arrived.append(frame)
-        elif self._network.is_up(self._ends[1]):  # whose system knows of no such connection, and says so
+        elif self._network.is_up(self._ends[1]):  # its system knows no such connection, and resets it
             self.close()
         self._changed.set()
 
@@ -316,7 +317,7 @@ class MemoryLink:
         except LinkClosed:
             await self.close()
             raise
-        if len(frame) > MAX_FRAME:  # nobody reads on behind such a length
+        if len(frame) > MAX_FRAME:  # nothing after such a length can be read
             await self.close()
             raise FramingFault(f"F2: a frame of {len(frame)} bytes")
         self.bytes_received += LENGTH_BYTES + len(frame)
@@ -326,15 +327,15 @@ class MemoryLink:
         self.cut()
 
     def cut(self) -> None:
-        """End it for both sides."""
+        """End the link for both sides."""
         if not self.closed:
             self.closed = True
             self.out.close()
             self.into.close()
 
     def vanish(self) -> None:
-        """End without a word, as in a power cut: the other side hears of it when it has sent something and
-        this one is back."""
+        """End without a word, as in a power cut. The other side notices when it sends something after this
+        one is back."""
         self.closed = self.into.gone = True
 
 
@@ -344,20 +345,20 @@ class MemoryTransport:
     def __init__(
         self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False, address: str = ""
     ) -> None:
-        """Take the medium, a name, and how far this node's clock is ahead of the right time, in seconds. A
-        `plain` one is no node: others find the roster through it, and nothing else. `address`, without
-        /p2p/ID, is another than /memory/NAME."""
+        """Take the medium, a name, and the seconds by which this node's clock is ahead of the right time. A
+        `plain` member is no node: others only find the roster through it. `address`, without /p2p/ID,
+        replaces /memory/NAME."""
         self.peer = peer
         self.plain = plain
         self.clock = clock
         self.address = address or f"/memory/{peer}"
         self.links: list[MemoryLink] = []
-        """Those that are open, and perhaps some that have just ended."""
+        """Open links, and perhaps some that have just ended."""
         self._network = network
         self._running = self._dead = False
         self._stopped = asyncio.Event()
         self._context = copy_context()
-        """Context of the node: what others cause here belongs to it."""
+        """Context of the node, in which the work that others cause runs, too."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._link_handler: LinkHandler | None = None
         self._request_handler: RequestHandler | None = None
@@ -381,7 +382,7 @@ class MemoryTransport:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def die(self, *, silently: bool) -> None:
-        """End for good as with the process: links are closed by the system, or in a power cut not at all."""
+        """End for good, as the process would. The system closes its links, or nobody does (`silently`)."""
         self._dead = True
         self._leave()
         for link in self.links:
@@ -435,6 +436,9 @@ class MemoryTransport:
     def on_request(self, handler: RequestHandler) -> None:
         self._request_handler = handler
 
+    def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
+        """Do nothing: nobody is behind a router here."""
+
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         await self._exchange()
         expiry = asyncio.get_running_loop().time() + ttl
@@ -455,7 +459,7 @@ class MemoryTransport:
         return sum(self._network.reaches(self.peer, peer) for peer in peers)
 
     async def _exchange(self) -> None:
-        """Let the time of a question to others pass. Raises TransportError if this node ends meanwhile."""
+        """Wait for the time of a question to others. Raises TransportError if this node ends meanwhile."""
         await self._network.exchange()
         if not self._running:
             raise TransportError("it has been stopped")
@@ -473,7 +477,7 @@ class MemoryTransport:
         self._begin(serve_link(self._link_handler, self._keep(link)))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do what others ask for."""
+        """Start work that others ask for."""
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

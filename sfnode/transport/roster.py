@@ -1,8 +1,8 @@
-"""The roster of a run: the form of a record, and what is accepted from strangers.
+"""The roster of a run: the format of a record, and the checks of strangers' records.
 
-A record is signed by the peer that it is about, but peers cost nothing: so it is a hint about whom to dial
-and nothing more; the transport authenticates whoever answers. Knows no DHT and no kind of key, only values
-that a DHT may hold.
+Each peer signs its own record, but peers cost nothing. So a record is only a hint about whom to dial, and the
+transport authenticates whoever answers. This module knows no DHT and no kind of key, only values that a DHT
+may store.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from sfnode.transport.base import PEER_ID, PeerRecord
 
 MAX_ADDRESSES = 6
 MAX_ADDRESS_CHARS = 200
-"""Bounds of a record. A relayed address has about 130 characters; a few addresses are enough for any peer."""
+"""Maximum addresses of a record, and characters of one. A relayed address has about 130 characters."""
 
 MAX_ROSTER = 512
-"""Most records kept and returned for one topic. A node needs a dozen neighbours only."""
+"""Maximum records stored and returned for one topic. A node needs only a dozen neighbours."""
 
 MAX_RECORD_BYTES = 1_536
-"""Most bytes of an encoded record, besides its signature: MAX_ADDRESSES of the longest fit. A full roster
+"""Maximum bytes of an encoded record without its signature: MAX_ADDRESSES of the longest fit. A full roster
 stays below 1.4 MiB."""
 
 MAX_TTL = 90.0
-"""Seconds that a record lives, whoever wrote it: what expires later than this from now (and than clocks
-differ) is refused, so that no stranger's record outlives honest ones, which are renewed every 30 s."""
+"""Maximum lifetime of a record, in seconds. A record that expires later (and later than clocks differ) is
+refused, so no stranger's record outlives honest ones, which are renewed every 30 s."""
 
 MAX_ANSWER = 128
-"""Most records that are taken from one peer's answer, drawn at random: a peer that makes up a thousand then
-weighs no more than each of the other twenty that are asked."""
+"""Maximum records taken from one peer's answer, drawn at random. So a peer that invents a thousand weighs no
+more than each of the other twenty that are asked."""
 
 CLOCK_WRONG = 30.0
-"""Seconds from which a clock is wrong: a third of the life of an entry."""
+"""Seconds by which a clock counts as wrong: a third of the lifetime of an entry."""
 
 _CLOCK_SLACK = 60.0
 _LENGTHS, _EXPIRY = struct.Struct(">HH"), struct.Struct(">d")
@@ -52,8 +52,8 @@ def roster_key(topic: bytes) -> str:
 
 
 def sample(records: Iterable[PeerRecord], random: Random) -> list[PeerRecord]:
-    """Return at most MAX_ROSTER of these records, sorted by peer. Which ones is up to chance: an order that
-    strangers can foresee would be theirs to fill."""
+    """Return at most MAX_ROSTER of these records, sorted by peer. They are drawn at random: strangers could
+    fill an order that they can foresee."""
     found = list(records)
     return sorted(found if len(found) <= MAX_ROSTER else random.sample(found, MAX_ROSTER))
 
@@ -65,9 +65,9 @@ def pack_record(record: PeerRecord) -> list[Any]:
 
 
 def read_record(peer: object, value: object) -> PeerRecord | None:
-    """Return the record stored under `peer`; None unless it has the form that `pack_record` writes.
+    """Return the record stored under `peer`; None unless it has the format that `pack_record` writes.
 
-    Items after the fourth are ignored: later versions may add some.
+    Later versions may add items, so items after the fourth are ignored.
     """
     if not isinstance(value, list | tuple) or len(value) < 4:
         return None
@@ -103,7 +103,7 @@ class StoredRecord(Protocol):
 
 
 class Key(Protocol):
-    """The key from which a node's peer id follows."""
+    """The key from which a node's peer id is derived."""
 
     public: bytes
 
@@ -113,11 +113,11 @@ class Key(Protocol):
 class SignedRecords:
     """A record validator for hivemind: accepts small values that decode, expire soon and are the peer's own.
 
-    A record stands under its peer's id, and carries that peer's public key, of which the id is a hash, and a
-    signature over the roster, the id, the value and the time at which it expires. So nobody can replace or
-    extend another's record. What remains: a stranger can make as many ids as it likes, none of which need be
-    reachable, and sign a record of each. It does not check the form of values, so that nodes of a later
-    version may write more into theirs; but one that does not decode would keep hivemind searching for ever.
+    A record is stored under its peer's id. It carries the peer's public key, of which the id is a hash, and a
+    signature over the roster, the id, the value and the expiry. So nobody can replace or extend another's
+    record. A stranger can still make any number of ids, reachable or not, and sign a record of each. The
+    format of values is not checked, so nodes of a later version may write more. But a value must decode: one
+    that does not would keep hivemind searching for ever.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class SignedRecords:
         self._clock = clock
 
     def validate(self, record: StoredRecord) -> bool:
-        """Return whether a stored record is what its peer has written, and within bounds. Never raises."""
+        """Return whether a stored record is signed by its peer and within bounds. Never raises."""
         try:
             lifetime = record.expiration_time - self._clock()
-            if not 0 <= lifetime <= MAX_TTL + _CLOCK_SLACK:  # so is what is no number
+            if not 0 <= lifetime <= MAX_TTL + _CLOCK_SLACK:  # NaN, too
                 return False
             if len(record.value) > MAX_RECORD_BYTES + _MAX_SEAL or len(record.subkey) > _MAX_SUBKEY_BYTES:
                 return False
@@ -174,6 +174,6 @@ def _unseal(stored: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _statement(record: StoredRecord, value: bytes) -> bytes:
-    """Return what the peer signs. The key has 20 bytes, and the subkey is MessagePack, so all parts are told
-    apart."""
+    """Return the bytes that the peer signs. The key has 20 bytes, and the subkey is MessagePack, so the parts
+    cannot be confused."""
     return b"sfnode-roster" + record.key + record.subkey + _EXPIRY.pack(record.expiration_time) + value

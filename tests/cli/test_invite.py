@@ -27,6 +27,7 @@ from tests.cli.helpers import Run
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/31337/p2p/QmSelf"
 PRIVATE = "/ip4/192.168.1.7/tcp/31337/p2p/QmSelf"
+PRIVATE_IPV6 = "/ip6/fd00::7/tcp/31337/p2p/QmSelf"
 PUBLIC = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
 RELAYED = "/ip4/9.9.9.8/tcp/4/p2p/QmRelay/p2p-circuit/p2p/QmSelf"
 OTHERS = [f"/ip4/8.8.8.{number}/tcp/1/p2p/Qm{number}" for number in range(1, 9)]
@@ -55,6 +56,8 @@ def folder(tmp_path: Path, run: Manifest) -> Path:
         ([LOOPBACK, PRIVATE, PUBLIC], [], [PUBLIC, PRIVATE], "internet"),
         ([PUBLIC, RELAYED], OTHERS, [PUBLIC, RELAYED, *OTHERS[:3]], "internet"),
         ([LOOPBACK, PRIVATE], [], [PRIVATE], "network"),
+        ([LOOPBACK, PRIVATE, PRIVATE_IPV6], [], [PRIVATE, PRIVATE_IPV6], "network"),
+        ([LOOPBACK, PRIVATE, PRIVATE_IPV6, RELAYED], [], [PRIVATE, RELAYED], "internet"),
         ([LOOPBACK], [], [LOOPBACK], "machine"),
         ([LOOPBACK], OTHERS, OTHERS[:3], "internet"),
         ([], ["/ip4/10.0.0.1/tcp/1/p2p/Qm1", *OTHERS[:1]], OTHERS[:1], "internet"),

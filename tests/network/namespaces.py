@@ -141,7 +141,7 @@ class World:
         return self._internet
 
     def place(self, name: str, address: str) -> Place:
-        """Make a place on the internet, whose addresses 5.x.x.x look public to libp2p.
+        """Make a place on the internet, whose addresses 5.x.x.x and 2a0x:: look public to libp2p.
 
         Peer selection counts places in the same 5.x as one range of addresses.
         """
@@ -191,10 +191,10 @@ class World:
         return switch
 
     def _join(self, place: Place, switch: Place, address: str) -> None:
-        port = "p" + address.replace(".", "-")
+        port = "p" + address.replace(".", "-").replace(":", "-")
         place.cable(switch, "net0", port)
         switch.sh(f"ip link set {port} master bridge0")
-        place.sh(f"ip address add {address}/8 dev net0")
+        place.sh(f"ip address add {address}/8 dev net0{' nodad' if ':' in address else ''}")
 
 
 _worlds = iter(range(1000))

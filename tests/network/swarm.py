@@ -23,9 +23,9 @@ NICENESS = 15
 """Niceness of nodes while another one completes the run."""
 
 
-def write_run(home: Path) -> str:
+def write_run(home: Path, budget: int = BUDGET) -> str:
     """Write a manifest whose run does not complete during a test; return its run id."""
-    manifest = build({"batch_size": BATCH, "update_budget": BUDGET})
+    manifest = build({"batch_size": BATCH, "update_budget": budget})
     (home / "run.toml").write_text(manifest.to_toml())
     return manifest.run_id.hex()
 

@@ -27,7 +27,7 @@ from sfnode.transport.roster import pack_record
 from sfprotocol import wire_codec
 from sfprotocol.messages import Goodbye
 from tests.node.helpers import PATIENCE, Node, Swarm, eventually, manifest, organised
-from tests.node.town import FragileTransport, Relay, Town, address, reachable
+from tests.node.town import TOPIC, FragileTransport, Relay, Town, address, reachable
 
 
 @pytest.fixture
@@ -43,6 +43,14 @@ async def rounds(relay: Relay[FragileTransport], count: int = 5) -> None:
     for _ in range(count):
         before = relay.peering.manager._checked_at
         await eventually(lambda before=before: relay.peering.manager._checked_at > before)  # type: ignore[misc]
+
+
+async def test_relays_are_neighbours_that_say_so_and_those_of_the_roster(town: Town) -> None:
+    town.write("trainer")
+    town.network.write(TOPIC, "far", 1e9, ["far", [address("far")], 1, 0])
+    here = await town.add("a")
+    await town.add("b", "a")
+    await eventually(lambda: here.peering.relays() == [address("b"), address("far")])
 
 
 # -- one link a peer ---------------------------------------------------------------------------------

@@ -321,3 +321,9 @@ def test_a_node_of_before_that_does_not_answer_yet_is_dialled_again_soon() -> No
         made.is_no_node(peer, 0)
     assert {*made.dialable(2 * address_book.BACKOFF_FIRST)} == {"remembered", "met"}
     assert "given" not in {*made.dialable(address_book.BACKOFF_PLAIN / 2)}
+
+
+def test_others_are_looked_for_beyond_this_machine_where_that_is_possible() -> None:
+    made, local = book(), "/ip4/127.0.0.1/tcp/1/p2p/{}".format
+    made.note([record("a", local("a"), address("a")), record("b", local("b"))], ())
+    assert {one for _ in range(20) for one in made.sample(2)} == {address("a"), local("b")}

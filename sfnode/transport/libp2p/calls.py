@@ -1,7 +1,7 @@
-"""Calls into hivemind: each has a deadline, fails with our error, and leaves no socket and no task behind.
+"""Calls into hivemind: each has a deadline, fails with our error, and leaves no socket and no task open.
 
-hivemind waits for ever for a p2pd that hangs or is gone, may raise anything, and leaks what a failed or
-cancelled call had open. Imports nothing of it.
+hivemind waits for ever for a p2pd that hangs or is gone. It may raise anything, and leaks the sockets of
+failed and cancelled calls. This module imports nothing of hivemind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Calls:
-    """The calls to one p2pd; `fail` ends those under way and all later ones."""
+    """The calls to one p2pd. `fail` ends the calls under way and all later ones."""
 
     def __init__(self) -> None:
         self._failed = False
@@ -63,7 +63,7 @@ class Calls:
             _sockets.reset(token)
 
     def fail(self) -> None:
-        """Fail all calls: this p2pd will not answer any more."""
+        """Fail all calls, now and later: this p2pd will not answer any more."""
         self._failed = True
         now = asyncio.get_running_loop().time()
         for timeout in self._running:
@@ -86,7 +86,7 @@ def remember_sockets(connector: Any) -> None:
 
 
 def contain_inbound(control: Any) -> None:
-    """Keep out of the log what hivemind's ControlClient raises over inbound streams that end too early."""
+    """Log exceptions of hivemind's ControlClient over inbound streams that end too early at level DEBUG."""
     serve = control._handler
 
     async def containing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,7 +100,7 @@ def contain_inbound(control: Any) -> None:
 
 
 class Demote(logging.Handler):
-    """Logs a library's messages at level DEBUG: what matters in them reaches the user as our errors."""
+    """Logs a library's messages at level DEBUG. The important ones reach the user as our errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log.debug("%s: %s", record.name, record.getMessage())
@@ -109,8 +109,8 @@ class Demote(logging.Handler):
 class AbandonedTasks(logging.Filter):
     """A filter for asyncio's logger: failures of tasks that a library has abandoned go to DEBUG.
 
-    hivemind updates its routing table in such tasks, with data from strangers, and leaves the workers of a
-    cancelled search to the garbage collector, with tasks that do nothing but wait for its end.
+    hivemind updates its routing table in such tasks, with data from strangers. It also leaves the workers of
+    a cancelled search to the garbage collector, with tasks that only wait for the search's end.
     """
 
     def __init__(self, library: Path, ours: Path) -> None:
@@ -124,9 +124,8 @@ class AbandonedTasks(logging.Filter):
         if error is None and not text.startswith(_DESTROYED):
             return True
         seen = files or [text]
-        waits = (
-            error is None and _WAITS in text
-        )  # whose it is does not show; whoever awaits it is told of, too
+        # It does not show whose task waits; the task that awaits it is logged, too.
+        waits = error is None and _WAITS in text
         known = waits or any(self._library in file for file in seen)
         if not known or any(self._ours in file for file in seen):
             return True
@@ -141,7 +140,7 @@ def one_line(error: BaseException) -> str:
 
 
 async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel those that still run, and wait at most CANCEL_DEADLINE for all to end."""
+    """Cancel the tasks that still run, and wait at most CANCEL_DEADLINE for all to end."""
     pending = set(tasks)
     for task in pending:
         task.cancel()
@@ -149,7 +148,7 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def wait_briefly(tasks: Iterable[asyncio.Task[Any]], deadline: float) -> set[asyncio.Task[Any]]:
-    """Wait at most `deadline` seconds, and return those that still run. Their exceptions are ignored."""
+    """Wait at most `deadline` seconds and return the tasks that still run. All exceptions are ignored."""
     pending = set(tasks)
     for task in pending:
         task.add_done_callback(_ignore_exception)

@@ -1,6 +1,6 @@
-"""p2pd, the libp2p daemon, as a process: tied to our own life, watched, and stopped within a second.
+"""p2pd, the libp2p daemon, as a process: it ends with this process, is watched, and stops within a second.
 
-Knows how it is started and what it prints, and nothing of libp2p.
+This module knows p2pd's command and output, and nothing of libp2p.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sfnode import die_with_parent
 from sfnode.errors import Code, UserError
+from sfnode.settings import EVERYWHERE
 from sfnode.transport.base import bad_address
 
 START_DEADLINE = 15.0
@@ -31,8 +32,8 @@ PORT_PATIENCE = 2.0
 """Seconds for a predecessor to release our port: a killed one is gone in milliseconds."""
 
 CORES_EACH = 4
-"""Cores of the machine per core on which p2pd may run. It needs a few percent of one; given more it wakes a
-thread on every core for each stream, which costs twice the processor time and disturbs training."""
+"""Cores of the machine per core of p2pd, which needs a few percent of one. On more cores it wakes a thread on
+each for every stream, which costs twice the processor time and disturbs training."""
 
 _PORT_POLL = 0.05
 _TAIL_LINES = 20
@@ -62,13 +63,13 @@ class Daemon:
         await self._process.wait()
 
     def kill(self) -> None:
-        """Kill it at once; `stop` still has to be called."""
+        """Kill the process at once. `stop` must still be called."""
         if self.alive:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
     async def wait_until_ready(self) -> bool:
-        """Return True once it has printed its peer id, False if it ended or was silent for too long."""
+        """Return True once the process has printed its peer id, False if it ended or stayed silent."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_DEADLINE):
                 await self._ready.wait()
@@ -76,7 +77,7 @@ class Daemon:
         return False
 
     async def stop(self) -> None:
-        """Stop it with SIGTERM, or with SIGKILL if it hangs; idempotent."""
+        """Stop the process with SIGTERM, or with SIGKILL if it hangs; idempotent."""
         if self.alive:
             with suppress(ProcessLookupError):
                 self._process.terminate()
@@ -91,7 +92,7 @@ class Daemon:
         await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _read(self) -> None:
-        """Drain its output, so that it never blocks on a full pipe."""
+        """Read all output, so that the process never blocks on a full pipe."""
         assert self._process.stdout is not None
         rest = b""
         try:
@@ -133,7 +134,7 @@ async def start_daemon(program: Path, flags: Sequence[str]) -> Daemon:
 
 
 def _start_failure(daemon: Daemon) -> UserError:
-    """Return the user error for what it printed last."""
+    """Return the user error for the last lines of a p2pd that did not start."""
     words = " ".join(daemon.tail)
     if "address already in use" in words:
         return port_in_use(words)
@@ -169,10 +170,10 @@ def peers_unreachable(addresses: Sequence[str]) -> UserError:
 
 
 async def wait_for_ports(maddrs: Iterable[str]) -> None:
-    """Wait until these addresses can be listened on. Raises UserError PORT_IN_USE or BAD_ADDRESS.
+    """Wait until all these addresses can be listened on. Raises UserError PORT_IN_USE or BAD_ADDRESS.
 
-    p2pd itself would not report it: it shares a port with another p2pd (SO_REUSEPORT), so that each gets half
-    of the connections, and it accepts that only one of several addresses works.
+    p2pd itself would not report a failure. It shares a port with another p2pd (SO_REUSEPORT), and each gets
+    half of the connections. It also starts when only one of several addresses works.
     """
     for maddr in maddrs:
         give_up = asyncio.get_running_loop().time() + PORT_PATIENCE
@@ -182,8 +183,22 @@ async def wait_for_ports(maddrs: Iterable[str]) -> None:
             await asyncio.sleep(_PORT_POLL)
 
 
+def without_missing_ipv6(maddrs: Sequence[str]) -> tuple[str, ...]:
+    """Return addresses to listen on without the default one for IPv6 where the kernel has no IPv6."""
+    return tuple(one for one in maddrs if one != EVERYWHERE[1] or _has_ipv6())
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
 def port_is_free(maddr: str) -> bool:
-    """Tell whether one could listen on this address now. Raises UserError BAD_ADDRESS if one never could."""
+    """Return whether this address can be listened on now. Raises UserError BAD_ADDRESS if it never can."""
     match = _LISTEN.fullmatch(maddr)
     if match is None or int(match[4]) > 65_535:
         raise bad_address(maddr, "to listen, give something like /ip4/0.0.0.0/tcp/31337")

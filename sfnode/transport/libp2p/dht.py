@@ -1,18 +1,18 @@
 """The DHT of a node: hivemind's DHTNode with bounds, in which no stranger's record outlasts or hides others'.
 
-In hivemind as it is whatever expires last wins: of a full storage the entry that expires first gives way, a
-stranger's cached copy of a roster hides the stored one, an answer that claims to expire never ends the
-search, one bad entry spoils the whole answer, and a large one comes with every step of a search. Here it is
-left to chance what is kept and given where there is too much, every answer counts alike, and bad entries are
-left out. What remains: whoever announces more ids, or more often, has more of a full roster, since ids cost
-nothing and p2pd does not say whence a call comes.
+In plain hivemind the entry that expires last wins. A full storage drops the entry that expires first. A
+stranger's cached copy of a roster hides the stored one. An answer that claims to expire never ends the
+search. One bad entry spoils a whole answer, and a large answer comes with every step of a search. Here,
+chance decides which entries of a full roster are stored and sent, every answer counts alike, and bad entries
+are left out. One weakness remains: whoever announces more ids, or more often, has more of a full roster. Ids
+cost nothing, and p2pd does not tell the address of a caller.
 
-Other programs may share the DHT. Their peers store whatever anybody writes: a roster there may be full of
-rubbish, or be something else than a roster, so that no record gets in. So a search asks the nodes themselves
-as well, each of which has its own record, and finds its way by keys under which nobody has put anything. And
-those programs count on this peer to keep what they store: it does, within bounds.
+Other programs may share the DHT. Their peers store whatever anybody writes. So a roster there may be full of
+rubbish, or be no roster at all, so that no record gets in. Therefore a search also asks the nodes themselves,
+each of which stores its own record. It finds its way by keys under which nothing is stored. The other
+programs also rely on this peer to store their data, which it does within bounds.
 
-Imports hivemind, and with it torch. Knows records only as their validator does.
+Imports hivemind, and with it torch. Knows records only through their validator.
 """
 
 from __future__ import annotations
@@ -43,62 +43,63 @@ from sfnode.transport.libp2p.keys import PeerKey, is_signed, peer_of_public
 from sfnode.transport.roster import MAX_ANSWER, MAX_ROSTER, SignedRecords
 
 MAX_TOPICS = 32
-"""Most rosters that this node stores for others; full ones take 45 MiB. A swarm has one."""
+"""Maximum rosters that this node stores for others: 45 MiB when full. A swarm has one."""
 
 MAX_OTHERS, MAX_OTHER_BYTES, MAX_OTHERS_BYTES = 4_096, 16 << 10, 8 << 20
-"""Most keys that this node stores for other programs, most bytes of one value, and of all. A dictionary has
-at most MAX_ANSWER entries, so that it fits into a message."""
+"""Maximum keys that this node stores for other programs, bytes of one value, and bytes of all values. A
+dictionary has at most MAX_ANSWER entries, so that it fits into a message."""
 
 _OVERHEAD = 400
-"""Bytes that a stored value takes besides itself."""
+"""Bytes of memory that a stored value takes besides its own."""
 
 REPLICAS = 8
-"""Peers nearest to a roster that are to store a record: five as hivemind has it, and some that may be away or
+"""Peers nearest to a roster that are asked to store a record: hivemind's five, and three that may be away or
 refuse."""
 
 ASKED = 20
-"""Peers nearest to a roster that are asked for it: in a small DHT all, every node of the run among them."""
+"""Peers nearest to a roster that a search asks. In a small DHT these are all peers, with every node of the
+run."""
 
 SEARCH_DEADLINE = 8.0
-"""Seconds to find them, in rounds that each may meet a dead peer: whoever makes up peers without end does not
-keep us from asking those that we know."""
+"""Seconds to find the nearest peers, in rounds that may each meet a dead peer. So nobody who invents peers
+without end keeps this node from asking known ones."""
 
 MAX_ENTRIES = 8_192
-"""Most entries of a roster in one message: signed records need 500 bytes each, and a message has 4 MiB. Empty
-ones would take seconds to read."""
+"""Maximum entries of a roster in one message: signed records need 500 bytes each, and a message has 4 MiB.
+More entries, which must be empty, would take seconds to read."""
 
 _FREE_BITS = 96
-"""Low bits of a key that are drawn anew to find what is near it: 64 remain, by which nodes are told apart."""
+"""Low bits of a key that are drawn anew to search near it. The other 64 bits tell nodes apart."""
 
 _GHOSTS = 4
-"""Times that hivemind's heap of expirations may be longer than what is stored, before it is tidied: every
-store adds to it, and nothing is taken out before it has expired."""
+"""Maximum length of hivemind's heap of expirations, in entries per stored value, before it is tidied. Every
+store adds an entry, which stays until it has expired."""
 
 Entry = tuple[Any, ValueWithExpiration[bytes]]
-"""An entry of a dictionary in the DHT: its subkey, in a roster a peer's id, and what is stored there."""
+"""An entry of a dictionary in the DHT: its subkey, which in a roster is a peer's id, and the stored value."""
 
 log = logging.getLogger(__name__)
 
 
 class Storage(DHTLocalStorage):  # type: ignore[misc]
-    """A DHT node's storage: rosters, and a little of what other programs keep in the same DHT.
+    """A DHT node's storage: rosters, and a little data of other programs in the same DHT.
 
-    Where a roster is full, an entry drawn at random gives way. Where there is one, nothing else is stored.
-    What others keep is not handed over to peers that come: it would fill their first message.
+    In a full roster a random entry gives way. Under the key of a roster nothing else is stored. Other
+    programs' data is not handed over to new peers: it would fill their first message.
     """
 
     def __init__(self, random: Random, is_record: Callable[[DHTRecord], bool]) -> None:
         super().__init__()
         self.own: set[DHTID] = set()
-        """Keys of the rosters in which this node itself is; these never give way to others."""
+        """Keys of rosters with this node's own record. These rosters never give way to others."""
         self.random = random
         self._is_record = is_record
         self._others = DHTLocalStorage(maxsize=MAX_OTHERS)
         self._bytes = 0
-        """Bytes that have been stored for others since nothing was."""
+        """Bytes stored for other programs since that part was last empty."""
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
-        """Return a copy of a roster with at most MAX_ANSWER entries, or what else is stored there."""
+        """Return a copy of a roster with at most MAX_ANSWER entries, or other stored data of that key."""
         if key not in self:
             return self._others.get(key)
         copy = DictionaryDHTValue()
@@ -107,7 +108,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return ValueWithExpiration(copy, copy.latest_expiration_time)
 
     def roster(self, key: DHTID) -> list[Entry]:
-        """Return records of the roster of that key, at most MAX_ANSWER."""
+        """Return at most MAX_ANSWER records of the roster of that key."""
         item = TimedStorage.get(self, key)
         return self._drawn(item.value) if item else []
 
@@ -118,27 +119,28 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        """Store an entry of a dictionary, be it a record of a roster or not; return whether it is new."""
+        """Store an entry of a dictionary, in a roster or not; return whether it is new."""
         entry = ValueWithExpiration(value, expiration_time)
         if self.records(key.to_bytes(), [(subkey, entry)]):
             return self._enter(key, subkey, value, expiration_time)
         return self._keep(key, value, expiration_time, subkey)
 
     def records(self, key: bytes, entries: Iterable[Entry]) -> list[Entry]:
-        """Return those of the entries that are records in the roster of that key."""
+        """Return the entries that are records in the roster of that key."""
         dumps = MSGPackSerializer.dumps
         return [one for one in entries if self._is_record(DHTRecord(key, dumps(one[0]), *one[1]))]
 
     def records_of(self, key: bytes, roster: DictionaryDHTValue) -> list[Entry]:
-        """Return those among MAX_ANSWER entries: drawn first, so that it costs the same whatever is sent."""
+        """Return the records among MAX_ANSWER entries. These are drawn first, so every answer costs the
+        same."""
         return self.records(key, self._drawn(roster))
 
     def take(self, key: bytes, sent: DictionaryDHTValue) -> bool:
-        """Remove what is not to be stored from a dictionary that somebody sends for that, in place; return
-        True: all but its records if it has any, of others all but MAX_ANSWER entries.
+        """Reduce a dictionary that was sent to be stored, in place, and return True. If it has records it
+        keeps only them; otherwise it keeps MAX_ANSWER entries.
 
-        Replaces hivemind's check, which refuses the whole for one bad entry: two clocks that differ by a
-        second would be enough for that.
+        Replaces hivemind's check, which refuses the whole dictionary for one bad entry. Two clocks that
+        differ by a second would suffice for that.
         """
         drawn = self._drawn(sent)
         kept = self.records(key, drawn) or drawn
@@ -153,7 +155,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return entries if len(entries) <= MAX_ANSWER else self.random.sample(entries, MAX_ANSWER)
 
     def _enter(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        """Store a record unless there is one of that peer which expires as late."""
+        """Store a record, unless the stored record of that peer expires as late."""
         item = TimedStorage.get(self, key)
         roster = DictionaryDHTValue() if item is None else item.value
         held = roster.get(subkey)
@@ -171,8 +173,8 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return True
 
     def _keep(self, key: DHTID, value: bytes, expiration_time: float, subkey: Any = None) -> bool:
-        """Store what is no record, unless it is too large or in the place of a roster. Where all of it is too
-        much it is forgotten: other peers have it, too."""
+        """Store data of another program, unless it is too large or its key has a roster. When all such data
+        is too much, it is forgotten: other peers have it, too."""
         if key in self or len(value) > MAX_OTHER_BYTES or not isfinite(expiration_time):
             return False
         held = self._others.get(key)
@@ -188,14 +190,15 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
 
 
 def _tidy(storage: TimedStorage[Any, Any]) -> None:
-    """Drop from the heap what is no longer stored, or stored with another expiration."""
+    """Drop heap entries of values that are gone or have another expiration now."""
     if len(storage.expiration_heap) > _GHOSTS * (len(storage.data) + 1):
         storage.expiration_heap = list(storage.key_to_heap.values())
         heapify(storage.expiration_heap)
 
 
 class _Reader(MSGPackSerializer):  # type: ignore[misc]
-    """hivemind's serializer; of a roster it reads what may be a record, and nothing of one with too many."""
+    """hivemind's serializer. From a roster it reads only possible records, and nothing if there are too
+    many."""
 
     @classmethod
     def _decode_ext_types(cls, code: int, data: bytes) -> Any:
@@ -205,10 +208,10 @@ class _Reader(MSGPackSerializer):  # type: ignore[misc]
 
 
 def _read_roster(data: bytes) -> DictionaryDHTValue:
-    """Return a roster from the form that `DictionaryDHTValue.packb` writes; an empty one if that has too many
-    entries, as peers forget who refuses what they hand over. Raises TypeError and others.
+    """Return a roster from the format that `DictionaryDHTValue.packb` writes. Raises TypeError and others.
 
-    Other subkeys than texts are left out: where two expire together, hivemind cannot compare them.
+    Too many entries give an empty roster: peers forget a peer that refuses what they hand over. Subkeys that
+    are no text are left out: hivemind cannot compare them where two expire together.
     """
     roster = DictionaryDHTValue()
     try:
@@ -224,7 +227,7 @@ def _read_roster(data: bytes) -> DictionaryDHTValue:
 async def create_dht(p2p: P2P, key: PeerKey, client_mode: bool, random: Random, deadline: float) -> DHTNode:
     """Create a DHT node with bounded memory, without hivemind's caches and their background tasks.
 
-    `deadline` is that of one message and its answer, in seconds.
+    `deadline` is the time for one message and its answer, in seconds.
     """
     validator = SignedRecords(
         key, decode=MSGPackSerializer.loads, peer_of=peer_of_public, is_signed=is_signed
@@ -243,17 +246,17 @@ async def create_dht(p2p: P2P, key: PeerKey, client_mode: bool, random: Random, 
         record_validator=validator,
     )
     protocol = dht.protocol
-    # Strangers may store into the cache, too, and what is there hides what expires earlier.
+    # Strangers may store into the cache, too, and its entries hide stored ones that expire earlier.
     protocol.storage = protocol.cache = storage = Storage(random, validator.validate)
     protocol.serializer = _Reader
     protocol._validate_dictionary = storage.take
-    protocol._validate_record = lambda *_: True  # the storage tells records from what others keep
+    protocol._validate_record = lambda *_: True  # the storage tells records from other programs' data
     return dht
 
 
 async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration_time: float) -> bool:
-    """Store this node's own record, under its peer id `own`: here, where whoever asks this node finds it, and
-    at the peers nearest to the roster. Return whether one of these took it; True if there is no other peer.
+    """Store this node's own record under its peer id `own`: in this node, where any search that asks it finds
+    the record, and at the peers nearest to the roster. Return whether a peer took it, or True without peers.
     """
     protocol, key = dht.protocol, DHTID.generate(roster)
     record = DHTRecord(
@@ -270,8 +273,9 @@ async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration
 
 
 async def find_records(dht: DHTNode, roster: str, own: str) -> dict[str, Any]:
-    """Return the values in a roster by peer id, of each peer the one that expires last: what the nearest
-    peers answer, and what is stored here of others. This node's own is among them only if others have it.
+    """Return the values in a roster by peer id: the answers of the nearest peers, and others' records stored
+    here. Of each peer the value that expires last counts. This node's own is among them only if others have
+    it.
     """
     protocol, key = dht.protocol, DHTID.generate(roster)
     answers = await asyncio.gather(*(_ask(dht, peer, key) for peer in await _nearest(dht, key)))
@@ -285,11 +289,11 @@ async def find_records(dht: DHTNode, roster: str, own: str) -> dict[str, Any]:
 
 
 async def _nearest(dht: DHTNode, key: DHTID) -> list[PeerID]:
-    """Return peers that answer, those nearest to a key first, without this node: at most ASKED that a search
-    finds, and as many that this node knows already, whatever others make of the search.
+    """Return peers that answer, those nearest to a key first, without this node: at most ASKED peers found by
+    a search, and at most ASKED known ones, which nobody can hide by spoiling the search.
 
-    It goes by another key near to it: with every step of one by the key itself would come what peers have
-    stored there, be it megabytes of rubbish.
+    The search uses another key nearby. Every step of a search by the key itself would bring what peers have
+    stored there, perhaps megabytes of rubbish.
     """
     near = DHTID(key ^ dht.protocol.storage.random.getrandbits(_FREE_BITS))
     found = dict(dht.protocol.routing_table.get_nearest_neighbors(key, ASKED, exclude=dht.node_id))
@@ -300,9 +304,9 @@ async def _nearest(dht: DHTNode, key: DHTID) -> list[PeerID]:
 
 
 async def _ask(dht: DHTNode, peer: PeerID, key: DHTID) -> list[Entry]:
-    """Return the records in a roster as one peer has it; none if there is no usable answer.
+    """Return the records in one peer's copy of a roster; none without a usable answer.
 
-    hivemind's own call would forget a peer that does not answer; this one may have too much to say of a key.
+    hivemind's own call would forget a peer that does not answer. This peer may only have too much to say.
     """
     protocol = dht.protocol
     question = FindRequest(keys=[key.to_bytes()], peer=protocol.node_info)

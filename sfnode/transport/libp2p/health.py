@@ -1,21 +1,26 @@
 """Health of p2pd and the addresses that it reports, asked through hivemind's P2P; restarts it when it breaks.
 
-p2pd may die, hang, or lose its connection to hivemind while it seems well. Imports nothing of hivemind, but
-knows the internals of its P2P.
+p2pd may die, hang, or lose its connection to hivemind while it seems well. It also does not notice for long
+that its own address or its relays are gone. Imports nothing of hivemind, but knows the internals of its P2P.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import errno
+from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any
+
+import psutil
 
 from sfnode.errors import UserError
 from sfnode.logging import log
-from sfnode.transport.base import Transport, TransportError, peer_of
+from sfnode.transport.base import Transport, TransportError
 from sfnode.transport.libp2p.calls import Calls, cancel
 from sfnode.transport.libp2p.daemon_process import Daemon
+from sfnode.transport.libp2p.relays import Relays
 
 ANSWER_DEADLINE = 2.0
 """Seconds for p2pd to say its id over a local socket; a busy one needs milliseconds."""
@@ -24,16 +29,22 @@ PING_INTERVAL = 0.4
 """Seconds between two such pings, which cost half a millisecond."""
 
 HANG_TICK, HANG_TICKS = 0.25, 5
-"""Longest that p2pd may leave a ping unanswered: so many wake-ups of our own loop, so many seconds apart. A
-pause of this process (a busy machine, a laptop that slept) is thus not taken for one of p2pd. 0.4 s + 5 x
-0.25 s make 1.65 s."""
+"""Seconds between two wake-ups of our own loop, and wake-ups for which p2pd may leave a ping unanswered. So a
+pause of this process (a busy machine, a laptop that slept) does not count as one of p2pd. 0.4 s + 5 x 0.25 s
+make 1.65 s."""
+
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks at this machine's addresses, which cost 0.1 ms, and at the relays' places."""
+
+OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+"""Errors of a call to p2pd that say something of this process or machine, and nothing of p2pd."""
 
 
 class Pulse:
     """The health of one p2pd, to which `p2p` is attached."""
 
-    def __init__(self, p2pd: Daemon, p2p: Any, calls: Calls, relays: Sequence[str]) -> None:
-        """Take the full addresses of the relays through which we ask to be reached."""
+    def __init__(self, p2pd: Daemon, p2p: Any, calls: Calls, relays: Relays | None) -> None:
+        """Take the relays through which we ask to be reached; None if nobody is to relay for us."""
         self.addresses: list[str] = []
         """Addresses of this node as p2pd reports them, without /p2p/ID."""
         self._p2pd = p2pd
@@ -51,9 +62,9 @@ class Pulse:
             with suppress(Exception):  # libp2p knows more kinds of addresses than hivemind
                 addresses.append(str(maddr))
         if self._relays:
-            # p2pd does not report relayed addresses, or only those through public ones.
-            peers = await self.connected()
-            addresses += [f"{relay}/p2p-circuit" for relay in self._relays if peer_of(relay) in peers]
+            relayed = [address for address in addresses if "/p2p-circuit" in address]
+            addresses = [address for address in addresses if "/p2p-circuit" not in address]
+            addresses += self._relays.places(relayed, await self.connected())
         self.addresses = list(dict.fromkeys(addresses))
 
     async def connected(self) -> set[str]:
@@ -63,22 +74,25 @@ class Pulse:
         return {str(peer.peer_id) for peer in peers}
 
     async def beats(self) -> bool:
-        """Tell whether p2pd and its connection to hivemind work."""
+        """Return whether p2pd and its connection to hivemind work. A process that cannot ask assumes so."""
         if not self._p2pd.alive or any(task.done() for task in _conversations(self._p2p)):
             return False
         try:
             await self.ask()
-        except TransportError:
-            return False
+        except TransportError as error:
+            cause = error.__cause__
+            return isinstance(cause, OSError) and cause.errno in OUR_OWN
         _forget_finished(self._p2p)
         return True
 
     async def stops(self) -> str:
-        """Wait until p2pd has died or hangs; return which."""
+        """Wait until p2pd has died, hangs or needs a new start; return which."""
         ends = {
             asyncio.create_task(self._p2pd.ended()): "is gone",
             asyncio.create_task(_hung_up(self._p2p)): "is gone",  # sometimes noticed sooner
             asyncio.create_task(self._hung()): "hangs",
+            asyncio.create_task(self._moved()): "has connections from an address that is gone",
+            asyncio.create_task(self._unrelayed()): "has lost its relays",
         }
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +113,53 @@ class Pulse:
                 await asyncio.sleep(PING_INTERVAL)
         await cancel([ping])
 
+    async def _moved(self) -> None:
+        """Return when this machine has lost an address from which p2pd has connections.
+
+        Nothing arrives there any more and nobody says so: p2pd would notice after 40 s, and believe in these
+        connections until then.
+        """
+        here: set[str] = set()
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            before = here
+            with suppress(OSError):  # without a descriptor one cannot look
+                here = own_addresses()
+            if (gone := before - here) and gone & await asyncio.to_thread(used_addresses, self._p2pd.pid):
+                return
+
+    async def _unrelayed(self) -> None:
+        """Return when no relay has a place for this node, and another start may find one."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            if self._relays and await self._relays.want_a_start():
+                return
+
+
+def own_addresses() -> set[str]:
+    """Return the IP addresses of this machine's interfaces."""
+    return {_plain(one.address) for found in psutil.net_if_addrs().values() for one in found}
+
+
+def used_addresses(pid: int) -> set[str]:
+    """Return the addresses of this machine from which a process has connections; none if that is unknown.
+
+    An address on which it listens by name is left out: without that one it could not even start.
+    """
+    with suppress(psutil.Error, OSError):
+        sockets = [one for one in psutil.Process(pid).net_connections("tcp") if one.laddr]
+        listening = {_plain(one.laddr.ip) for one in sockets if not one.raddr}
+        return {_plain(one.laddr.ip) for one in sockets if one.raddr} - listening
+    return set()
+
+
+def _plain(address: str) -> str:
+    """Return an address without zone, and one of IPv4 as such even if its socket is one of IPv6."""
+    with suppress(ValueError):
+        ip = ip_address(address.partition("%")[0])
+        return str(getattr(ip, "ipv4_mapped", None) or ip)
+    return address
+
 
 async def detach(p2p: Any) -> None:
     """End hivemind's tasks and let calls that wait for p2pd fail instead of hang."""
@@ -111,7 +172,7 @@ async def detach(p2p: Any) -> None:
 
 
 def _conversations(p2p: Any) -> list[asyncio.Task[Any]]:
-    """Return the tasks in which hivemind talks to p2pd. When one has ended, calls hang."""
+    """Return hivemind's tasks that talk to p2pd. When one of them has ended, calls hang."""
     control = p2p._client.control
     tasks = (control._read_task, control._write_task, p2p._listen_task)
     return [task for task in tasks if task is not None]
@@ -133,7 +194,7 @@ RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
 """Seconds before another attempt to restart a transport that could not be restarted; doubles."""
 
 RESTART_SPACING = 5.0
-"""Seconds between two restarts at least, should the network daemon die as soon as it runs."""
+"""Minimum seconds between two restarts, for a network daemon that dies as soon as it runs."""
 
 
 async def keep_running(
@@ -154,7 +215,7 @@ async def keep_running(
 
 
 async def _restarts(transport: Transport) -> bool:
-    """Try once; return whether it works."""
+    """Try to restart the transport once; return whether it works."""
     try:
         await transport.restart()
     except (TransportError, UserError) as error:

@@ -1,6 +1,6 @@
-"""The libp2p key: its file, in libp2p's own format, the peer id that follows from it, and signatures by it.
+"""The libp2p key: its file in libp2p's own format, its peer id, and its signatures.
 
-A node's origin is another key. RSA because that is what every release of hivemind can read. Knows nothing of
+A node's origin is another key. This one is RSA, which every release of hivemind can read. Knows nothing of
 the network.
 """
 
@@ -52,7 +52,7 @@ def ensure_key(path: Path) -> None:
 
 
 def peer_id(path: Path) -> str:
-    """Return the peer id of the key in this file: as in libp2p, base58 of a hash of the public key."""
+    """Return the peer id of the key in this file: base58 of a hash of the public key, as in libp2p."""
     return peer_of_public(PeerKey(path).public)
 
 
@@ -68,7 +68,7 @@ class PeerKey:
     def __init__(self, path: Path) -> None:
         self._key = _check(path.read_bytes())
         self.public = self._key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        """The public key in DER, from which the peer id follows."""
+        """The public key in DER, of which the peer id is a hash."""
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature (RSASSA-PKCS1-v1_5 with SHA-256, as everywhere in libp2p)."""
@@ -76,9 +76,9 @@ class PeerKey:
 
 
 def is_signed(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Return whether the owner of this public key (DER) has signed `message`.
+    """Return whether the owner of this public key (DER) signed `message`.
 
-    Only for keys of ordinary sizes: a check by a stranger's key then takes at most 0.1 ms.
+    Keys of unusual sizes are refused. So a check with a stranger's key takes at most 0.1 ms.
     """
     try:
         key = load_der_public_key(public)

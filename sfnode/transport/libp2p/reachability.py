@@ -1,9 +1,10 @@
-"""Whether anybody listens at an address, before libp2p is asked to dial it.
+"""Whether anybody listens at an address, before libp2p is asked to dial it; and where a name leads.
 
 libp2p does not dial an address again for 5 s after a failure, and for longer after every further one (up to
 5 minutes): a peer that comes back would be met long after that. So it is given only addresses at which a TCP
 connection can be opened, and hardly ever notices that a peer was away: the DHT asks a peer that has just gone
-once more, which costs those 5 s if the peer comes back at once. Knows no libp2p beyond that.
+once more, which costs those 5 s if the peer comes back at once. Names are looked up here as well: libp2p's
+own look-up counts towards its time for the dial, and forgets the answer. Knows no libp2p beyond that.
 """
 
 from __future__ import annotations
@@ -11,14 +12,27 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from sfnode.transport.base import is_loopback
 from sfnode.transport.libp2p.calls import cancel
 
 TCP_DEADLINE = 4.0
 """Seconds for a TCP connection: a lost first packet is sent again after 1 s, a second one after 3."""
+
+NAME_DEADLINE = 10.0
+"""Seconds for a name: a resolver asks a silent server again after 5 s."""
+
+NAME_FRESH = 60.0
+"""Seconds for which an address of a name is used without asking again; dynamic ones change within minutes."""
+
+NAME_KEPT = 86_400.0
+"""Seconds for which the last address of a name is used where no name server answers."""
+
+MAX_NAMES = 256
+"""Names whose addresses are kept; the address book has 64 peers."""
 
 MOMENT = 0.1
 """Seconds that the other addresses of a peer have after the first has answered; libp2p takes the best."""
@@ -42,6 +56,10 @@ class TcpEndpoint(NamedTuple):
     def named(self) -> bool:
         """Whether the host is a DNS name."""
         return self.kind.startswith("dns")
+
+
+LookUp = Callable[[TcpEndpoint], Awaitable[list[SocketAddress]]]
+"""A resolver: returns the socket addresses of an endpoint. Raises as `resolve`."""
 
 
 def tcp_endpoint(address: str) -> TcpEndpoint | None:
@@ -68,11 +86,48 @@ def _socket_addresses(found: Iterable[tuple[Any, ...]]) -> list[SocketAddress]:
     return [(str(address[0]), int(address[1])) for *_, address in found]
 
 
-async def try_connect(addresses: Sequence[SocketAddress]) -> None:
+class Names:
+    """The addresses of names that were looked up."""
+
+    def __init__(self, look_up: LookUp | None = None) -> None:
+        """Take the resolver: that of the system, unless told otherwise."""
+        self._look_up = look_up or _look_up
+        self._found: dict[TcpEndpoint, tuple[float, list[SocketAddress]]] = {}
+        """The time of the last answer, and the answer; the latest last."""
+
+    async def addresses(self, endpoint: TcpEndpoint) -> list[SocketAddress]:
+        """Return the socket addresses of an endpoint. Where name servers are silent or refuse, these are the
+        last ones of its name. Raises OSError, UnicodeError, ValueError, OverflowError."""
+        time = asyncio.get_running_loop().time
+        asked, kept = self._found.get(endpoint, (float("-inf"), []))
+        if time() < asked + NAME_FRESH:
+            return kept
+        try:
+            async with asyncio.timeout(NAME_DEADLINE):
+                found = await self._look_up(endpoint)
+        except OSError:  # TimeoutError among them
+            if time() < asked + NAME_KEPT:
+                return kept
+            raise
+        if endpoint.named:
+            self._found.pop(endpoint, None)
+            self._found[endpoint] = time(), found
+            if len(self._found) > MAX_NAMES:
+                del self._found[next(iter(self._found))]
+        return found
+
+
+async def _look_up(endpoint: TcpEndpoint) -> list[SocketAddress]:
+    loop = asyncio.get_running_loop()
+    return _socket_addresses(await loop.getaddrinfo(endpoint.host, endpoint.port, **_hints(endpoint)))
+
+
+async def try_connect(addresses: Sequence[SocketAddress]) -> SocketAddress | None:
     """Open a TCP connection to the first of these addresses where somebody listens, and close it again.
 
-    Raises the OSError of the last one. Takes no DNS names: uvloop resolves them as part of connecting, and
-    the result of a query that outlives a timeout ends up in asyncio's log.
+    Returns that address; None if there are no addresses. Raises the OSError of the last one. Takes no DNS
+    names: uvloop resolves them as part of connecting, and the result of a query that outlives a timeout ends
+    up in asyncio's log.
     """
     for number, (host, port) in enumerate(addresses, start=1):
         try:
@@ -82,34 +137,62 @@ async def try_connect(addresses: Sequence[SocketAddress]) -> None:
                 raise
         else:
             writer.transport.abort()
-            return
+            return host, port
+    return None
 
 
-async def listening(addresses: Sequence[str]) -> list[str]:
-    """Return those multiaddresses at which somebody listens (for a relayed one: the relay), or of which one
-    cannot tell (UDP, or a relay without its address), in their order.
+def elsewhere(addresses: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Return a peer's addresses without those that lead to this node, whose addresses are `own`, or to
+    another program on this machine.
+
+    Many nodes have the same port, and the same private address behind their routers. If this node were taken
+    for the peer, libp2p would dial the peer's other addresses and not try those again for minutes. A loopback
+    address counts only where the peer is on this machine.
+    """
+    here = {(found.host, found.port) for one in own if (found := tcp_endpoint(one))}
+    hosts = {host for host, _ in here}
+    ends = {one: tcp_endpoint(one) for one in addresses}
+    others = [one for one, end in ends.items() if end is None or (end.host, end.port) not in here]
+    beyond = [end for one, end in ends.items() if end and not is_loopback(one)]
+    if not beyond or any(end.host in hosts for end in beyond):
+        return others
+    return [one for one in others if not is_loopback(one)]
+
+
+async def listening(addresses: Sequence[str], names: Names) -> list[str]:
+    """Return the multiaddresses at which somebody listens (for a relayed one: the relay), in their order.
+
+    Names are replaced by the address at which somebody listens. Addresses that cannot be tried (UDP, or a
+    relay without its address) are returned as well.
 
     Returns a moment after the first has answered, or when all have failed.
     """
-    attempts = {asyncio.create_task(_listens(one)): one for one in dict.fromkeys(addresses)}
+    attempts = [asyncio.create_task(_answering(one, names)) for one in dict.fromkeys(addresses)]
     try:
         for done in asyncio.as_completed(attempts):
             if await done:
                 await asyncio.wait(attempts, timeout=MOMENT)
                 break
-        return [one for task, one in attempts.items() if task.done() and task.result()]
+        found = [task.result() for task in attempts if task.done()]
+        return [address for address in found if address]
     finally:
         await cancel(attempts)
 
 
-async def _listens(address: str) -> bool:
+async def _answering(address: str, names: Names) -> str | None:
+    """Return a multiaddress, with a number in place of a name, if somebody listens there; else None."""
     endpoint = tcp_endpoint(address)
     if endpoint is None:
-        return True
+        return address
     with suppress(OSError, ValueError, OverflowError):  # among them TimeoutError and UnicodeError
+        found = await names.addresses(endpoint)
         async with asyncio.timeout(TCP_DEADLINE):
-            loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(endpoint.host, endpoint.port, **_hints(endpoint))
-            await try_connect(_socket_addresses(found))
-            return True
-    return False
+            if there := await try_connect(found):
+                return _numbered(address, there[0]) if endpoint.named else address
+    return None
+
+
+def _numbered(address: str, host: str) -> str:
+    """Return a multiaddress with this host in place of its name."""
+    rest = address.split("/", 3)[3]
+    return f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/{rest}"

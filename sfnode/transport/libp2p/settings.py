@@ -1,6 +1,6 @@
-"""Settings of a node in the libp2p network, and the command line of p2pd that follows from them.
+"""Settings of a node in the libp2p network, and the command line of p2pd for them.
 
-Apart from the hivemind transport so that a command line can be read without loading torch.
+A module apart from the hivemind transport, so that command lines can be read without loading torch.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from sfnode.transport.base import best_first, peer_of
 log = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT = 30
-"""Seconds after which p2pd gives up on us if we never attach; a start takes half a second."""
+"""Seconds after which p2pd ends if this node never attaches. A start takes half a second."""
 
 NO_RELAY = '{"Relay": {"Enabled": false}}'
-"""Configuration of a p2pd that relays for nobody. It still opens links through relays. Without this file p2pd
-relays whatever its flags say: -relay=0 leaves its default as it is, and -relayService=0 leaves a relay with
-libp2p's own bounds (128 KiB and two minutes for a circuit, 8 peers of one address, 128 peers)."""
+"""Configuration of a p2pd that relays for nobody. It still opens links through relays. Flags do not stop p2pd
+from relaying: -relay=0 leaves its default as it is. -relayService=0 leaves a relay with libp2p's own
+bounds (128 KiB and two minutes for a circuit, 8 peers of one address, 128 peers)."""
 
 RELAYED_PEERS = 32
-"""Most peers that are reached through this node at once, if it is a circuit relay. One address may have all
-of them: p2pd sets libp2p's bounds for an address and for a provider to the same number."""
+"""Maximum peers reached through this node at once, if it is a circuit relay. All may have one address: p2pd
+sets libp2p's bounds for an address and for a provider to the same number."""
 
 CIRCUITS_OF_PEER = 12
-"""Most circuits of one peer at once: it has no more links (`peers.selection.MAX_LINKS`)."""
+"""Maximum circuits of one peer at once: a peer has no more links (`peers.selection.MAX_LINKS`)."""
 
 CIRCUIT_BYTES, CIRCUIT_TIME = 64 << 20, "30m"
-"""Bytes in each direction, and time, after which a circuit is broken off. It may be opened again at once:
-p2pd has no bound on bytes per second or in all. A run with 7,000 updates a second needs as much."""
+"""Maximum bytes in each direction, and maximum duration, of a circuit. It may be opened again at once: p2pd
+bounds neither bytes per second nor the sum. A run with 7,000 updates a second needs as much."""
 
 CIRCUIT_BUFFER = 64 << 10
-"""Bytes of buffer for a direction of a circuit; 48 MiB for all. p2pd's own default is 16 MiB for each."""
+"""Bytes of buffer for one direction of a circuit; 48 MiB for all circuits. p2pd's own default is 16 MiB."""
 
 _LISTEN = re.compile(r"/(ip[46])/([^/]+)/(tcp|udp)/(\d+)(/.*)?")
 _MAX_KEPT = 64
-"""Lines that are read of the file of ports; a node listens on one address or two."""
+"""Maximum lines read of the file of ports. A node listens on one address or two."""
 _ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -50,19 +50,20 @@ class HivemindSettings:
     """Settings of a `HivemindTransport`."""
 
     identity_path: Path
-    """File of the libp2p key (RSA, mode 0400), made if missing. It fixes the peer id, not the origin."""
+    """File of the libp2p key (RSA, mode 0400), made if missing. The key gives the peer id, not the origin."""
     ports_path: Path | None = None
-    """File that keeps the ports that we got for a port 0, so that links name the right one tomorrow."""
+    """File that stores the ports chosen for port 0, so that links still name the right one tomorrow."""
     host_maddrs: tuple[str, ...] = Settings.model_fields["host_maddrs"].default
     """Addresses to listen on."""
     announce_maddrs: tuple[str, ...] = ()
-    """Addresses to announce instead of those that this machine sees; ports must be given."""
+    """Addresses to announce instead of the addresses that this machine sees, with their ports."""
     bootstrap: tuple[str, ...] = ()
     """Full addresses of bootstrap peers."""
     use_auto_relay: bool = False
     """Whether to be reached through a relay, for a node behind a firewall or NAT."""
     trusted_relays: tuple[str, ...] = ()
-    """Full addresses of relays for use_auto_relay; by default the bootstrap peers, else any peer."""
+    """Full addresses of relays for use_auto_relay; by default the bootstrap peers. Others of the run
+    serve where fewer than two of them answer."""
     client_mode: bool = False
     """Whether to listen nowhere and only use the DHT, for a node that nobody can dial."""
     circuit_relay: bool = False
@@ -71,11 +72,13 @@ class HivemindSettings:
     """Reachability to assume instead of asking other peers; "private" with use_auto_relay."""
 
 
-def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path, no_relay: Path) -> list[str]:
+def p2pd_flags(
+    settings: HivemindSettings, hosts: Sequence[str], control: Path, no_relay: Path, relays: Sequence[str]
+) -> list[str]:
     """Return p2pd's command line for listening on `hosts` and being controlled over the socket `control`.
 
-    `no_relay` is a file that contains NO_RELAY. No bootstrap peers are named: we dial them ourselves, at the
-    start and later, and learn who answered.
+    `no_relay` is a file that contains NO_RELAY; `relays` are those that are asked to relay for this node. No
+    bootstrap peers are named: we dial them ourselves, at the start and later, and learn who answered.
     """
     local = all("/127." in host or "/ip6/::1/" in host for host in hosts)
     flags = [
@@ -89,7 +92,7 @@ def p2pd_flags(settings: HivemindSettings, hosts: Sequence[str], control: Path, 
         "-tls=1",
     ]
     flags += [*_reach(settings, hosts), *_relaying(settings, no_relay)]
-    if relays := relays_of(settings):
+    if relays:
         # With discovery libp2p waits three minutes for more candidates before it asks even a trusted relay.
         flags += [f"-trustedRelays={','.join(relays)}", "-relayDiscovery=0"]
     # A node that asks for a relay need not wait a minute until other peers have found that it needs one.
@@ -122,7 +125,7 @@ def relays_of(settings: HivemindSettings) -> list[str]:
 
 
 def _one_each(addresses: Iterable[str]) -> list[str]:
-    """Return the first address of every peer: libp2p waits for as many relays as it is given addresses."""
+    """Return the first address of every peer: libp2p waits for one relay per address."""
     first: dict[str, str] = {}
     for address in addresses:
         first.setdefault(peer_of(address), address)
@@ -139,10 +142,10 @@ def _reach(settings: HivemindSettings, hosts: Sequence[str]) -> list[str]:
 
 
 def same_ports(settings: HivemindSettings, addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return host_maddrs with the ports that p2pd got instead of 0, so that we keep them over a restart.
+    """Return host_maddrs with the ports that p2pd chose for port 0, so that a restart uses them again.
 
-    `addresses` are those on which p2pd reports to listen. Nothing is learnt from announced addresses: a
-    firewall may use another port outside.
+    `addresses` are those at which p2pd reports to listen. Announced ones are not used: a firewall may have
+    another port outside.
     """
     if settings.announce_maddrs:
         return settings.host_maddrs
@@ -151,17 +154,17 @@ def same_ports(settings: HivemindSettings, addresses: Sequence[str]) -> tuple[st
 
 
 def kept_ports(settings: HivemindSettings) -> tuple[str, ...]:
-    """Return host_maddrs with the ports that were kept instead of 0."""
+    """Return host_maddrs with the stored ports in place of port 0."""
     try:
         lines = settings.ports_path.read_text("ascii").split() if settings.ports_path else []
-    except (OSError, ValueError):  # nothing depends on them but old links
+    except (OSError, ValueError):  # only old links depend on the ports
         return settings.host_maddrs
     kept = [found for line in lines[:_MAX_KEPT] if (found := _LISTEN.fullmatch(line)) and _is_port(found[4])]
     return tuple(_settled(host, kept) for host in settings.host_maddrs)
 
 
 def keep_ports(settings: HivemindSettings, hosts: Sequence[str]) -> None:
-    """Keep the ports of `hosts`, which are those of host_maddrs, for the next start."""
+    """Store the ports of `hosts`, the present form of host_maddrs, for the next start."""
     if settings.ports_path is None or tuple(hosts) == kept_ports(settings):
         return
     try:

@@ -1,7 +1,7 @@
 """Frames over a pair of asyncio streams: the length prefix, its cap, backpressure and deadlines (SPEC F1).
 
-Also keeps track of a node's links and of the requests of others. Does not know where the streams come from:
-p2pd's sockets, or a bare client in a test.
+Also keeps track of a node's links and of others' requests. Does not know the source of the streams: p2pd's
+sockets, or a bare client in a test.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 BODY_DEADLINE = SEND_DEADLINE
-"""Seconds between a length and the end of its frame: no peer may announce a frame and keep us waiting."""
+"""Seconds from the length of a frame to its end: no peer may announce a frame and then send nothing."""
 
 CLOSE_DEADLINE = 0.3
-"""Seconds for the last bytes to leave after close(); a node that stops closes several links at once."""
+"""Seconds for the last bytes to leave after close(). A node that stops closes several links at once."""
 
 HANDLER_DEADLINE = 0.2
 """Seconds for the handlers of inbound streams to end once their links are closed."""
 
 MAX_INBOUND = 256
-"""Most inbound streams. p2pd has no limit of its own, and each costs a task and buffers."""
+"""Maximum inbound streams. p2pd has no limit of its own, and each stream costs a task and buffers."""
 
 MAX_REQUESTS = 128
-"""Most requests among them: many ids that send slowly leave half of the room to links, about which the peer
-manager decides at once."""
+"""Maximum inbound streams that are requests. So many ids that send slowly leave half of the room to links,
+about which the peer manager decides at once."""
 
 ARRIVAL_DEADLINE = 5.0
-"""Seconds for a request to arrive once its stream is open; it has a few bytes."""
+"""Seconds from an open stream to the whole request, which has a few bytes."""
 
 MAX_INBOUND_OF_PEER = 4
-"""Most inbound streams of one peer: a link, the one that replaces it, and two requests."""
+"""Maximum inbound streams of one peer: a link, the link that replaces it, and two requests."""
 
 WASTE_RATE, WASTE_BURST = 1.0, 32.0
-"""Token bucket of one peer's streams that come to nothing: rate per second, and burst. A peer that opens more
-loses its connection, and another handshake costs it more than it costs us."""
+"""Rate per second and burst of one peer's wasted streams. A peer that opens more loses its connection, and
+another handshake costs the peer more than this node."""
 
 MAX_WASTEFUL = 1024
-"""Most peers whose wasted streams are remembered; beyond that the first is forgotten."""
+"""Maximum peers whose wasted streams are remembered; then the oldest is forgotten."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def _leave_connected(peer: str) -> None:
 
 
 class StreamLink:
-    """A `Link` over an asyncio reader and writer, which it owns from now on."""
+    """A `Link` over an asyncio reader and writer, which it owns."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class StreamLink:
         self.closed = False
         """Whether nothing more can be sent."""
         self._deaf = False
-        """Whether nothing more can be received. When only sending has failed, the last frames of a peer that
-        leaves may still be in our buffers."""
+        """Whether nothing more can be received. After a failure to send, the last frames of a peer that
+        leaves may still be in the buffers."""
         self._promised: int | None = None
         """Length of the frame that is being read, kept for the next receive() if this one is cancelled."""
         # drain() then waits until every byte is in the kernel, which is what makes send() push back.
@@ -145,13 +145,13 @@ class StreamLink:
             self._writer.transport.abort()
 
     def _keep_what_arrived(self) -> None:
-        """Make a broken connection an ordinary end, as asyncio otherwise discards what arrived before."""
+        """Treat a broken connection as an ordinary end. Otherwise asyncio discards the bytes that arrived."""
         if self._reader.exception() is not None:
             self._reader.set_exception(None)  # type: ignore[arg-type]
             self._reader.feed_eof()
 
     def _cannot_send(self, reason: str) -> LinkClosed:
-        """Abort the connection: half of a frame may have been sent, so nothing sensible can follow."""
+        """Abort the connection: after half a frame nothing sensible can follow."""
         self.closed = True
         self._writer.transport.abort()
         return LinkClosed(reason)
@@ -162,7 +162,7 @@ class StreamLink:
 
 
 class Caller(Protocol):
-    """Fields of the stream information that hivemind passes to handlers."""
+    """Fields that are used of hivemind's information about a stream."""
 
     peer_id: object
     """Id of the peer that opened the stream, in its string form."""
@@ -194,7 +194,7 @@ class Switchboard:
         self._requests = 0
 
     def keep(self, link: StreamLink) -> StreamLink:
-        """Have `hang_up` close this link too."""
+        """Register a link that `hang_up` closes, too; return it."""
         self._links = {kept for kept in self._links if not kept.closed}
         self._links.add(link)
         return link
@@ -248,7 +248,7 @@ class Switchboard:
         await self._note_waste(link.peer)
 
     async def _note_waste(self, peer: str) -> None:
-        """Count a stream of this peer that came to nothing: refused, empty, or without a response."""
+        """Count a wasted stream of this peer: refused, empty, or without a response."""
         now = asyncio.get_running_loop().time()
         bucket = self._wasted.pop(peer, None) or Bucket(WASTE_BURST, now)
         self._wasted[peer] = bucket

@@ -1,8 +1,8 @@
 """The transport over libp2p: streams through `hivemind.P2P`, the roster in a `hivemind.dht.DHTNode`.
 
-With `dht` the only module that imports hivemind (and with it torch: 2 s), so import it where it is needed,
-not at the top. We start p2pd, tied to our own life, and attach hivemind to it; each call has a deadline, and
-every error is mapped to ours. Knows nothing of runs and updates.
+Only this module and `dht` import hivemind (and with it torch: 2 s). So import it where it is needed, not at
+the top. p2pd is started here, ends with this process, and hivemind is attached to it. Each call has a
+deadline, and every error is mapped to ours. Knows nothing of runs and updates.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import SystemRandom
 
@@ -46,11 +46,13 @@ from sfnode.transport.libp2p.daemon_process import (
     peers_unreachable,
     start_daemon,
     wait_for_ports,
+    without_missing_ipv6,
 )
 from sfnode.transport.libp2p.dht import create_dht, find_records, put_record
 from sfnode.transport.libp2p.health import Pulse, detach
 from sfnode.transport.libp2p.keys import PeerKey, ensure_key
-from sfnode.transport.libp2p.reachability import listening
+from sfnode.transport.libp2p.reachability import Names, elsewhere, listening
+from sfnode.transport.libp2p.relays import Relays
 from sfnode.transport.libp2p.settings import (
     NO_RELAY,
     HivemindSettings,
@@ -67,25 +69,25 @@ __all__ = ["HivemindSettings", "HivemindTransport"]
 
 LINK_PROTOCOL = "/sfnode/link/1"
 REQUEST_PROTOCOL = "/sfnode/request/1"
-"""Protocol ids of our two kinds of stream; the number changes with an incompatible framing."""
+"""Protocol ids of our two kinds of stream. The number changes with an incompatible framing."""
 
 ATTACH_DEADLINE = 5.0
 """Seconds for each local step of a start, on a machine that may be busy."""
 
 RPC_DEADLINE = 3.0
-"""Seconds for one DHT message and its answer; a dead peer costs this much."""
+"""Seconds for one DHT message and its answer. A dead peer costs this time."""
 
 DHT_DEADLINE = 12.0
-"""Seconds for one store or search: to find the peers that are asked, and to ask them."""
+"""Seconds for one store or search: to find the nearest peers, and to ask them."""
 
 BOOTSTRAP_GRACE = 2.0
-"""Seconds that slower bootstrap peers have after the first has answered; one is enough."""
+"""Seconds for slower bootstrap peers after the first answer, which is enough."""
 
 _P2P_CODE = bytes.fromhex("a503")
 """Varint that precedes a peer id in a binary multiaddress."""
 
 _NOT_SPOKEN = "protocols not supported"
-"""The part of p2pd's message that says so: the two libp2p could not agree on a protocol."""
+"""Part of p2pd's message when two peers cannot agree on a protocol."""
 
 P2PD = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
 
@@ -97,9 +99,9 @@ logging.addLevelName(logging.WARNING, "WARNING")  # importing hivemind has renam
 
 
 def _quieten_hivemind() -> None:
-    """Turn hivemind's messages, and what asyncio says about its abandoned tasks, into debug messages of ours.
+    """Turn hivemind's messages, and asyncio's about its abandoned tasks, into debug messages of ours.
 
-    Idempotent. Touches hivemind's own logger, and filters asyncio's for what comes from hivemind.
+    Idempotent. Changes hivemind's own logger, and adds a filter to asyncio's.
     """
     use_hivemind_log_handler("nowhere")
     logger, asyncio_log = logging.getLogger("hivemind"), logging.getLogger("asyncio")
@@ -114,8 +116,8 @@ def _quieten_hivemind() -> None:
 def _parse(address: str) -> Multiaddr:
     """Parse a multiaddress. Raises UserError BAD_ADDRESS.
 
-    hivemind encodes the id of a relay inside an address as a CID, which libp2p does not read: we put the
-    plain id there.
+    hivemind encodes the id of a relay inside an address as a CID, which libp2p does not read. So the plain id
+    is put there.
     """
     start, *hops = address.split("/p2p/")
     try:
@@ -148,7 +150,7 @@ def _check_addresses(settings: HivemindSettings) -> None:
 
 
 def _addresses_of(peer: str, addresses: Iterable[str]) -> list[Multiaddr]:
-    """Return those `addresses` that are well-formed and belong to `peer`, without /p2p/ID."""
+    """Return the `addresses` that are well-formed and belong to `peer`, without /p2p/ID."""
     found = []
     for address in addresses:
         with suppress(UserError):
@@ -174,19 +176,26 @@ class HivemindTransport:
 
     def __init__(self, settings: HivemindSettings) -> None:
         self.peer = ""
-        self._settings = settings
+        self._settings = settings = replace(settings, host_maddrs=without_missing_ipv6(settings.host_maddrs))
         self._hosts = kept_ports(settings)
         self._stack = AsyncExitStack()
         self._session: _Session | None = None
         self._board = Switchboard(self._disconnect)
         self._changing = asyncio.Lock()
         self._random = SystemRandom()
+        self._names = Names()
+        relayed = settings.use_auto_relay and settings.force_reachability != "public"
+        self._relays = Relays(relays_of(settings), self._names, self._random) if relayed else None
 
     def on_link(self, handler: LinkHandler) -> None:
         self._board.link_handler = handler
 
     def on_request(self, handler: RequestHandler) -> None:
         self._board.request_handler = handler
+
+    def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
+        if self._relays:
+            self._relays.known = known
 
     async def start(self) -> None:
         """Start p2pd and join the DHT. Raises UserError as `Transport.start` does: PEERS_UNREACHABLE if there
@@ -208,7 +217,7 @@ class HivemindTransport:
             await self._end()
 
     async def restart(self) -> None:
-        """Restart everything. Kills p2pd first, so that nobody goes on waiting for one that hangs."""
+        """Restart everything. Kills p2pd first, so that nobody waits for one that hangs."""
         async with self._changing:
             if self._session is not None:
                 self._session.p2pd.kill()
@@ -226,7 +235,7 @@ class HivemindTransport:
         return [f"{address}/p2p/{self.peer}" for address in base.best_first(found)]
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
-        """Open a link; addresses that are malformed or of another peer are skipped."""
+        """Open a link. Malformed addresses and those of other peers are skipped."""
         return self._board.keep(await self._open(peer, _addresses_of(peer, addresses), LINK_PROTOCOL))
 
     async def request(self, address: str, frame: bytes) -> bytes:
@@ -248,7 +257,7 @@ class HivemindTransport:
         return sample((record for record in records if record is not None), self._random)
 
     async def clock_ahead(self, address: str) -> float:
-        """Dial a peer, ask its DHT for the time, and return by how many seconds its clock is ahead of ours.
+        """Dial a peer, ask its DHT for the time, and return the seconds by which its clock is ahead of ours.
 
         Raises TransportError, and UserError BAD_ADDRESS.
         """
@@ -288,7 +297,7 @@ class HivemindTransport:
         return others
 
     async def _join(self, session: _Session, target: PeerID, maddr: Multiaddr) -> bool:
-        """Dial one peer and introduce its DHT node and ours to each other; return whether it answered."""
+        """Dial a peer and introduce its DHT node and ours to each other; return whether it answered."""
         try:
             await self._dial(target, [maddr])
             call = session.dht.protocol.call_ping(target)
@@ -302,8 +311,8 @@ class HivemindTransport:
         session = self._running()
         client = session.p2p._client  # P2P itself takes no addresses
         if str(target) not in await session.pulse.connected():
-            texts = {str(maddr): maddr for maddr in maddrs}
-            maddrs = [texts[text] for text in await listening(list(texts))]
+            there = elsewhere([str(maddr) for maddr in maddrs], session.pulse.addresses)
+            maddrs = [_parse(text) for text in await listening(there, self._names)]
             if not maddrs:
                 raise TransportError(f"dialling {target}: nobody listens there")
         call = client.connect(target, maddrs)
@@ -365,10 +374,12 @@ class HivemindTransport:
             await self._wait_for_ports()
         no_relay = control.with_name("p2pd.json")
         no_relay.write_text(NO_RELAY)
-        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay))
+        relays = await self._relays.choose() if self._relays else relays_of(self._settings)
+        return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay, relays))
 
     async def _wait_for_ports(self) -> None:
-        """Wait for the ports that we had; do without those that nobody has asked for if they are taken."""
+        """Wait for the ports of the last start. If one is taken that the user did not name, use any free
+        ones."""
         try:
             await wait_for_ports(self._hosts)
         except UserError:
@@ -398,7 +409,7 @@ class HivemindTransport:
         key = await asyncio.to_thread(PeerKey, self._settings.identity_path)
         joining = create_dht(p2p, key, self._settings.client_mode, self._random, RPC_DEADLINE)
         dht = await calls.within(ATTACH_DEADLINE, "DHT", joining)
-        pulse = Pulse(p2pd, p2p, calls, relays_of(self._settings))
+        pulse = Pulse(p2pd, p2p, calls, self._relays)
         await pulse.ask(ATTACH_DEADLINE)
         return _Session(p2pd, p2p, dht, calls, pulse)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.transport.libp2p.settings import HivemindSettings, kept_ports, p2pd_flags, same_ports
+from sfnode.transport.libp2p.settings import HivemindSettings, kept_ports, p2pd_flags, relays_of, same_ports
 from sfnode.transport.libp2p.transport import _quieten_hivemind
 
 
@@ -31,7 +31,7 @@ def test_a_warning_is_still_called_a_warning():
 
 def flags_for(**changes):
     settings = HivemindSettings(identity_path=Path("key"), **changes)
-    return p2pd_flags(settings, settings.host_maddrs, Path("control"), Path("no-relay"))
+    return p2pd_flags(settings, settings.host_maddrs, Path("control"), Path("no-relay"), relays_of(settings))
 
 
 def test_a_node_on_loopback_does_not_touch_the_router():

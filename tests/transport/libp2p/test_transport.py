@@ -24,7 +24,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from sfnode.errors import Code, UserError
 from sfnode.transport.base import PeerRecord, TransportError
-from sfnode.transport.libp2p import daemon_process, streams
+from sfnode.transport.libp2p import daemon_process, relays, streams
 from sfnode.transport.libp2p.calls import cancel
 from sfnode.transport.libp2p.daemon_process import start_daemon
 from sfnode.transport.libp2p.health import HANG_TICK, HANG_TICKS
@@ -499,3 +499,39 @@ async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(settings, tmp
     assert await link.receive() == b"through"
     assert "/p2p-circuit" in link.address
     await asyncio.gather(here.stop(), there.stop(), relay.stop())
+
+
+async def test_a_node_whose_relay_goes_is_reached_through_another_that_it_has_heard_of(
+    settings, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(relays, "LOST_PATIENCE", 0.5)
+    first, second = (
+        HivemindTransport(settings(identity_path=tmp_path / name, circuit_relay=True)) for name in "ab"
+    )
+    await asyncio.gather(first.start(), second.start())
+    unreachable = {"client_mode": True, "bootstrap": tuple(first.addresses())}
+    here = HivemindTransport(settings(use_auto_relay=True, **unreachable))
+    there = HivemindTransport(settings(identity_path=tmp_path / "key", **unreachable))
+    await asyncio.gather(here.start(), there.start())
+    here.ask_for_relays(second.addresses)
+
+    async def has_a_place():
+        return await here.healthy() and here.addresses()
+
+    await eventually(has_a_place)
+    lost = asyncio.create_task(here.broken())
+    await first.stop()
+    assert await lost == "has lost its relays"
+    await here.restart()
+    await eventually(has_a_place)
+    assert here.addresses() == [f"{second.addresses()[0]}/p2p-circuit/p2p/{here.peer}"]
+    links = []
+
+    async def connected():
+        with suppress(TransportError):  # until `here` has its place at the relay
+            links.append(await there.connect(here.peer, here.addresses()))
+        return links
+
+    await eventually(connected)
+    assert "/p2p-circuit" in links[0].address
+    await asyncio.gather(here.stop(), there.stop(), second.stop())

@@ -1,0 +1,61 @@
+"""What becomes of a volunteer's node in the field: real nodes in namespaces, the real times.
+
+    python -m benchmarks.field [--scene NAME ...] [--cpu PERCENT]
+
+Needs root. Prints for each scene the seconds from the return of the network, or of the node, until another
+node has an update that the node made after it (`update`), and until they are neighbours (`neighbour`). Raises
+AssertionError where the node has ended, or has a second feed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.network import scenes
+from tests.network.namespaces import unavailable
+from tests.network.scenes import Field, Figures, field
+
+SCENES: dict[str, Callable[[Field], Figures]] = {
+    "address": partial(scenes.moves, gap=0),
+    "address-5": partial(scenes.moves, gap=5),
+    "away-70": partial(scenes.away, seconds=70),
+    "away-600": partial(scenes.away, seconds=600),
+    "stopped-70": partial(scenes.stopped, seconds=70, daemon=False),
+    "asleep-70": partial(scenes.stopped, seconds=70, daemon=True),
+    "asleep-600": partial(scenes.stopped, seconds=600, daemon=True),
+    "asleep-90x3": partial(scenes.stopped, seconds=90, daemon=True, times=3),
+    "stopped-3600": partial(scenes.stopped, seconds=3600, daemon=False),
+    "asleep-3600": partial(scenes.stopped, seconds=3600, daemon=True),
+    "relay-named": partial(scenes.relay_dies, later=False, named=True),
+    "relay-known": partial(scenes.relay_dies, later=False, named=False),
+    "relay-later": partial(scenes.relay_dies, later=True, named=False),
+    "names-5": partial(scenes.slow_names, delay=5, cut=70),
+    "ipv6": scenes.sixth,
+    "idle-60": partial(scenes.forgotten, idle=60, seconds=180),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--scene", action="append", choices=SCENES, help="repeatable")
+    parser.add_argument("--cpu", type=int, default=10, help="percent of all cores for each node")
+    parser.add_argument(
+        "--forked", action="store_true", help="start nodes fast; some of their waits are shorter"
+    )
+    given = parser.parse_args()
+    if reason := unavailable():
+        raise SystemExit(reason)
+    print("| scene | seconds |\n|---|---|", flush=True)
+    for name in given.scene or SCENES:
+        with tempfile.TemporaryDirectory() as home, field(Path(home), given.cpu, forked=given.forked) as made:
+            figures = SCENES[name](made)
+        said = ", ".join(f"{what} {seconds:.1f}" for what, seconds in figures.items())
+        print(f"| {name} | {said} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
