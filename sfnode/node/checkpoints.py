@@ -60,7 +60,7 @@ class NodeCheckpoints:
         return self._organised.run_state
 
     async def run(self) -> None:
-        """Look after checkpoints until cancelled. Raises UserError DISK_FULL, LOG_CORRUPT."""
+        """Look after checkpoints until cancelled. Raises UserError LOG_CORRUPT, DATA_DIR_UNUSABLE."""
         self._give_all()
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
@@ -121,7 +121,9 @@ class NodeCheckpoints:
         floor = self._node.machine.frontier.floor
         needed = [floor - 1] if floor else []
         run_id = self._node.manifest.run_id
-        await in_thread(lambda: states.keep(self._folder, run_id, state, needed))
+        await self._node.driver.disk.patiently(
+            lambda: in_thread(lambda: states.keep(self._folder, run_id, state, needed))
+        )
         self._give_all()
 
     def _give_all(self) -> None:

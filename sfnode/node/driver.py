@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.logging import log
+from sfnode.node.disk_wait import DiskWait
 from sfnode.node.link_pump import LinkPump
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.store.data_folder import remember_signing
@@ -24,12 +26,16 @@ from sfprotocol import wire_codec
 from sfprotocol.events import Cut, Event, JoinRequested, LinkDown, LinkId, LinkUp, Rebase
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Feed, Proof, RunParameters, Segment
+from sfprotocol.messages import Feed, Proof, RunParameters, Segment, Summary
 from sfprotocol.signing import genesis
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 DROP_GRACE = 1.0
 """Seconds for a last Goodbye to leave."""
+
+KEEP_INTERVAL = 15.0
+"""Seconds between frames on each link while a round waits for room on the disk. Peers wait four times as long
+(SPEC L7)."""
 
 
 @dataclass(slots=True)
@@ -119,6 +125,8 @@ class Driver:
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
         self.pumps: dict[LinkId, LinkPump] = {}
+        self.disk = DiskWait()
+        """What all writes of the node wait with while the disk is full."""
         self.between_rounds = asyncio.Lock()
         """Lock under which all that the machine has admitted is on disk, and `advanced` was called for it."""
         self.advanced: list[Callable[[Iterable[Feed]], None]] = []
@@ -145,6 +153,8 @@ class Driver:
         self._arrived = asyncio.Event()
         self._round_done = asyncio.Event()
         self._disk = DaemonExecutor("disk")
+        self._summaries: dict[LinkId, tuple[float, Summary]] = {}
+        """The last Summary on each link, and when it was sent."""
         self._dropping: dict[asyncio.Task[None], None] = {}
         self._next_link = 0
 
@@ -164,7 +174,8 @@ class Driver:
         self._arrived.set()
 
     async def run(self) -> None:
-        """Run the host. Raises UserError (disk full) and LocalProtocolError, which end the node.
+        """Run the host. Raises LocalProtocolError and UserError, which end the node: DISK_FULL only after
+        `disk.leave`.
 
         Ended by `finish`. When it is cancelled instead, a commit under way still happens, but nothing that
         should follow from it: only a node that comes to an end may do that.
@@ -194,6 +205,7 @@ class Driver:
                 self._blame(link.peer, pump.fault)
         finally:
             del self.pumps[number]
+            self._summaries.pop(number, None)
             self.traffic.sent += link.bytes_sent
             self.traffic.received += link.bytes_received
             self.post(LinkDown(number))
@@ -243,12 +255,25 @@ class Driver:
             if replaced := self._replaced(commit):
                 for retreat in self.retreat:
                     await retreat(replaced)
-            appending = asyncio.get_running_loop().run_in_executor(self._disk, self._store.append, commit)
-            await asyncio.shield(appending)
+            for part in _parts(commit):
+                await self.disk.patiently(partial(self._append, part), self._keep_links)
         self._carry_out(self._host.carry_out())
         self._finished = self._finishing and not self._host.waiting
         self.changed()
         self._round_done.set()
+
+    async def _append(self, commit: Commit) -> None:
+        appending = asyncio.get_running_loop().run_in_executor(self._disk, self._store.append, commit)
+        await asyncio.shield(appending)
+
+    def _keep_links(self) -> None:
+        """Say on each link that this node is there, with what it last said of its state: what the round under
+        way has decided is nobody's before it is on disk."""
+        now = self._clock()
+        for number, (sent, summary) in list(self._summaries.items()):
+            if now - sent >= KEEP_INTERVAL:
+                self._summaries[number] = now, summary
+                self.pumps[number].send(wire_codec.encode(summary, *self.machine.run.form))
 
     def changed(self) -> None:
         """Say that the state of the machine, or of what follows from it, may have changed."""
@@ -288,6 +313,8 @@ class Driver:
         if isinstance(send.message, Segment):
             self.traffic.segment_bytes_sent += LENGTH_BYTES + len(send.frame)
             self.traffic.updates_sent += send.message.count
+        elif isinstance(send.message, Summary) and not send.message.more:
+            self._summaries[send.link] = self._clock(), replace(send.message, entries=())
         pump.send(send.frame, segment=isinstance(send.message, Segment))
 
     def _close(self, close: Close) -> None:
@@ -303,6 +330,14 @@ class Driver:
         log.warning("dropped the link to %s, which broke rule %s", peer, fault)
         for hear in self.on_fault:
             hear(peer)
+
+
+def _parts(commit: Commit) -> list[Commit]:
+    """Return what is written of a commit in one transaction each, so that what is on disk is not written
+    again."""
+    if not commit.rebase:
+        return [commit]
+    return [replace(commit, rebase=None), Commit(rebase=commit.rebase)]
 
 
 def handed_over(machine: Machine) -> bool:

@@ -70,6 +70,7 @@ class Peering:
         self._transport = transport
         self._driver = driver
         driver.on_fault.append(self._blame)
+        driver.disk.changed.append(self._begin_anew)
         self._topic = topic
         self._rostered = rostered
         self._own_record = own_record
@@ -86,8 +87,10 @@ class Peering:
         self._posted = asyncio.Event()
         """Set when the manager has heard of something, so that its next deadline may be another one."""
         self._disk = DaemonExecutor("peers")
-        self._written: asyncio.Future[None] | None = None
-        """The last write of the address book; earlier ones are done when it is."""
+        self._unwritten: list[str] | None = None
+        """Addresses that are to be written next."""
+        self._written: asyncio.Task[None] | None = None
+        """The task that writes them."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
     @property
@@ -144,7 +147,7 @@ class Peering:
         self._tell(events.PresenceChanged(events.Presence.LEAVING))
 
     async def run(self) -> None:
-        """Keep links until cancelled. Raises what a local fault raises, such as UserError DISK_FULL."""
+        """Keep links until cancelled. Raises what a local fault raises, such as DATA_DIR_UNUSABLE."""
         self._transport.on_link(self.serve)
         self._start(self._keep_time())
         self._start(keep_running(self._transport, self._restarted, _now))
@@ -243,6 +246,12 @@ class Peering:
         self.restarts += 1
         self._tell(events.Restarted())
 
+    def _begin_anew(self) -> None:
+        """Dial at once when the disk has room again, whatever failed while no link was carried."""
+        if not self._driver.disk.problem:
+            self.book.forget_failures()
+            self._posted.set()
+
     # -- links -------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
@@ -263,7 +272,9 @@ class Peering:
         log.debug("link %s %s", "to" if link.outbound else "from", link.peer)
         if carry.instead_of in self._links:
             await self._links[carry.instead_of].close()
-        if await self._until_written():
+        if self._driver.disk.problem:
+            log.debug("no link with %s: there is no room on the disk", link.peer)
+        elif await self._until_written():
             await self._driver.carry(link)
 
     async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
@@ -279,17 +290,26 @@ class Peering:
     # -- the address book on disk ------------------------------------------------------------------
 
     def _write(self, addresses: tuple[str, ...]) -> None:
+        self._unwritten = list(addresses)
+        if self._written is None or self._written.done():
+            self._written = asyncio.create_task(self._write_newest())
+            self._start(_outcome(self._written))
+
+    async def _write_newest(self) -> None:
+        """Write the addresses that were ordered last, until no others are. Raises what `remember` raises."""
         loop = asyncio.get_running_loop()
-        self._written = loop.run_in_executor(self._disk, self._remember, list(addresses))
-        self._start(_outcome(self._written))
+        while (book := self._unwritten) is not None:
+            self._unwritten = None
+            await self._driver.disk.patiently(
+                lambda book=book: loop.run_in_executor(self._disk, self._remember, book)  # type: ignore[misc]
+            )
 
     async def _until_written(self) -> bool:
-        """Wait for all writes that have been ordered until now; return whether the last one succeeded."""
-        last = self._written
-        if last is None:
+        """Wait until the addresses that were ordered last are on disk; return whether they are."""
+        if self._written is None:
             return True
-        await asyncio.wait([last])
-        return last.exception() is None
+        await asyncio.wait([self._written])
+        return self._written.exception() is None
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -348,7 +368,7 @@ def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peerin
     )
 
 
-async def _outcome(written: asyncio.Future[None]) -> None:
+async def _outcome(written: asyncio.Task[None]) -> None:
     """Raise what a write has raised. Cancelling this does not cancel the write."""
     await asyncio.shield(written)
 

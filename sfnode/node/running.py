@@ -102,7 +102,11 @@ class RunningNode:
         self.limiter = self._make_limiter()
         self.sharing = self._make_sharing()
         with_bases = joined.manifest.training.bases
-        self.bases = PublishedBases(joined, self.sharing, self.driver.changed) if with_bases else None
+        self.bases = (
+            PublishedBases(joined, self.sharing, self.driver.disk, self.driver.changed)
+            if with_bases
+            else None
+        )
         """Published bases, in a run that has them."""
         self.readiness = self._make_readiness()
         self.model = LocalModel(
@@ -151,7 +155,8 @@ class RunningNode:
             self.settings.limits,
             machine=self.outside.sensors(*self.settings.devices),
             bandwidth=self.driver.bandwidth,
-            traffic=DailyTraffic(self.log, self.outside.today, self.clock),
+            traffic=DailyTraffic(self.log, self.outside.today),
+            disk=self.driver.disk,
             close_links=self.peering.stay_away,
             fail=self.fail,
             clock=self.clock,
@@ -258,7 +263,7 @@ class RunningNode:
         """Return what goes on beside the driver, until the node stops."""
         notified, reports = self.settings.notify, self.reports if self.settings.follow else None
         return (
-            *(self.peering.run, self.views.run, self.limiter.run),
+            *(self.peering.run, self.views.run, self.limiter.run, self.limiter.keep_traffic),
             *(self._stock, partial(log_progress, self.status), self.clock_check.run),
             partial(be_admitted, self.context, self.organising, self._note_asked, self.stopping),
             *((self.peering.ask_contacts,) if self.peering.contacts_url else ()),
@@ -275,8 +280,12 @@ class RunningNode:
     def _gather(self) -> Settings:
         """Have the run's data and its base model here, on a thread that may wait; return the settings with
         the folder of the model. Raises as `find_data` and `Sharing.find`."""
-        find_data(self.settings, self.manifest, self.data_dir, self.sharing)
-        return self.sharing.find()
+
+        def gather() -> Settings:
+            find_data(self.settings, self.manifest, self.data_dir, self.sharing)
+            return self.sharing.find()
+
+        return self.driver.disk.patiently_in_thread(gather)
 
     async def _stock(self) -> None:
         """Get what a relay is to give to others; a trainer's engine thread asks for it."""
@@ -297,10 +306,14 @@ class RunningNode:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.fail(error)
+            if self.stopping.is_set() and isinstance(error, UserError) and error.code is Code.DISK_FULL:
+                log.warning("leaving without what could not be written: %s", error.what)
+            else:
+                self.fail(error)
 
     async def _end(self, driving: asyncio.Task[None], looking: list[asyncio.Task[None]]) -> None:
         """Stop computing, log and send what is finished, and close the links."""
+        self.driver.disk.leave()
         self.peering.leave()
         self.sharing.close()
         self.limiter.stop()
@@ -323,6 +336,7 @@ class RunningNode:
         """Accuracy or loss on the test rows, of the model that counts (`LocalModel.ask_of_last_seal`), with a
         linear `probe` and what needs no model beside it if that is wanted, or of the base model, which may be
         `calibrated`."""
+        self._require_room()
         wanted = self.limiter.until_a_pause()
 
         def of_model(engine: Engine) -> tuple[Evaluation, Drift, Beside]:
@@ -357,6 +371,7 @@ class RunningNode:
     async def generate(self, prompt: str, tokens: int) -> Generated:
         """Continue `prompt` with the base model and the model that counts (`LocalModel.ask_of_last_seal`), by
         at most `tokens` tokens each."""
+        self._require_room()
         moment, (base, now) = await self.model.ask_of_last_seal(
             lambda engine: engine.generate(prompt, tokens)
         )
@@ -367,8 +382,14 @@ class RunningNode:
         if self.model.thread is None:
             frontier = self.machine.frontier
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
+        self._require_room()
         moment, core = await self.model.ask(lambda engine: engine.core.digest())
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
+
+    def _require_room(self) -> None:
+        """Raise UserError DISK_FULL while the disk is full: the engine answers between two rounds only."""
+        if problem := self.driver.disk.problem:
+            raise problem
 
 
 # -- questions of peers -------------------------------------------------------------------------

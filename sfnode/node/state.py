@@ -160,11 +160,16 @@ def _devices(node: RunningNode) -> list[DeviceStatus]:
 
 def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
     """Return what is wrong with the checkpoint with which the log begins, with what comes before, with bases,
-    with this machine's clock, or with its devices."""
+    or with this machine's disk, clock and devices."""
     history = node.checkpoints.problem() if node.checkpoints else None
     devices = node.model.thread.devices if node.model.thread else ()
     problems = (
-        *(history, node.bases.problem() if node.bases else None, node.clock_check.problem),
+        *(
+            node.driver.disk.problem,
+            history,
+            node.bases.problem() if node.bases else None,
+            node.clock_check.problem,
+        ),
         *(device.fault for device in devices),
     )
     return [shown(problem) for problem in problems if problem]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -166,7 +165,6 @@ class DailyTraffic:
         self,
         update_log: UpdateLog,
         today: Callable[[], date] = date.today,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read what earlier processes carried today; nothing is written before the first flush."""
         self._log = update_log
@@ -175,8 +173,6 @@ class DailyTraffic:
         self._before = _stored_count(update_log, self._day)
         """Bytes that earlier processes carried on this day, less what this one carried on earlier days."""
         self._written: tuple[date, int] | None = None
-        self._clock = clock
-        self._flushed_at = clock()
         self._writing = asyncio.Lock()
         """Held until a write has ended, also when whoever asked for it has been cancelled."""
 
@@ -188,17 +184,11 @@ class DailyTraffic:
         """Return the bytes that this quota leaves for today; infinity without a quota."""
         return math.inf if mb_per_day is None else max(0.0, mb_per_day * MEGABYTE - self.today(total))
 
-    async def flush_if_due(self, total: int) -> None:
-        """Flush if that was not done within the last FLUSH_INTERVAL."""
-        if self._clock() - self._flushed_at >= FLUSH_INTERVAL:
-            await self.flush(total)
-
     async def flush(self, total: int) -> None:
         """Write the bytes of today; they are on the disk when this returns.
 
         Writes take place in the order of calls. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
         """
-        self._flushed_at = self._clock()
         await asyncio.shield(self._write(self._count(total)))
 
     def _count(self, total: int) -> tuple[date, int]:

@@ -19,6 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models import bases as files
 from sfnode.modelshare.sharing import Listed, Sharing, one_file
+from sfnode.node.disk_wait import DiskWait
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
 from sfnode.printable import size_text
@@ -38,7 +39,9 @@ LOOK_INTERVAL = 1.0
 class PublishedBases:
     """The published bases of one run, here and among peers; `run` looks after them until cancelled."""
 
-    def __init__(self, context: RunContext, sharing: Sharing, come: Callable[[], None]) -> None:
+    def __init__(
+        self, context: RunContext, sharing: Sharing, disk: DiskWait, come: Callable[[], None]
+    ) -> None:
         """Bases that lie beside the manifest are taken from there. `come()` is called when some have come."""
         manifest, settings = context.manifest, context.settings
         self._targets, self._columns = manifest.model.parsed_targets(), manifest.basis_columns
@@ -46,7 +49,7 @@ class PublishedBases:
         self._folder = context.data_dir.bases
         self._beside = settings.run.parent if settings.run else None
         self._is_relay = settings.role == "relay"
-        self._sharing = sharing
+        self._sharing, self._disk = sharing, disk
         self._fetches = not self._is_relay or sharing.gives
         """Whether what is lacking is asked of peers."""
         self._come = come
@@ -92,19 +95,22 @@ class PublishedBases:
             engine.call(lambda engine: engine.use_bases(published))
 
     async def run(self) -> None:
-        """Look after the bases. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
-        with disk_faults(self._folder):
-            self._folder.mkdir(exist_ok=True)
+        """Look after the bases. Raises UserError DATA_DIR_UNUSABLE."""
+        await self._disk.patiently(self._make_folder)
         try:
             while True:
                 self._follow()
                 await self._remove_replaced()
                 for one in self._lacked[:LOOKED_FOR]:
-                    await self._look_here(one)
+                    await self._disk.patiently(partial(self._look_here, one))
                 self._look_among_peers()
                 await asyncio.sleep(LOOK_INTERVAL)
         finally:
             await self._stop_fetching()
+
+    async def _make_folder(self) -> None:
+        with disk_faults(self._folder):
+            self._folder.mkdir(exist_ok=True)
 
     def _follow(self) -> None:
         """Find out what is wanted as of now; costs nothing while nothing has been decided."""
@@ -156,7 +162,7 @@ class PublishedBases:
     def _look_among_peers(self) -> None:
         """Have what is lacking fetched, one file at a time, those first that have not failed before.
 
-        Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
+        Raises UserError DATA_DIR_UNUSABLE.
         """
         if self._fetching:
             if not self._fetching.done():
@@ -164,7 +170,9 @@ class PublishedBases:
             self._fetching.result()
         possible = [one for one in self._lacked if self._may_come(one)] if self._fetches else []
         first = min(possible, key=lambda one: (one.digest in self._failed, one.subspace), default=None)
-        self._fetching = asyncio.create_task(self._fetch(first)) if first else None
+        self._fetching = (
+            asyncio.create_task(self._disk.patiently(partial(self._fetch, first))) if first else None
+        )
         self._fetched = first.digest if first else b""
 
     async def _stop_fetching(self) -> None:

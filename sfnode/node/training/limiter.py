@@ -18,7 +18,8 @@ from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.logging import log
-from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
+from sfnode.node.disk_wait import DiskWait
+from sfnode.resources.bandwidth_limits import FLUSH_INTERVAL, Bandwidth, DailyTraffic
 from sfnode.resources.policy import (
     ComputeRate,
     ComputeUsage,
@@ -47,6 +48,9 @@ ASKED = "asked for"
 ASKED_BY_OWNER = "asked"
 """Name of that reason, beside those of limits."""
 
+DISK = "disk"
+"""Name of the reason that the disk is full: what would be computed could not be kept."""
+
 ROOM = "room"
 """Name of the reason that is no limit: the model was offloaded, and other programs have taken its memory."""
 
@@ -67,6 +71,7 @@ class ResourceLimiter:
         machine: Sensors,
         bandwidth: Bandwidth,
         traffic: DailyTraffic,
+        disk: DiskWait,
         close_links: Callable[[bool], None],
         fail: Callable[[BaseException], None],
         clock: Callable[[], float],
@@ -82,6 +87,7 @@ class ResourceLimiter:
         self._machine = machine
         self._bandwidth = bandwidth
         self._traffic = traffic
+        self._disk = disk
         self._close_links = close_links
         self._fail = fail
         self._clock = clock
@@ -115,6 +121,7 @@ class ResourceLimiter:
             await asyncio.to_thread(self._machine.check, self.limits)
             self._apply()
         self._bandwidth.on_exhausted = self._settle
+        self._disk.changed.append(self._settle)
 
     def serve(self, scheduler: StepScheduler, engine_thread: EngineThread) -> None:
         """Limit this engine, too; nothing is ordered before the machine has been looked at."""
@@ -177,7 +184,7 @@ class ResourceLimiter:
         return [reason.text for reason in self.reasons]
 
     def reason_names(self) -> list[str]:
-        """Return the same as names: those of limits, ROOM, and ASKED_BY_OWNER."""
+        """Return the same as names: those of limits, DISK, ROOM, and ASKED_BY_OWNER."""
         return [reason.limit or ASKED_BY_OWNER for reason in self.reasons]
 
     def until_a_pause(self) -> Callable[[], bool]:
@@ -204,11 +211,18 @@ class ResourceLimiter:
         try:
             while True:
                 await self._look()
-                await self._traffic.flush_if_due(self._carried())
                 await asyncio.sleep(LOOK_INTERVAL)
         finally:
             self._cancel_timer()
             self._bandwidth.on_exhausted = lambda: None
+
+    async def keep_traffic(self) -> None:
+        """Write the bytes of the day from time to time, and at the end. Raises DATA_DIR_UNUSABLE."""
+        try:
+            while True:
+                await asyncio.sleep(FLUSH_INTERVAL)
+                await self._disk.patiently(lambda: self._traffic.flush(self._carried()))
+        finally:
             await self._traffic.flush(self._carried())
 
     def step_done(self) -> None:
@@ -302,6 +316,8 @@ class ResourceLimiter:
             found = pause_reasons(self.limits, readings, {reason.limit for reason in self.reasons})
         if self._scheduler is None:
             return [reason for reason in found if reason.limit == "mb_per_day"]
+        if problem := self._disk.problem:
+            found = [PauseReason(DISK, f"disk: {problem.what}"), *found]
         left = self._paused_until - self._clock()
         return [PauseReason(None, asked_text(left)), *found] if left > 0 else found
 

@@ -19,6 +19,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node import readiness
+from sfnode.node.disk_wait import DiskWait
 from sfnode.node.training import limiter
 from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
@@ -494,6 +495,7 @@ def test_nothing_is_measured_or_limited_before_the_limiter_starts() -> None:
         machine=sensors,
         bandwidth=bandwidth,
         traffic=cast(DailyTraffic, None),
+        disk=cast(DiskWait, None),
         close_links=lambda _: None,
         fail=lambda _: None,
         clock=time.monotonic,
