@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
+import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +18,15 @@ MACOS_MOST = 10_240
 
 PAUSE = 1.0
 """Seconds before another attempt to open something."""
+
+OPENED_BY_SQLITE = 4
+"""Most files that SQLite opens for one statement: database, WAL, its index, and one for sorting."""
+
+_SQLITE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
+"""Errors by which SQLite says that it could not open something."""
+
+_PRIMARY = 0xFF
+"""The low byte of an extended SQLite result code is the primary one."""
 
 T = TypeVar("T")
 
@@ -32,11 +43,34 @@ def allow_most() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
+def limit() -> int:
+    """Return the number of descriptors that this process may have."""
+    usual, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MACOS_MOST if usual == resource.RLIM_INFINITY else usual
+
+
 def are_lacking(error: BaseException | None) -> bool:
     """Return whether something failed, directly or further down, because no descriptor was left."""
-    while error is not None and not isinstance(error, OSError):
+    while error is not None and not isinstance(error, OSError | sqlite3.OperationalError):
         error = error.__cause__
-    return error is not None and error.errno in (errno.EMFILE, errno.ENFILE)
+    if isinstance(error, OSError):
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
+    return code in _SQLITE and _hardly_any_left()
+
+
+def _hardly_any_left() -> bool:
+    """Return whether what SQLite opens at a time cannot be opened now: SQLite does not say why it failed."""
+    opened: list[int] = []
+    try:
+        for _ in range(OPENED_BY_SQLITE):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return are_lacking(error)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return False
 
 
 def patiently(work: Callable[[], T]) -> T:

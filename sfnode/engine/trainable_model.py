@@ -315,8 +315,8 @@ class TrainableModel:
         return subspace
 
     def offload(self) -> None:
-        """Move the model and its bases to main memory until they are needed again, which restores them by
-        itself, and give the device's memory back to the system: a pause leaves it to other programs."""
+        """Move the model, its bases and its rows to main memory until they are needed again, which restores
+        them by itself, and give the device's memory back to the system for other programs."""
         if not self._offloaded:
             self._offloaded = True
             self._move_away()
@@ -341,6 +341,8 @@ class TrainableModel:
     def _move(self, device: torch.device) -> None:
         self.loaded.model.to(device)
         self.space.move(device)
+        if isinstance(self.objective, HeadLosses):
+            self.objective.move(device)
 
     def rebuild(self, newest: int | None = None) -> None:
         """Have the model on its device, with the weights as of now. Raises as `restore`, and as

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.loggers import Logger
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 LINK_GRACE = 0.4
 """Seconds for handing our last updates to neighbours when the node stops, and as many for the last frames."""
+
+T = TypeVar("T")
 
 Job = Callable[[], Awaitable[None]]
 """Something that a node does until it is cancelled."""
@@ -340,8 +342,12 @@ class RunningNode:
         wanted = self.limiter.until_a_pause()
 
         def of_model(engine: Engine) -> tuple[Evaluation, Drift, Beside]:
-            found, moved = engine.evaluate(limit, wanted), engine.drift().whole
-            return found, moved, (engine.probe(limit), engine.baselines(limit)) if probe else (None, ())
+            found = engine.evaluate(limit, wanted)
+            moved = _unless_paused(wanted, engine.drift).whole
+            if not probe:
+                return found, moved, (None, ())
+            probed = _unless_paused(wanted, lambda: engine.probe(limit))
+            return found, moved, (probed, _unless_paused(wanted, lambda: engine.baselines(limit)))
 
         drift: Drift | None = None
         beside: Beside = (None, ())
@@ -390,6 +396,15 @@ class RunningNode:
         """Raise UserError DISK_FULL while the disk is full: the engine answers between two rounds only."""
         if problem := self.driver.disk.problem:
             raise problem
+
+
+def _unless_paused(wanted: Callable[[], bool], measure: Callable[[], T]) -> T:
+    """Return what `measure` returns. Raises UserError PAUSED if that is not wanted any more."""
+    if not wanted():
+        from sfnode.engine.losses import paused  # it loads torch
+
+        raise paused()
+    return measure()
 
 
 # -- questions of peers -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A node whose disk fills up waits, says so, and continues by itself; its log is a real one that finds no room."""
+"""A node whose disk fills up waits, says so, and continues by itself."""
 
 from __future__ import annotations
 

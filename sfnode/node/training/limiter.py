@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from sfnode.node.training.step_scheduler import StepScheduler
     from sfnode.resources.sensors import Sensors
 
-LOOK_INTERVAL = 2.0
-"""Seconds between looks at the machine: soon enough for somebody who starts a game, and hardly any work."""
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at the machine. With the step under way, somebody who starts a game waits two for the
+device's memory; a look takes a few milliseconds."""
 
-RETURN_INTERVAL = 30.0
+RETURN_INTERVAL = 10.0
 """Seconds between two attempts to bring the model back to a device that has no room for it: each may move a
 part of it there and back."""
 
