@@ -7,6 +7,7 @@ memory a parameter takes, `models.shapes` how many parameters a shape has.
 from __future__ import annotations
 
 import math
+import resource
 import time
 import warnings
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import BUILTIN
 from sfnode.node.equipment import checks, named_files
-from sfnode.printable import command, size_text
+from sfnode.printable import command, size_text, span
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.public_files import Places
 
@@ -33,6 +34,18 @@ AT_HAND = 1 << 30
 MEASURED_SECONDS = 3.0
 MEASURED_STEPS = 50
 """Seconds and steps after which measuring ends, whichever is sooner."""
+
+USUAL, LEAST = 1024, 128
+"""Descriptors that many systems allow a process, and that a node with eight links has in use."""
+
+STORED = 2.0
+"""Bytes of a parameter in the files of most models, which are bfloat16."""
+
+HOME_UPLINK = 1_250_000
+"""Bytes per second, 10 Mbit/s: what a home line carries upwards, which nothing here can measure."""
+
+LONG_WAIT = 600.0
+"""Seconds from which a newcomer's wait is worth a note."""
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 """A file that exists if a driver of Nvidia is loaded, whether torch can use it or not."""
@@ -60,6 +73,40 @@ def look_at_memory() -> CheckFinding:
     if free < PROCESS:
         return problem(Subject.MEMORY, f"{what}; a node needs {size_text(PROCESS)} besides its model", fix)
     return ok(Subject.MEMORY, what) if free >= SCANT else note(Subject.MEMORY, what, fix)
+
+
+def look_at_descriptors() -> CheckFinding:
+    """Examine how many files and connections the system lets a node have at a time."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node takes what it may have
+    what = f"a process may have {'any number of' if allowed == math.inf else f'{allowed:,}'} descriptors"
+    if allowed >= USUAL:
+        return ok(Subject.DESCRIPTORS, what)
+    fix = "Raise the limit: `ulimit -Hn 4096` as root, or LimitNOFILE= in a systemd unit."
+    if allowed >= LEAST:
+        return note(
+            Subject.DESCRIPTORS, f"{what}: a node serves {allowed // 4} streams of peers at a time", fix
+        )
+    return problem(Subject.DESCRIPTORS, f"{what}, of which a node needs {LEAST} and then waits for some", fix)
+
+
+def look_at_uplink(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
+    """Examine how long a newcomer waits that gets the model from this node alone, if it gives it."""
+    gives = case.role == "trainer" if case.share_model is None else case.share_model
+    try:
+        size = _size(case, manifest) if manifest and manifest.model.listing and gives else None
+    except UserError:
+        return []  # look_at_fit says so
+    if size is None:
+        return []
+    stored, limit = int(size[0] * STORED), case.limits.upload_rate
+    seconds = stored / (limit or HOME_UPLINK)
+    rate = f"upload_rate, {size_text(limit)}/s" if limit else f"{size_text(HOME_UPLINK)}/s, a usual home line"
+    what = f"a newcomer gets the model, about {size_text(stored)}, from here in {span(seconds)} at {rate}"
+    if seconds <= LONG_WAIT:
+        return [ok(Subject.UPLINK, what)]
+    fix = "Have several nodes share it, as newcomers ask all; or leave it to them: --set data.share_model=no."
+    return [note(Subject.UPLINK, f"{what}; those who come together share that", fix)]
 
 
 def look_at_devices(names: Sequence[str]) -> list[CheckFinding]:

@@ -45,21 +45,24 @@ OfRun = Callable[[CheckedCase, Manifest | None], list[CheckFinding]]
 
 OF_MACHINE: dict[str, OfMachine] = {
     "memory": lambda case: [compute.look_at_memory()],
+    "descriptors": lambda case: [compute.look_at_descriptors()],
     "device": lambda case: compute.look_at_devices(case.devices),
-    "ports": lambda case: [*network.look_at_ports(case.host_maddrs, case.data_dir), network.look_at_ipv6()],
+    "ports": lambda case: network.look_at_ports(case.host_maddrs, case.data_dir),
+    "IPv6": lambda case: [network.look_at_ipv6(case.host_maddrs)],
 }
 """Checks of the machine alone, by name."""
 
 OF_RUN: dict[str, OfRun] = {
     "disk": lambda case, manifest: disk.look_at_disk(case.data_dir, manifest),
     "model": compute.look_at_fit,
+    "uplink": compute.look_at_uplink,
     "speed": lambda case, manifest: [one for one in [compute.look_at_speed(case, manifest)] if one],
 }
 """Checks of what a run needs, if one is known."""
 
-DEADLINE = 12.0
+DEADLINE = 15.0
 """Seconds for a check once the libraries are loaded: most dead peers take four; a peer that is slow at every
-step takes up to twelve."""
+step, its name included, takes up to fifteen."""
 
 MEASURE_DEADLINE = 300.0
 """Seconds for reading a model that was named as a whole, and for loading and measuring it when that was asked
@@ -70,6 +73,12 @@ RELAY_DEADLINE = 6.0
 
 MAX_REMEMBERED = 5
 """Peers of earlier sessions that are visited when none is named."""
+
+_RELAYED = {
+    1: "Join with --auto-relay and name a second peer that relays, or forward",
+    2: "Join with --auto-relay, or forward",
+}
+"""Beginnings of the advice by the number of peers that may relay."""
 
 ABOUT_PEERS = frozenset(
     number(subject)
@@ -200,7 +209,8 @@ class Examiner:
         return [ok(Subject.NETWORK_DAEMON, "the libp2p daemon starts")]
 
     async def _peers_found(self) -> list[CheckFinding]:
-        found = [seen.finding for seen in await self._visits() if seen.finding]
+        visits = await self._visits()
+        found = [one for seen in visits for one in (seen.finding, seen.slow_name) if one]
         found = [one for one in found if one.number != number(Subject.NETWORK_DAEMON)]
         if not any(one.verdict == "ok" for one in found):
             return found
@@ -218,11 +228,13 @@ class Examiner:
             return []
         relay = await self._relay(relays)
         way = f"; through {relay} they can" if relay else f", nor within {RELAY_DEADLINE:g} s through a peer"
+        if relay and len(relays) == 1:
+            way += ", which is the only one: without it nobody new does"
         return [
             note(
                 Subject.REACH,
                 f"this machine has no public IPv4 address: nodes outside cannot connect to it directly{way}",
-                f"{'Join with --auto-relay, or forward' if relay else 'Forward'} a port and name it with "
+                f"{_RELAYED[min(2, len(relays))] if relay else 'Forward'} a port and name it with "
                 "--announce-maddrs. A node that nobody can connect to still works: it connects to others.",
             )
         ]

@@ -26,10 +26,12 @@ class Subject(IntEnum):
     DEVICE = 31
     MODEL_FIT = 32
     SPEED = 33
+    DESCRIPTORS = 34
     LISTEN = 40
     IPV6 = 41
     REACH = 42
     NETWORK_DAEMON = 43
+    UPLINK = 44
     PEER = 50
     PEER_NAME = 51
     PEER_TCP = 52

@@ -173,15 +173,29 @@ def own_address(family: socket.AddressFamily) -> str | None:
     return None
 
 
-def look_at_ipv6() -> CheckFinding:
-    """Examine whether this machine has a public IPv6 address."""
-    address = own_address(socket.AF_INET6)
+def look_at_ipv6(host_maddrs: Sequence[str]) -> CheckFinding:
+    """Examine whether this machine has a public IPv6 address, and what else if it has no IPv4."""
+    return judge_ipv6(own_address(socket.AF_INET), own_address(socket.AF_INET6), host_maddrs)
+
+
+def judge_ipv6(ipv4: str | None, address: str | None, host_maddrs: Sequence[str]) -> CheckFinding:
+    """Judge the addresses from which this machine would send, beside those that the node would listen on."""
+    if address and not ipv4:
+        what = (
+            "this machine has IPv6 alone: it meets peers that have IPv4 alone only through a relay with both"
+        )
+        if not any(maddr.startswith("/ip6/") for maddr in host_maddrs):
+            fix = "Have the node listen there, too: --host-maddrs /ip6/::/tcp/0."
+            return problem(
+                Subject.IPV6, "this machine has IPv6 alone, and the node would not listen on it", fix
+            )
+        return note(Subject.IPV6, what, "Name a peer that has both with --peers, and join with --auto-relay.")
     if address and ip_address(address.partition("%")[0]).is_global:
         return ok(Subject.IPV6, f"this machine has the public IPv6 address {address}")
     return note(
         Subject.IPV6,
         "this machine has no public IPv6 address",
-        "Nothing needs to be done: IPv4 is enough. With IPv6 a node at home can often be reached directly.",
+        "Nothing needs to be done where IPv4 works. With IPv6 a node at home can often be reached directly.",
     )
 
 
