@@ -1,8 +1,7 @@
 """The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
 
-Decides nothing about peers; that is `peers.manager`. It also has a transport that breaks restarted. The
-address book is written on a thread of its own, and no link is carried before everything that was to be
-remembered by then is on disk (SPEC I2).
+Decides nothing about peers: `peers.manager` does. Also restarts a transport that breaks. The address book is
+written on a thread of its own. No link is carried before the latest book is on disk (SPEC I2).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from sfnode.transport.base import (
 from sfnode.transport.libp2p.health import keep_running
 
 MODEL_SOURCES = 16
-"""Peers that are asked for what has to come from peers: data, the base model, bases."""
+"""Maximum number of peers that are asked for data, the base model and bases."""
 
 Jobs = dict[str, asyncio.Task[None]]
 """Tasks by peer."""
@@ -57,14 +56,14 @@ class Peering:
         rostered: bool = True,
         contacts_url: str = "",
     ) -> None:
-        """Take a started transport, the roster's `topic` (the run id), the record to announce, and a function
-        that stores addresses durably and is called on another thread. `rostered` as for `PeerManager`.
-        `contacts_url` is the web page with the current contacts of the run; empty if none is known."""
+        """`transport` is started. `topic` is that of the roster: the run id. `own_record` returns the record
+        to announce. `remember` stores addresses durably, and is called on another thread. `rostered` as for
+        `PeerManager`. `contacts_url` is the web page with the run's current contacts; empty if unknown."""
         self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
         self.restarts = 0
-        """Number of times that the transport has been restarted."""
+        """Number of restarts of the transport."""
         self.roster: list[PeerRecord] = []
-        """Result of the last search."""
+        """Records found by the last search."""
         self.book = book
         self.contacts_url = contacts_url
         self._transport = transport
@@ -81,14 +80,14 @@ class Peering:
         self._dials: Jobs = {}
         self._bootstraps: Jobs = {}
         self._jobs: dict[asyncio.Task[None], None] = {}
-        """Jobs in the order in which they began: in virtual time they end in that order, too."""
+        """Jobs in the order of their start. In virtual time they end in that order, too."""
         self._carrying: set[asyncio.Task[None]] = set()
-        """Links that we have opened; those of others run in tasks of the transport."""
+        """Tasks of the links that we opened. Links that others opened run in tasks of the transport."""
         self._posted = asyncio.Event()
-        """Set when the manager has heard of something, so that its next deadline may be another one."""
+        """Set when the manager has handled an event, which may have changed its next deadline."""
         self._disk = DaemonExecutor("peers")
         self._unwritten: list[str] | None = None
-        """Addresses that are to be written next."""
+        """Addresses to be written next; None if there are none."""
         self._written: asyncio.Task[None] | None = None
         """The task that writes them."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
@@ -100,22 +99,22 @@ class Peering:
 
     @property
     def deserted(self) -> bool:
-        """Whether there is no link, and this node's owner would have it keep some."""
+        """Whether there is no link although the node may have some."""
         return self.manager.presence is events.Presence.OPEN and not self.manager.linked
 
     def sources(self) -> list[str]:
-        """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
+        """Return addresses of peers that may give data, the base model, bases or a checkpoint."""
         return self.book.nodes(MODEL_SOURCES)
 
     def nobody_else(self) -> bool:
-        """Return whether peers of Hivemind's DHT are all that is known, and this node's record is all that
-        they have of the run: they keep records, and there is no other."""
+        """Return whether only plain peers of Hivemind's DHT are known, and they have no record of the run but
+        this node's: they keep records, so there is no other node."""
         roster = {record.peer for record in self.roster}
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
     def waits_for(self) -> str | None:
-        """Return what a node waits for that knows nobody but peers of Hivemind's DHT, in words; None for any
-        other."""
+        """Describe what a node waits for that knows only plain peers of Hivemind's DHT; None for other
+        nodes."""
         if not self.book.plain_only or self._driver.pumps:
             return None
         if not self._rostered:
@@ -128,22 +127,22 @@ class Peering:
         return "a node of the run in the DHT of these peers: none is named yet"
 
     async def ask_contacts(self) -> None:
-        """Ask the page with contacts for peers whenever none is there; until cancelled."""
+        """Ask the page with contacts for peers while there is no link; until cancelled."""
         links = self._driver.pumps
         await contacts.keep_company(
             self.contacts_url, self._topic, lambda: len(links), self.hear, self._random
         )
 
     def stay_away(self, away: bool) -> None:
-        """Have no links from now on, or have them again; without effect once `leave` was called."""
+        """Close all links and keep none, or have links again. Has no effect after `leave`."""
         self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
 
     def hear(self, records: Sequence[PeerRecord]) -> None:
-        """Take in peers that somebody else than the roster has named; hints all the same."""
+        """Add peers that were not named by the roster. They are hints, too."""
         self._tell(events.Found(tuple(records)))
 
     def leave(self) -> None:
-        """Open and accept no more links, for good; those that are open stay."""
+        """Open and accept no more links. The open ones stay."""
         self._tell(events.PresenceChanged(events.Presence.LEAVING))
 
     async def run(self) -> None:
@@ -165,7 +164,7 @@ class Peering:
     # -- events and actions ------------------------------------------------------------------------
 
     def _tell(self, event: events.Event) -> list[events.Action]:
-        """Let the manager decide and begin what it asks for, except for Carry, which `serve` does itself."""
+        """Hand an event to the manager and begin its actions, except for Carry, which `serve` handles."""
         actions = self.manager.handle(self._observed(), _now()) + self.manager.handle(event, _now())
         for action in actions:
             self._begin(action)
@@ -203,14 +202,14 @@ class Peering:
                 self._write(addresses)
 
     def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a job in the background; asyncio itself would forget it."""
+        """Run a job in the background, and keep a reference to it, as asyncio does not."""
         task = asyncio.create_task(job)
         self._jobs[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _start_for(self, peer: str, table: Jobs, job: Coroutine[Any, Any, None]) -> None:
-        """Start a job that may be given up, and keep it in `table` while it runs."""
+        """Start a job that may be cancelled, and keep it in `table` while it runs."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if table.get(peer) is task:
@@ -220,7 +219,7 @@ class Peering:
         table[peer].add_done_callback(ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End `run` if a job has raised: what others do wrong it reports as events, so the fault is ours."""
+        """End `run` if a job has raised. Faults of others come as events, so this fault is our own."""
         self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
             self._faults.put_nowait(error)
@@ -255,7 +254,7 @@ class Peering:
     # -- links -------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
-        """Offer a link to the manager, whoever opened it, and carry it until it ends if it is wanted."""
+        """Offer a link to the manager, and carry it until it ends if the manager wants it."""
         number = next(self._numbers)
         self._links[number] = link
         try:
@@ -333,7 +332,7 @@ class Peering:
             self._tell(events.Found(tuple(self.roster)))
 
     async def _bootstrap(self, peer: str, address: str) -> None:
-        """Try one address at a time, so that a malformed one in the roster spoils only itself."""
+        """Try a single address, so that a malformed one in the roster spoils no other."""
         answered = False
         with suppress(TransportError, UserError):
             answered = await self._transport.bootstrap([address]) > 0
@@ -341,7 +340,7 @@ class Peering:
 
 
 def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peering:
-    """Return the links and the address book of a node that has joined its run."""
+    """Make the peering of a node that has joined its run."""
     transport, manifest, random = context.transport, context.manifest, context.outside.random
     role = 0 if context.settings.role == "trainer" else 1
 
@@ -369,7 +368,7 @@ def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peerin
 
 
 async def _outcome(written: asyncio.Task[None]) -> None:
-    """Raise what a write has raised. Cancelling this does not cancel the write."""
+    """Raise the error of a write. Cancelling this does not cancel the write."""
     await asyncio.shield(written)
 
 
