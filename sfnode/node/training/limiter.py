@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at the machine. With the step under way, somebody who starts a game waits two for the
-device's memory; a look takes a few milliseconds."""
+device's memory. A look takes a millisecond, or some tens where it lists programs."""
 
 RETURN_INTERVAL = 10.0
 """Seconds between two attempts to move the model back to a device without room for it. Each may move a part
