@@ -1,8 +1,8 @@
-"""Samples: how the base model and later ones answer a few test rows, recorded as the run goes.
+"""Samples: answers of the base model and of later models to a few test rows, recorded during the run.
 
-The node's own engine answers them between two steps, after a seal has come, or, in an open run, when another
-epoch begins. What they cost is bounded: the longer they take the more seldom they are taken, and test data
-are read beside the engine. They are kept in the data folder, for whoever looks (`sfnode.node.views`).
+The node's own engine answers between two steps: after a seal, or in an open run when another epoch begins.
+The cost is bounded: slower samples are taken less often, and test data are read beside the engine. The
+samples are stored in the data folder and shown by `sfnode.node.views`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Sampling:
         return self._taken == self._state() or not self._node.model.loaded
 
     def _state(self) -> tuple[int, bool]:
-        """Return what is sealed, or in an open run the epoch, and whether the run is complete."""
+        """Return the number of seals, or in an open run the epoch, and whether the run is complete."""
         machine = self._node.machine
         epoch = machine.organised.run_state.sealed if machine.organised else machine.epoch
         return epoch, machine.complete
@@ -94,7 +94,7 @@ class Sampling:
         return rested and node.model.loaded and not node.limiter.paused and self._state() != self._taken
 
     async def _take(self) -> float:
-        """Record answers; return the seconds that the engine took for those of the later model."""
+        """Record answers. Return the seconds that the engine took for the answers of the trained model."""
         rows, state = self._node.settings.samples, self._state()
         known = [(row.text, row.right) for row in self._kept.rows]
 
@@ -129,7 +129,7 @@ class Sampling:
         return took
 
     async def _write(self) -> None:
-        """Keep the samples for the next start; a full disk costs them only then."""
+        """Write the samples for the next start. On a full disk they are lost then."""
         text = self._kept.model_dump_json().encode()
         try:
             await asyncio.to_thread(write_whole, self._file, text, private)
@@ -142,7 +142,7 @@ class Sampling:
 
 
 def kept(path: Path) -> Samples:
-    """Return the samples that a node has recorded in earlier lives; none if the file is damaged."""
+    """Return the samples of earlier starts; none if the file is damaged."""
     try:
         with path.open("rb") as file:
             return Samples.model_validate_json(file.read(MAX_BYTES))
