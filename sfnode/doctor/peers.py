@@ -57,7 +57,7 @@ _ABOUT = {
 
 
 class StepFailed(Exception):  # noqa: N818 (caught by `visit`)
-    """The failure of a step, as a finding."""
+    """The failure of a step, with its finding."""
 
     def __init__(self, finding: CheckFinding) -> None:
         super().__init__(finding.what)
@@ -66,7 +66,7 @@ class StepFailed(Exception):  # noqa: N818 (caught by `visit`)
 
 @dataclass(slots=True)
 class Visit:
-    """Facts learnt about one peer."""
+    """The results of visiting one peer."""
 
     address: str
     finding: CheckFinding | None = None
@@ -82,7 +82,7 @@ class Visit:
 async def visit(
     address: str, caller: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
 ) -> Visit:
-    """Take all steps until one fails. `expected` is the manifest of the run to be joined, if known."""
+    """Take the steps until one fails. `expected` is the manifest of the run to join, if it is known."""
     seen = Visit(address)
     try:
         await _take_steps(seen, caller, expected)

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at what is sealed."""
+"""Seconds between looks for a new seal or epoch."""
 
 COST = 50
-"""The next samples are taken no sooner than after this many times as long as the last ones took: they cost a
-fiftieth of the engine's time at most, but for the first ones."""
+"""Minimum wait before the next samples, as a multiple of the time for the last ones. So they cost at most a
+fiftieth of the engine's time, except for the first ones."""
 
 MAX_MOMENTS = 64
-"""Most moments that are kept; beyond, every second one is dropped."""
+"""Maximum number of moments. Beyond it every second one is dropped."""
 
 MAX_BYTES = 4 * 2**20
-"""Bytes of the file that are read: several times what it has at most, with 16 rows of 400 characters and
-answers of 200 in letters of four bytes."""
+"""Maximum number of bytes that are read from the file: several times its largest size, with 16 rows of 400
+characters and answers of 200, in letters of four bytes."""
 
 
 class Sampling:
@@ -49,18 +49,17 @@ class Sampling:
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])
         self._taken: tuple[int, bool] | None = (0, False) if node.machine.organised else None
-        """State of the run of which the last ones were taken. Until the first seal the model is the base
-        model."""
+        """State of the run at the last samples. Before the first seal the model is the base model."""
         self._rest_until = 0.0
         self._unwritten = False
-        """Whether the file could not be written the last time."""
+        """Whether the last write of the file failed."""
 
     def view(self) -> Samples:
-        """Return what was recorded so far."""
+        """Return the recorded samples."""
         return self._kept
 
     async def run(self) -> None:
-        """Take samples until cancelled, or until that proves impossible."""
+        """Take samples until cancelled, or until an error shows that it is impossible."""
         self._kept = await asyncio.to_thread(kept, self._file)
         has_read = False
         try:
@@ -79,7 +78,7 @@ class Sampling:
 
     @property
     def current(self) -> bool:
-        """Whether the last ones are of the model as it is, or none can be taken."""
+        """Whether the last samples are of the present model, or none can be taken."""
         return self._taken == self._state() or not self._node.model.loaded
 
     def _state(self) -> tuple[int, bool]:
