@@ -81,9 +81,11 @@ async def start_host(stack: AsyncExitStack, relays: Sequence[str]) -> HivemindTr
 async def _start(stack: AsyncExitStack, **settings: object) -> HivemindTransport:
     from sfnode.transport.libp2p.transport import HivemindTransport
 
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sfnode-doctor-"))) transport =
-    HivemindTransport(HivemindSettings(identity_path=folder / "key", **settings))  # type: ignore[arg-type]
-    stack.push_async_callback(transport.stop) await transport.start() return transport
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sfnode-doctor-")))
+    transport = HivemindTransport(HivemindSettings(identity_path=folder / "key", **settings))  # type: ignore[arg-type]
+    stack.push_async_callback(transport.stop)
+    await transport.start()
+    return transport
 
 
 async def through_dht(caller: HivemindTransport, peers: Sequence[str]) -> bool:
