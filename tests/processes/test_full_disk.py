@@ -72,5 +72,9 @@ def test_a_node_continues_by_itself_once_there_is_room(pair: tuple[Node, Node]) 
     assert node.wait() == 0
     assert time.monotonic() - begun < 3  # of which the command takes one
     assert "leaving without what could not be written" in node.output()
+    assert "Traceback" not in node.output()
+    node.start().until("it goes on", lambda status: status.own_updates > 0)
+    assert node.end() == 0
     said = json.loads(sfnode(node.folder.parent, "verify", "--json", "--data-dir", node.folder).stdout)
     assert said["updates"] >= relay.until("it runs", lambda status: status).known
+    assert said["feeds"] == 1
