@@ -130,6 +130,25 @@ async def test_a_pause_ends_an_evaluation_in_progress_but_not_one_asked_for_late
     assert (await a.client.evaluate()).value == own
 
 
+async def test_a_pause_ends_what_follows_an_evaluation(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
+    evaluate, loop, paused = a.engine.evaluate, asyncio.get_running_loop(), threading.Event()
+
+    def evaluated(*asked: Any) -> Any:
+        found = evaluate(*asked)
+        loop.call_soon_threadsafe(lambda: (a.node.limiter.pause(None), paused.set()))
+        assert paused.wait(10)
+        return found
+
+    a.engine.evaluate = evaluated
+    a.engine.drift = None  # is not called any more
+    with pytest.raises(UserError) as refusal:
+        await a.client.evaluate()
+    assert refusal.value.code is Code.PAUSED
+    await eventually(lambda: a.engine.aside)
+
+
 async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) -> None:
     a = await swarm.first()
     await a.until(lambda: a.node.model.loaded)
