@@ -36,8 +36,8 @@ MEASURED_SECONDS = 3.0
 MEASURED_STEPS = 50
 """Seconds and steps after which measuring ends, whichever comes first."""
 
-USUAL, LEAST = 1024, 128
-"""Descriptors that many systems allow a process, and that a node with eight links has in use."""
+USUAL, LEAST = 1024, 64
+"""Descriptors that many systems allow a process, and the minimum for a node: with two links it has 26 in use."""
 
 STORED = 2.0
 """Bytes of a parameter in the files of most models, which are bfloat16."""
@@ -88,7 +88,7 @@ def look_at_descriptors() -> CheckFinding:
         return note(
             Subject.DESCRIPTORS, f"{what}: a node serves {allowed // 4} streams of peers at a time", fix
         )
-    return problem(Subject.DESCRIPTORS, f"{what}, of which a node needs {LEAST} and then waits for some", fix)
+    return problem(Subject.DESCRIPTORS, f"{what}: a node needs {LEAST}, and waits where none is left", fix)
 
 
 def look_at_uplink(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
