@@ -37,7 +37,7 @@ MEASURED_STEPS = 50
 """Seconds and steps after which measuring ends, whichever comes first."""
 
 USUAL, LEAST = 1024, 64
-"""Descriptors that many systems allow a process, and the minimum for a node: with two links it has 26 in use."""
+"""Descriptors that many systems allow a process, and the minimum for a node, which uses 26 with two links."""
 
 STORED = 2.0
 """Bytes of a parameter in the files of most models, which are bfloat16."""
