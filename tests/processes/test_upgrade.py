@@ -26,7 +26,7 @@ LAST = "25f799ac"
 """The commit of version 0.2.0."""
 
 MADE = (
-    "from sfnode.models.manifest_builder import build; print(build({'update_budget': 10_000_000}).to_toml())"
+    "from sfnode.models.manifest_builder import build; print(build({'update_budget': 250_000}).to_toml())"
 )
 """What makes a run, in that version."""
 
