@@ -25,9 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 LAST = "25f799ac"
 """The commit of version 0.2.0."""
 
-MADE = (
-    "from sfnode.models.manifest_builder import build; print(build({'update_budget': 250_000}).to_toml())"
-)
+MADE = "from sfnode.models.manifest_builder import build; print(build({'update_budget': 250_000}).to_toml())"
 """What makes a run, in that version."""
 
 SOON = 20.0
