@@ -20,7 +20,7 @@ PAUSE = 1.0
 """Seconds before another attempt to open something."""
 
 OPENED_BY_SQLITE = 4
-"""Maximum number of files that SQLite opens for a statement: database, WAL, its index, and one for sorting."""
+"""Maximum number of files that SQLite opens for a statement: database, WAL, its index, one for sorting."""
 
 _SQLITE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
 """Errors by which SQLite says that it could not open something."""
