@@ -130,7 +130,8 @@ async def test_while_the_disk_is_full_links_are_kept_and_nothing_is_sent_or_appl
     full = a.log.failure = UserError(Code.DISK_FULL, "full", "")
     a.say(1)
     await eventually(lambda: a.driver.disk.problem is full)
-    heard = [wire_codec.decode(await link.receive()) for _ in range(5)]
+    async with asyncio.timeout(10):
+        heard = [wire_codec.decode(await link.receive()) for _ in range(5)]
     assert {(type(one), one.known) for one in heard if isinstance(one, Summary)} == {(Summary, 0)}, heard
     assert a.count() == a.log.updates() == 0
     a.log.failure = None
