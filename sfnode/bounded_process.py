@@ -1,9 +1,9 @@
-"""Asks a program in a process of its own, which it can neither hold up nor fill: a line of JSON in, one out.
+"""Runs a program in a process with bounded time and memory: a line of JSON in, a line of JSON out.
 
-What came with a stranger's model is run in such a program: chat templates, tokenizers, and what makes a model
-of a configuration. Who asks starts the process when it is first needed, watches its memory, and starts
-another when a request has brought it down. The program ends itself when an answer takes too long, when nobody
-has asked for a while, and when its standard input ends. Knows neither what is asked nor what for.
+The code of a stranger's model runs in such a program: chat templates, tokenizers, and building a model from a
+configuration. The caller starts the process at the first request, watches its memory, and starts another
+after a request has brought it down. The program ends itself when an answer takes too long, after a while
+without requests, and at the end of its standard input. This module does not know the requests.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ import psutil
 from sfnode.descriptors import patiently
 
 LOOK = 0.02
-"""Seconds between two looks at the memory of a process that has not answered yet. Mostly it has by then."""
+"""Seconds between two looks at the memory of a process that works. Most answers come earlier."""
 
 GONE = 5.0
-"""Seconds until a process that has closed its output has ended, on the slowest machine."""
+"""Maximum time, in seconds, between the end of a process's output and its own end, on the slowest machine."""
 
 NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""Bounds by the status of a process that broke them. Libraries that get no memory abort; the system kills."""
+"""The broken bound by exit status. Libraries abort without memory; the system kills."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-"""Variables that keep such a process to one thread, whose stacks would count as memory, and to itself."""
+"""Variables for such a process: one thread, as stacks count as memory, and no network."""
 
 
 class BoundedProcess:
-    """A program in a process that answers requests, one at a time, for whichever thread asks."""
+    """A program in a bounded process. It answers requests of any thread, one at a time."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class BoundedProcess:
         idle: float = 0,
         opening: Callable[[], Any] | None = None,
     ) -> None:
-        """`program` is a module that serves. An answer may take so many `seconds` of processor time, and the
-        process so many bytes of `memory`; after `idle` seconds (0: never) without a request it ends.
-        `opening` makes the request that a new process gets before any other."""
+        """`program` is a module that calls `serve`. An answer may take `seconds` of processor time, and the
+        process `memory` bytes. It ends after `idle` seconds (0: never) without a request. `opening` makes the
+        first request to a new process."""
         self._program = program
         self._bounds = seconds, memory, idle
         self._opening = opening
@@ -64,10 +64,10 @@ class BoundedProcess:
         self._lock = Lock()
 
     def ask(self, request: Any) -> dict[str, Any]:
-        """Return the reply to a request that JSON knows.
+        """Return the reply to a request, which JSON can express.
 
-        It has the key `refused` with a reason if the program raised something, and the key `broke` with one
-        if it broke a bound or brought its process down.
+        It has the key `refused` with a reason if the program raised an error. It has the key `broke` with a
+        reason if the program broke a bound or brought its process down.
         """
         with self._lock:
             while True:
@@ -81,7 +81,7 @@ class BoundedProcess:
             self._end()
 
     def _ask(self, request: Any) -> dict[str, Any] | None:
-        """Return the reply; None if the process has ended because nobody had asked it."""
+        """Return the reply; None if the process has ended for lack of requests."""
         if self._process is not None and self._process.poll() is not None:
             self._end()  # somebody has killed it, or it was left alone for long
         if self._process is None:
@@ -127,7 +127,7 @@ class BoundedProcess:
 
 
 def failed(reply: dict[str, Any]) -> bool:
-    """Return whether a reply says that there is no answer."""
+    """Return whether a reply has no answer."""
     return "broke" in reply or "refused" in reply
 
 
@@ -152,7 +152,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:
-    """Return how a process has ended that has closed its output; 0 if it has not."""
+    """Return the exit status of a process that closed its output; 0 if it has not ended."""
     with suppress(subprocess.TimeoutExpired):
         return process.wait(GONE)
     return 0
@@ -166,10 +166,10 @@ def _memory(process: int) -> int:
 
 
 LONGEST_REASON = 4_000
-"""Characters of the reason that an answer gives for a refusal: what is longer is a stranger's text."""
+"""Maximum length of a refusal's reason, in characters. A longer one is a stranger's text."""
 
 Answer = Callable[[Any], dict[str, Any]]
-"""Returns the reply to a request, or raises: it runs a stranger's program, which raises what it likes."""
+"""Returns the reply to a request. It may raise any error, as it runs a stranger's program."""
 
 
 def serve(answer: Answer) -> None:

@@ -1,7 +1,7 @@
-"""One node of one run, to be started and stopped from any program that has an event loop.
+"""One node of one run, started and stopped by any program with an event loop.
 
-It installs no signal handlers, ends no process and leaves logging as it is: that is for the program to do
-(`sfnode.cli.join` is one). Everything that starting makes, stopping takes apart, in the reverse order.
+It installs no signal handlers, ends no process and does not configure logging: the program does
+(`sfnode.cli.join` is one). Stopping takes apart whatever starting made, in reverse order.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ LOG_GRACE = 0.5
 """Seconds for which a node that ends waits for its loggers."""
 
 MakeTransport = Callable[["Settings", DataDir, tuple[str, ...]], Transport]
-"""Builds the transport for these settings, this folder and these bootstrap addresses."""
+"""Makes the transport from settings, folder and bootstrap addresses."""
 
 LIBP2P = "sfnode.transport.libp2p.transport"
-"""The module of the usual transport; with it come hivemind and torch, seconds of work."""
+"""The module of the usual transport. It imports hivemind and torch, which takes seconds."""
 
 
 class Node:
-    """A node with these settings; nothing happens before `start` (or `async with`).
+    """A node with these settings. Nothing happens before `start` (or `async with`).
 
-    `make_transport` and `load_engine` stand in for libp2p and for the model, in tests above all, and
-    `outside` for what else the system gives (`sfnode.node.outside`), in simulations.
-    `passphrase` opens the organiser's key if `settings.organise` asks for it and it is encrypted; a file that
-    the settings name comes first.
+    `make_transport` and `load_engine` replace libp2p and the model, above all in tests. `outside` replaces
+    the system's other inputs (`sfnode.node.outside`) in simulations. `passphrase` decrypts the organiser's
+    key for `settings.organise`. A passphrase file in the settings has precedence.
     """
 
     def __init__(
@@ -73,10 +72,10 @@ class Node:
     # -- starting and stopping ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the run; return once the node is on the network, while its model is still being loaded.
+        """Join the run. Return once the node is on the network, while its model is still being loaded.
 
-        Raises UserError for whatever the user can act on, and RuntimeError if `stop` is called meanwhile;
-        then it leaves nothing running.
+        Raises UserError for whatever the user can act on, and RuntimeError if `stop` is called meanwhile.
+        After an error nothing is left running.
         """
         if self._life is not None:
             raise RuntimeError("a node is started once; make another for another start")
@@ -97,8 +96,8 @@ class Node:
     async def wait(self) -> None:
         """Wait for the node's end. Raises the fault that ended it.
 
-        It ends after `leave` or `finish` (called here or through the control socket), and when it has done
-        what its settings ask for. A start that was called off is an end too.
+        It ends after `leave` or `finish` (called here or through the control socket), and when it has
+        fulfilled its settings. A cancelled start counts as an end, too.
         """
         if self._life is None:
             raise RuntimeError("the node was not started")
@@ -107,17 +106,17 @@ class Node:
             self._life.result()
 
     def leave(self) -> None:
-        """Have the node end at once; `wait` returns within two seconds. A signal handler may call this."""
+        """End the node at once. `wait` returns within two seconds. A signal handler may call this."""
         self.running.stop()
 
     def finish(self) -> None:
-        """Have the node complete what is running, hand it over to its neighbours, and end."""
+        """Let the node complete the running step, hand it over to its neighbours, and end."""
         self.running.finish()
 
     async def stop(self) -> None:
         """Leave, and wait for the end. Does nothing to a node that has ended or was never started.
 
-        Calls off a start that another task waits for. Raises the fault that ended the node.
+        Cancels a start that another task awaits. Raises the fault that ended the node.
         """
         if self._life is None:
             return
@@ -134,7 +133,7 @@ class Node:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop. A fault that ended the node is raised here unless it is being raised already."""
+        """Stop. Raises the fault that ended the node unless it is being raised already."""
         try:
             await self.stop()
         except BaseException as fault:
@@ -142,7 +141,7 @@ class Node:
                 raise
 
     async def _live(self, joined: asyncio.Future[None]) -> None:
-        """The node's life, in the order in which it starts; the stack takes it apart backwards."""
+        """Start the node's parts in order, and run. The stack takes them apart in reverse order."""
         settings = self.settings
         async with AsyncExitStack() as stack:
             data_dir = await startup.in_thread(
@@ -199,7 +198,7 @@ class Node:
             await asyncio.to_thread(import_module, LIBP2P)  # the loop has others to serve meanwhile
         return (self._make_transport or libp2p)(self.settings, data_dir, bootstrap)
 
-    # -- what it is asked --------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
 
     @property
     def running(self) -> RunningNode:
@@ -215,7 +214,7 @@ class Node:
 
     @property
     def control_socket(self) -> Path:
-        """Path at which `Client` finds this node; the same before and after it runs."""
+        """Path at which `Client` finds this node. It is the same before and after the node runs."""
         return control_socket_path(self.settings.data_dir)
 
     def addresses(self) -> list[str]:
@@ -229,32 +228,33 @@ class Node:
     async def evaluate(
         self, *, base: bool = False, calibrated: bool = False, probe: bool = False, limit: int = 0
     ) -> NodeEvaluation:
-        """Measure the model of the last seal (open run: as of now), or the base model, on its test rows.
+        """Measure the model of the last seal (open run: the present model), or the `base` model, on the test
+        rows.
 
-        `limit` is the number of rows; 0 means as many as the manifest says. `probe`: with a linear probe
-        beside the model, where a linear head alone is trained. Waits for the model to be loaded.
-        Raises UserError BAD_OPTION for a relay, PAUSED, and DATA_NEEDED for a run without test data.
+        `limit` is the number of rows; 0 means the manifest's number. `probe`: also measure a linear probe,
+        where a linear head alone is trained. Waits for the model to be loaded. Raises UserError BAD_OPTION
+        for a relay, PAUSED, and DATA_NEEDED for a run without test data.
         """
         return await self.running.evaluate(base, limit, calibrated, probe)
 
     async def generate(self, prompt: str, *, tokens: int = 32) -> Generated:
-        """Continue `prompt` by at most `tokens` tokens, by the base model and by that of the last seal
-        (open run: as of now)."""
+        """Continue `prompt` by at most `tokens` tokens, with the base model and with the model of the last
+        seal (open run: the present model)."""
         return await self.running.generate(prompt, tokens)
 
     async def digest(self) -> CoreStatus:
-        """Return state digest and core digest of one and the same moment."""
+        """Return the state digest and the core digest of one moment."""
         return await self.running.core_status()
 
 
 def call_off(life: asyncio.Task[None]) -> None:
-    """Cancel a start, once: a second time would interrupt the taking apart."""
+    """Cancel a start once. A second time would interrupt the cleanup."""
     if not life.cancelling():
         life.cancel()
 
 
 def libp2p(settings: Settings, data_dir: DataDir, bootstrap: tuple[str, ...]) -> Transport:
-    """The transport over libp2p for these settings; loads hivemind, and with it torch."""
+    """Make the libp2p transport for these settings. Imports hivemind, and with it torch."""
     from sfnode.transport.libp2p.transport import HivemindTransport
 
     chosen = settings.circuit_relay

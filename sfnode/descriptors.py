@@ -1,9 +1,11 @@
-"""Ways to go on where the system gives a process only so many descriptors."""
+"""Descriptors: as many as the system allows, and waiting where none is left."""
 
 from __future__ import annotations
 
 import errno
+import os
 import resource
+import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,37 +14,69 @@ from typing import TypeVar
 from sfnode.logging import log
 
 MACOS_MOST = 10_240
-"""OPEN_MAX: descriptors that macOS gives a process which may have any number."""
+"""Maximum number of descriptors of a macOS process without a limit (OPEN_MAX)."""
 
 PAUSE = 1.0
 """Seconds before another attempt to open something."""
+
+OPENED_BY_SQLITE = 4
+"""Maximum number of files that SQLite opens for a statement: database, WAL, its index, one for sorting."""
+
+_SQLITE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
+"""Errors by which SQLite says that it could not open something."""
+
+_PRIMARY = 0xFF
+"""The low byte of an extended SQLite result code is the primary one."""
 
 T = TypeVar("T")
 
 
 def allow_most() -> None:
-    """Let this process have as many descriptors as the system lets it.
+    """Raise this process's limit of descriptors as far as the system allows.
 
-    Many shells and services allow 1,024, for the sake of programs that call select(2).
+    Many shells and services allow 1,024, for programs that call select(2).
     """
     usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MACOS_MOST if most == resource.RLIM_INFINITY else most
     if usual != resource.RLIM_INFINITY and usual < wanted:
-        with suppress(ValueError, OSError):  # where it is not for us to say
+        with suppress(ValueError, OSError):  # where we may not
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
+def limit() -> int:
+    """Return the maximum number of descriptors of this process."""
+    usual, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MACOS_MOST if usual == resource.RLIM_INFINITY else usual
+
+
 def are_lacking(error: BaseException | None) -> bool:
-    """Return whether something failed, directly or further down, because no descriptor was left."""
-    while error is not None and not isinstance(error, OSError):
+    """Return whether an error, or its cause, is that no descriptor was left."""
+    while error is not None and not isinstance(error, OSError | sqlite3.OperationalError):
         error = error.__cause__
-    return error is not None and error.errno in (errno.EMFILE, errno.ENFILE)
+    if isinstance(error, OSError):
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
+    return code in _SQLITE and _hardly_any_left()
+
+
+def _hardly_any_left() -> bool:
+    """Return whether what SQLite opens at a time cannot be opened now: SQLite does not say why it failed."""
+    opened: list[int] = []
+    try:
+        for _ in range(OPENED_BY_SQLITE):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return are_lacking(error)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return False
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Return what `work` returns; do it again, and again, as long as it fails for lack of descriptors.
+    """Return what `work` returns. Do it again while it fails for lack of descriptors.
 
-    Blocks meanwhile: other programs of the machine may hold them, and will let go of them.
+    Blocks meanwhile: other programs of the machine may hold them, and will release some.
     """
     told = False
     while True:

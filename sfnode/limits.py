@@ -1,7 +1,7 @@
 """The limits that a machine's owner sets on a node: names, bounds and notation.
 
-Their names are the same everywhere: `NAME=VALUE` of `sfnode limit` and of `join --limit`, the keys
-of `/limits` in the control API. Does not know how they are kept (`sfnode.resources`).
+The names are the same everywhere: in `NAME=VALUE` of `sfnode limit` and `join --limit`, and as keys of
+`/limits` in the control API. `sfnode.resources` enforces the limits.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 UNITS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
-"""Powers of ten, as network rates are given."""
+"""Suffixes of sizes: powers of ten, as for network rates."""
 
 MEGABYTE = 1_000_000
 """Bytes."""
 
 MIN_RATE = 1_000
-"""Bytes per second; at a lower rate the regular messages of links take longer than a link may be silent."""
+"""Minimum of a rate, in bytes per second. Below it, regular messages take longer than a link may be
+silent."""
 
 DAY = 24 * 60
-"""Minutes of a day."""
+"""Number of minutes in a day."""
 
 MAX_THREADS = 1024
-"""More than any machine has cores; a process that asks for a million threads dies of it."""
+"""Maximum of `threads`, above the cores of any machine. A process with a million threads would die."""
 
 _MAX_DIGITS = 15
-"""Digits of a number of bytes: petabytes, and no number that a float cannot hold."""
+"""Maximum number of digits of a size: petabytes, which a float still holds."""
 
 
 def _size(value: Any) -> Any:
@@ -59,7 +60,7 @@ def _hours(value: Any) -> Any:
 
 
 class Hours:
-    """Intervals of the day in local time, to the minute; an interval may pass midnight."""
+    """Intervals of the day in local time, to the minute. An interval may pass midnight."""
 
     def __init__(self, text: str) -> None:
         """Raises ValueError."""
@@ -100,7 +101,7 @@ Rate = Annotated[int, BeforeValidator(_size), Field(ge=MIN_RATE)]
 
 
 class Limits(BaseModel):
-    """The limits of one node; None, False and () stand for no limit."""
+    """The limits of one node. None, False and () mean no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -134,7 +135,7 @@ class Limits(BaseModel):
         return Limits.model_validate({name: value for name, value in wanted.items() if value is not None})
 
     def __str__(self) -> str:
-        """Return them as they are given: `cpu=50, hours=22:00-07:00`."""
+        """Return the limits in their notation: `cpu=50, hours=22:00-07:00`."""
         return ", ".join(f"{name}={_given(value)}" for name, value in self.in_force().items()) or "none"
 
     def in_force(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""An asyncio loop whose time jumps to the next timer: what waits for hours by the clock is done in moments.
+"""An asyncio loop whose time jumps to the next timer: hours of waiting pass in moments.
 
-Everything on it happens in one order, which follows from a seed: a run repeats to the byte. What cannot be
-repeated raises: files to be waited for, subprocesses, and a wait for something that will never come. Work for
-executors is done when it begins or when it ends, as the seed says, and what it has posted lands when it ends:
-so a race between a thread and the loop shows, with some seed.
+A seed determines the order of all events, so a run repeats to the byte. Calls that cannot be repeated raise:
+waiting for files, subprocesses, and waiting for an event that never comes. A job of an executor is done at
+its beginning or at its end, as the seed says, and its posted callbacks come at its end. So a race between a
+thread and the loop shows with some seed.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 WORK = (0.0005, 0.003)
-"""Seconds that work of an executor takes where nothing else is said, drawn uniformly: a commit on an SSD."""
+"""Default range, in seconds, of the duration of an executor's job, drawn uniformly: a commit on an SSD."""
 
 
 TURN = 1e-7
-"""Seconds that a turn takes. With none, who waits for a clock to show a sum that was rounded up by a bit
-would wait for ever."""
+"""Seconds that a turn takes. Without them, waiting until the clock shows a sum that was rounded up by a bit
+would never end."""
 
 MOST_TURNS = 20_000
-"""Turns of the loop in a row for which it did not wait. More are a program that waits for time to pass, and
-is never content."""
+"""Maximum number of turns in a row without waiting. More are a program that polls the clock for ever."""
 
 
 class NotInVirtualTimeError(RuntimeError):
-    """Something was tried on a virtual loop that takes real time, or would wait for ever."""
+    """Error for a call on a virtual loop that takes real time, or would wait for ever."""
 
 
 class Program:
-    """Tasks that end together, as those of a process: all those begun in its context. They may be killed."""
+    """The tasks begun in one context, which end together like a process and may be killed."""
 
     def __init__(self, work: Callable[[Random], float] = lambda random: random.uniform(*WORK)) -> None:
-        """`work` draws the seconds that one job of an executor takes."""
+        """`work` draws the duration of one executor's job, in seconds."""
         self.work = work
         self.alive = True
 
@@ -50,19 +49,19 @@ _PROGRAM: ContextVar[Program | None] = ContextVar("program", default=None)
 
 
 def begin(program: Program) -> None:
-    """Let what is begun from here on, in this context, belong to a program."""
+    """Let all tasks begun later in this context belong to a program."""
     _PROGRAM.set(program)
 
 
 class _Timers(selectors.BaseSelector):
-    """The selector of a virtual loop: nothing is ever ready, so time passes instead."""
+    """The selector of a virtual loop. No file is ever ready, so time passes instead."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.turns = 0
-        """Turns of the loop until now."""
+        """Number of turns of the loop."""
         self._since = 0
-        """Turns of the loop until it last waited."""
+        """Number of turns when the loop last waited."""
         self._own: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -95,7 +94,7 @@ class _Timers(selectors.BaseSelector):
 
 
 class _Job:
-    """Work of an executor: what it returns or raises, and what it has posted to the loop until it ends."""
+    """A job of an executor: its result or error, and the callbacks that it has posted to the loop."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class _Job:
         before: _Job | None,
         end: float,
     ) -> None:
-        """`before` is what the same executor does first."""
+        """`before` is the job that the same executor does first."""
         self.future = future
         self.before = before
         self.end = end
@@ -131,7 +130,7 @@ class _Job:
             self._error = error
 
     def tell(self) -> None:
-        """Let the loop know of the end."""
+        """Post the callbacks and set the future."""
         for post in self.posted:
             post()
         if self.future.done():
@@ -146,28 +145,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """The loop. Its time begins with 0."""
 
     def __init__(self, random: Random) -> None:
-        """Let `random` say how long jobs of executors take, and when they are done."""
+        """`random` determines how long jobs of executors take, and when they are done."""
         self._timers = _Timers()
         super().__init__(self._timers)
         self._random = random
         self._at_work: _Job | None = None
-        """The job of an executor that is being done at this moment."""
+        """The job under way at this moment; None outside jobs."""
         self._lines: WeakKeyDictionary[Executor, _Job] = WeakKeyDictionary()
-        """The last job of each executor, which does one thing at a time."""
+        """The last job of each executor, which does one at a time."""
 
     def time(self) -> float:
         return self._timers.now
 
     @property
     def turns(self) -> int:
-        """Turns until now."""
+        """Number of turns of the loop."""
         return self._timers.turns
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Do `func(*args)` within the time that it takes. Jobs of one executor follow each other; those of
-        none go on beside each other."""
+        """Do `func(*args)` within its duration. Jobs of one executor follow each other. Jobs without an
+        executor run side by side."""
         future: asyncio.Future[T] = self.create_future()
         program = _PROGRAM.get()
         seconds = (program or Program()).work(self._random)
@@ -187,7 +186,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Any:
-        """Have a callback soon; from within a job, when that has ended."""
+        """Call back soon; from within a job, after its end."""
         if self._at_work is None:
             return super().call_soon(callback, *args, context=context)
         self._at_work.posted.append(lambda: self.call_soon(callback, *args, context=context))
@@ -214,7 +213,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         else:
             job.tell()
 
-    # -- what takes real time ----------------------------------------------------------------------
+    # -- calls that take real time -----------------------------------------------------------------
 
     def add_reader(self, *_: Any) -> None:  # type: ignore[override]
         raise NotInVirtualTimeError("a file or socket cannot be waited for in virtual time")
@@ -239,6 +238,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
-    """Run a program in virtual time, as `asyncio.run` in real time; the same again from the same seed."""
+    """Run a program in virtual time, as `asyncio.run` does in real time. The same seed repeats it."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(Random(seed))) as runner:
         return runner.run(main)

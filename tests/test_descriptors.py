@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
+from pathlib import Path
 
 import pytest
 
 from sfnode import descriptors
 from sfnode.errors import Code, UserError
+from sfnode.store.log import UpdateLog
 
 
 def test_a_process_may_have_as_many_as_the_system_allows() -> None:
@@ -45,3 +48,32 @@ def test_what_fails_for_another_reason_fails() -> None:
 
     with pytest.raises(OSError, match="no room"):
         descriptors.patiently(work)
+
+
+def test_a_log_that_finds_no_descriptor_to_read_with_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual[0] if len(pauses) > 1 else left + 1, usual[1]))
+
+    with UpdateLog.open(tmp_path / "log", bytes(32)) as log:
+        os.close(left := os.dup(0))  # the lowest that is free
+        monkeypatch.setattr(descriptors.time, "sleep", pause)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (left, usual[1]))
+        try:
+            assert list(log.records()) == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    assert len(pauses) == 2, "it waits where none is left, and where too few are"
+    assert caplog.messages == ["waiting for descriptors: unable to open database file"]
+
+
+def test_a_log_that_cannot_be_opened_for_another_reason_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with pytest.raises(UserError) as refused:
+        UpdateLog.open(tmp_path / "log", read_only=True)
+    assert refused.value.code is Code.DATA_DIR_UNUSABLE

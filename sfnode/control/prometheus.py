@@ -34,8 +34,8 @@ ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
 """Numbers of the alarms (`sfnode.organising.reporting.alarms`)."""
 
 
-PAUSES = ("asked", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
-"""Reasons for a pause: the owner's request, too little memory on the device, and limits by their names."""
+PAUSES = ("asked", "disk", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
+"""Reasons for a pause: the owner's request, a full disk, a device without room, and limits by their names."""
 
 
 class MetricSample(NamedTuple):

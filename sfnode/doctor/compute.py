@@ -1,12 +1,13 @@
 """Examines whether the model can be computed here: memory, device and driver, fit, and speed.
 
-Imports torch when it is called, and loads models only to measure them. `resources.memory` knows how much
-memory a parameter takes, `models.shapes` how many parameters a shape has.
+Imports torch only inside functions, and loads models only to measure them. `resources.memory` knows the
+memory of a parameter, `models.shapes` the number of a shape's parameters.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 import time
 import warnings
 from collections.abc import Sequence
@@ -17,29 +18,42 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import BUILTIN
 from sfnode.node.equipment import checks, named_files
-from sfnode.printable import command, size_text
+from sfnode.printable import command, size_text, span
 from sfnode.store.data_folder import Layout
 from sfnode.tasks.public_files import Places
 
 PROCESS = 512 << 20
-"""Bytes that a node needs besides its weights: for the libraries (docs/reliability.md) and a mini-batch."""
+"""Bytes that a node needs besides its weights, for libraries (docs/reliability.md) and a mini-batch."""
 
 SCANT = 1 << 30
-"""Bytes below which the machine's owner will notice the node."""
+"""Bytes of free memory below which the owner will notice the node."""
 
 AT_HAND = 1 << 30
-"""Bytes of weights up to which steps are measured unasked: loading them takes seconds."""
+"""Maximum size of the weights, in bytes, for which steps are measured without a request. Loading takes
+seconds."""
 
 MEASURED_SECONDS = 3.0
 MEASURED_STEPS = 50
-"""Seconds and steps after which measuring ends, whichever is sooner."""
+"""Seconds and steps after which measuring ends, whichever comes first."""
+
+USUAL, LEAST = 1024, 64
+"""Descriptors that many systems allow a process, and the minimum for a node, which uses 26 with two links."""
+
+STORED = 2.0
+"""Bytes of a parameter in the files of most models, which are bfloat16."""
+
+HOME_UPLINK = 1_250_000
+"""Bytes per second, 10 Mbit/s: what a home line carries upwards, which nothing here can measure."""
+
+LONG_WAIT = 600.0
+"""Seconds from which a newcomer's wait is worth a note."""
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-"""A file that exists if a driver of Nvidia is loaded, whether torch can use it or not."""
+"""A file that exists if a driver of Nvidia is loaded, even if torch cannot use it."""
 
 
 Size = tuple[int, bool]
-"""The number of parameters of a model, and whether all are counted, and not only those that are trained."""
+"""The number of parameters of a model, and whether all are counted, not only the trained ones."""
 
 
 def look_at_memory() -> CheckFinding:
@@ -62,8 +76,42 @@ def look_at_memory() -> CheckFinding:
     return ok(Subject.MEMORY, what) if free >= SCANT else note(Subject.MEMORY, what, fix)
 
 
+def look_at_descriptors() -> CheckFinding:
+    """Examine how many files and connections the system lets a node have at a time."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node takes what it may have
+    what = f"a process may have {'any number of' if allowed == math.inf else f'{allowed:,}'} descriptors"
+    if allowed >= USUAL:
+        return ok(Subject.DESCRIPTORS, what)
+    fix = "Raise the limit: `ulimit -Hn 4096` as root, or LimitNOFILE= in a systemd unit."
+    if allowed >= LEAST:
+        return note(
+            Subject.DESCRIPTORS, f"{what}: a node serves {allowed // 4} streams of peers at a time", fix
+        )
+    return problem(Subject.DESCRIPTORS, f"{what}: a node needs {LEAST}, and waits where none is left", fix)
+
+
+def look_at_uplink(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
+    """Examine how long a newcomer waits that gets the model from this node alone, if it gives it."""
+    gives = case.role == "trainer" if case.share_model is None else case.share_model
+    try:
+        size = _size(case, manifest) if manifest and manifest.model.listing and gives else None
+    except UserError:
+        return []  # look_at_fit says so
+    if size is None:
+        return []
+    stored, limit = int(size[0] * STORED), case.limits.upload_rate
+    seconds = stored / (limit or HOME_UPLINK)
+    rate = f"upload_rate, {size_text(limit)}/s" if limit else f"{size_text(HOME_UPLINK)}/s, a usual home line"
+    what = f"a newcomer gets the model, about {size_text(stored)}, from here in {span(seconds)} at {rate}"
+    if seconds <= LONG_WAIT:
+        return [ok(Subject.UPLINK, what)]
+    fix = "Have several nodes share it, as newcomers ask all; or leave it to them: --set data.share_model=no."
+    return [note(Subject.UPLINK, f"{what}; those who come together share that", fix)]
+
+
 def look_at_devices(names: Sequence[str]) -> list[CheckFinding]:
-    """Examine the chosen devices; also whether there are GPUs besides."""
+    """Examine the chosen devices, and whether there are other GPUs."""
     import torch
 
     found = [look_at_device(name) for name in dict.fromkeys(names)]
@@ -75,7 +123,7 @@ def look_at_devices(names: Sequence[str]) -> list[CheckFinding]:
 
 
 def look_at_device(name: str) -> CheckFinding:
-    """Examine a device; if it is a CPU, also whether there is an unused GPU."""
+    """Examine a device. If it is a CPU, also look for an unused GPU."""
     import torch
 
     from sfnode.engine.loading import usable_device
@@ -97,7 +145,7 @@ def look_at_device(name: str) -> CheckFinding:
 
 
 def _reason(said: list[warnings.WarningMessage]) -> str:
-    """Return why torch cannot use the GPU: its own warning, or that it is a build without CUDA."""
+    """Return torch's reason not to use the GPU: its warning, or a build without CUDA."""
     import torch
 
     if torch.version.cuda is None:
@@ -117,7 +165,7 @@ def _gpu_fix() -> str:
 
 
 def _driver() -> str:
-    """Return the version of the driver as the beginning of a fix; empty if it is unknown."""
+    """Return the driver's version, as the beginning of a fix; empty if it is unknown."""
     try:
         return NVIDIA_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip() + ". "
     except (OSError, IndexError):
@@ -125,8 +173,8 @@ def _driver() -> str:
 
 
 def look_at_fit(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
-    """Examine whether the model, once for each replica, fits into the devices' memory; nothing if no model is
-    known."""
+    """Examine whether the model, once for each replica, fits into the devices' memory. Without a known model
+    there is no finding."""
     try:
         size = _size(case, manifest)
     except UserError as error:
@@ -197,8 +245,8 @@ def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
 
 
 def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
-    """Return the folder of the model that was named, or of the run's; None if it has to be downloaded.
-    Raises UserError MODEL_*."""
+    """Return the folder of the named model or the run's; None if it must be downloaded. Raises UserError
+    MODEL_*."""
     from sfnode.models import files
     from sfnode.store.named_files import model_of
 
@@ -224,8 +272,8 @@ def _stored(place: Path) -> int:
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
-    """Look for what would keep a trainer from starting, and time steps; None if that takes long and was not
-    asked for."""
+    """Look for errors that would keep a trainer from starting, and time steps. None if timing takes long and
+    was not requested."""
     if manifest is None:
         return None
     try:
@@ -239,8 +287,8 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
 
 
 def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
-    """Measure steps, after what shows in any model that is here, and in the rows. Raises UserError MODEL_*,
-    DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
+    """Check model and rows as far as they are here, and measure steps. Raises UserError MODEL_*, DATA_*,
+    DEVICE, VERIFIER_NOT_ALLOWED."""
     from sfnode.models import files, loader, shapes
 
     if shapes.is_shape(case.source):
@@ -260,7 +308,7 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
 
 
 def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> float:
-    """Load model and rows as a node would, and time steps."""
+    """Load model and rows as a node does, and time steps."""
     from sfnode.engine.trainer import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
 

@@ -21,25 +21,26 @@ from sfnode.store.data_folder import holder
 from sfnode.store.disk_errors import sync_folder
 
 LOG_BYTES_PER_UPDATE = 12
-"""5.3 on disk for updates made one by one (docs/benchmarks.md), and as much again while SQLite tidies up."""
+"""Bytes of the log for an update: 5.3 if they are made one by one (docs/benchmarks.md), and as much again
+while SQLite tidies up."""
 
 PROBE = 1 << 20
-"""Bytes that are written as a test."""
+"""Size of the test write, in bytes."""
 
 SLOW_SYNC = 0.1
-"""Seconds of a sync from which it is worth a note: a node makes up to ten commits a second."""
+"""Seconds from which a slow sync is worth a note: a node makes up to ten commits a second."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def look_at_disk(data_dir: Path, manifest: Manifest | None) -> list[CheckFinding]:
-    """Examine both subjects of the data folder's disk."""
+    """Examine the room on the data folder's disk, and the folder."""
     folder = _existing(data_dir)
     return [_space(folder, manifest), _folder(data_dir, folder)]
 
 
 def _existing(path: Path) -> Path:
-    """Return the folder itself, or the nearest one above it that exists."""
+    """Return the folder, or the nearest existing one above it."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if place.is_dir())
 
@@ -88,7 +89,7 @@ def _usable(data_dir: Path, seconds: float) -> CheckFinding:
 
 
 def _locks(path: str) -> bool:
-    """Return whether a lock keeps a second holder out."""
+    """Return whether a lock excludes a second holder."""
     with open(path, "r+b") as first, open(path, "r+b") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
@@ -99,7 +100,8 @@ def _locks(path: str) -> bool:
 
 
 def _write(descriptor: int, folder: Path) -> float:
-    """Return the seconds of a small durable write, as of the log; a larger one first tests for room."""
+    """Return the duration of a small durable write, like those of the log. A larger write tests for room
+    first."""
     os.write(descriptor, bytes(PROBE))
     os.fsync(descriptor)
     begin = time.perf_counter()

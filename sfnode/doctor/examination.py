@@ -1,6 +1,6 @@
 """Runs all checks at once, each with a deadline, and sorts what they find.
 
-Knows which check needs results of another, but not what the checks look at.
+Knows which check needs the results of another, but nothing about their subjects.
 """
 
 from __future__ import annotations
@@ -45,25 +45,27 @@ OfRun = Callable[[CheckedCase, Manifest | None], list[CheckFinding]]
 
 OF_MACHINE: dict[str, OfMachine] = {
     "memory": lambda case: [compute.look_at_memory()],
+    "descriptors": lambda case: [compute.look_at_descriptors()],
     "device": lambda case: compute.look_at_devices(case.devices),
-    "ports": lambda case: [*network.look_at_ports(case.host_maddrs, case.data_dir), network.look_at_ipv6()],
+    "ports": lambda case: network.look_at_ports(case.host_maddrs, case.data_dir),
+    "IPv6": lambda case: [network.look_at_ipv6(case.host_maddrs)],
 }
 """Checks of the machine alone, by name."""
 
 OF_RUN: dict[str, OfRun] = {
     "disk": lambda case, manifest: disk.look_at_disk(case.data_dir, manifest),
     "model": compute.look_at_fit,
+    "uplink": compute.look_at_uplink,
     "speed": lambda case, manifest: [one for one in [compute.look_at_speed(case, manifest)] if one],
 }
-"""Checks of what a run needs, if one is known."""
+"""Checks of the needs of a run, by name. The manifest is None if no run is known."""
 
-DEADLINE = 12.0
+DEADLINE = 15.0
 """Seconds for a check once the libraries are loaded: most dead peers take four; a peer that is slow at every
-step takes up to twelve."""
+step, its name included, takes up to fifteen."""
 
 MEASURE_DEADLINE = 300.0
-"""Seconds for reading a model that was named as a whole, and for loading and measuring it when that was asked
-for."""
+"""Seconds for reading a named model, and for loading and measuring it if that was requested."""
 
 RELAY_DEADLINE = 6.0
 """Seconds for a connection through a relay, which takes one or two."""
@@ -71,17 +73,23 @@ RELAY_DEADLINE = 6.0
 MAX_REMEMBERED = 5
 """Peers of earlier sessions that are visited when none is named."""
 
+_RELAYED = {
+    1: "Join with --auto-relay and name a second peer that relays, or forward",
+    2: "Join with --auto-relay, or forward",
+}
+"""Beginnings of the advice by the number of peers that may relay."""
+
 ABOUT_PEERS = frozenset(
     number(subject)
     for subject in (
         Subject.PEER_NAME, Subject.PEER_TCP, Subject.PEER_HANDSHAKE, Subject.PEER_MANIFEST,
     )
 )  # fmt: skip
-"""Problems with a peer that become notes if another peer answers."""
+"""Numbers of the problems with a peer that become notes if another peer answers."""
 
 
 class Examiner:
-    """One examination: its checks, and what they share."""
+    """One examination: its checks, and their shared results."""
 
     def __init__(self, case: CheckedCase, stack: AsyncExitStack) -> None:
         self._case = case
@@ -108,12 +116,12 @@ class Examiner:
         return sorted((one for several in found for one in several), key=lambda one: one.number)
 
     async def end(self) -> None:
-        """Cancel what is still under way."""
+        """Cancel the unfinished checks."""
         for task in self._shared.values():
             task.cancel()
         await asyncio.gather(*self._shared.values(), return_exceptions=True)
 
-    # -- what checks share -------------------------------------------------------------------------
+    # -- shared results ----------------------------------------------------------------------------
 
     def _read_run(self) -> None:
         try:
@@ -124,7 +132,7 @@ class Examiner:
             self._run_finding = refused(subject, error)
 
     def _remembered(self) -> tuple[str, ...]:
-        """Return peers that the node of this folder has met."""
+        """Return the peers that the node of this folder remembers."""
         log = Layout(self._case.data_dir).log
         if self._local is None or not log.exists():
             return ()
@@ -154,7 +162,7 @@ class Examiner:
         return list(await asyncio.gather(*(visit(peer, self._caller, self._local) for peer in peers)))
 
     async def _manifest(self) -> Manifest | None:
-        """Return the run's manifest: the one given, or that of the peers."""
+        """Return the run's manifest: the given one or the peers'; None if there is none."""
         visits = [] if self._local else await self._visits()
         return self._local or next((seen.manifest for seen in visits if seen.manifest), None)
 
@@ -200,7 +208,8 @@ class Examiner:
         return [ok(Subject.NETWORK_DAEMON, "the libp2p daemon starts")]
 
     async def _peers_found(self) -> list[CheckFinding]:
-        found = [seen.finding for seen in await self._visits() if seen.finding]
+        visits = await self._visits()
+        found = [one for seen in visits for one in (seen.finding, seen.slow_name) if one]
         found = [one for one in found if one.number != number(Subject.NETWORK_DAEMON)]
         if not any(one.verdict == "ok" for one in found):
             return found
@@ -218,11 +227,13 @@ class Examiner:
             return []
         relay = await self._relay(relays)
         way = f"; through {relay} they can" if relay else f", nor within {RELAY_DEADLINE:g} s through a peer"
+        if relay and len(relays) == 1:
+            way += ", which is the only one: without it nobody new does"
         return [
             note(
                 Subject.REACH,
                 f"this machine has no public IPv4 address: nodes outside cannot connect to it directly{way}",
-                f"{'Join with --auto-relay, or forward' if relay else 'Forward'} a port and name it with "
+                f"{_RELAYED[min(2, len(relays))] if relay else 'Forward'} a port and name it with "
                 "--announce-maddrs. A node that nobody can connect to still works: it connects to others.",
             )
         ]
@@ -289,7 +300,7 @@ def _load_libraries() -> None:
 
 
 async def examine(case: CheckedCase) -> Examination:
-    """Run all checks, which takes about 15 s at most unless steps of a large model are measured."""
+    """Run all checks. Takes at most about 15 s unless steps of a large model are measured."""
     begin = time.perf_counter()
     async with AsyncExitStack() as stack:
         examiner = Examiner(case, stack)

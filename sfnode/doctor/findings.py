@@ -26,10 +26,12 @@ class Subject(IntEnum):
     DEVICE = 31
     MODEL_FIT = 32
     SPEED = 33
+    DESCRIPTORS = 34
     LISTEN = 40
     IPV6 = 41
     REACH = 42
     NETWORK_DAEMON = 43
+    UPLINK = 44
     PEER = 50
     PEER_NAME = 51
     PEER_TCP = 52
@@ -43,7 +45,7 @@ class Subject(IntEnum):
 
 
 class CheckFinding(BaseModel):
-    """A finding. ok: as it should be; note: worth knowing; problem: a node would not work well, or at all."""
+    """A finding. ok: as it should be. note: worth knowing. problem: a node would work badly or not at all."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -74,7 +76,7 @@ def number(subject: Subject) -> str:
 
 
 def found(subject: Subject, verdict: Verdict, what: str, fix: str | None = None) -> CheckFinding:
-    """Return a finding; everything but `ok` must name a fix."""
+    """Return a finding. It needs a fix unless it is `ok`."""
     assert verdict == "ok" or fix, f"{subject.name} names no fix"
     return CheckFinding(
         number=number(subject),
@@ -98,7 +100,7 @@ def problem(subject: Subject, what: str, fix: str) -> CheckFinding:
 
 
 def refused(subject: Subject, error: UserError) -> CheckFinding:
-    """Return the finding of a check that raises what would keep a node from starting."""
+    """Return the finding for an error that would keep a node from starting."""
     return problem(subject, error.what, error.fix)
 
 
@@ -107,11 +109,11 @@ def milliseconds(seconds: float) -> str:
 
 
 class CheckedCase(Settings):
-    """The settings of the node that is to run, and how to examine."""
+    """The settings of the future node, and of the examination."""
 
     source: str = ""
     """Model: a folder, `shape:NAME`, or empty for the run's own."""
     ntp: tuple[str, int] | None = None
-    """Time server and port; with None, no server is asked."""
+    """Time server and port; None: no server is asked."""
     measure: bool = False
     """Measure steps even if the model is large."""

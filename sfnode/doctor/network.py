@@ -1,9 +1,9 @@
 """Uses the network as a node would, under temporary identities; nothing is kept.
 
-Starts two libp2p daemons at most: a caller that only dials, and a host that is dialled through a relay.
+Starts at most two libp2p daemons: a caller that only dials, and a host that is dialled through a relay.
 
-Training itself needs no clock. The roster in the DHT does: entries carry the time at which they expire, and a
-node whose clock is minutes off writes entries that are expired already, or are refused.
+Training needs no clock, but the roster in the DHT does. Its entries contain the time at which they expire. If
+a clock is minutes off, its node's entries are expired already, or are refused.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ ENTRY_LIFE = 30.0
 """Lifetime of our entry in the DHT, in seconds."""
 
 RELAY_POLL = 0.25
-"""Seconds between two attempts to connect through a relay; the first ones usually come too early."""
+"""Seconds between two attempts to connect through a relay. The first ones usually come too early."""
 
 _PORT = re.compile(r"/(?:tcp|udp)/(\d+)")
 
 _SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses for documentation: the route to them is the default route, and nothing is sent there."""
+"""Addresses reserved for documentation. The default route leads there, and nothing is sent."""
 
 INEXACT = 3.0
-"""Seconds from which a clock is worth a note: other programs on hivemind's DHT refuse such a peer."""
+"""Seconds of difference from which a clock is worth a note: other programs on hivemind's DHT refuse such a
+peer."""
 
 NTP_PORT = 123
 NTP_DEADLINE = 2.5
-"""Seconds for one packet there and back; where UDP is blocked no answer comes."""
+"""Seconds for one packet there and back. Where UDP is blocked no answer comes."""
 
 _NTP_EPOCH = 2_208_988_800
 """Seconds from 1900, where NTP counts from, to 1970."""
@@ -70,7 +71,7 @@ async def start_caller(stack: AsyncExitStack) -> HivemindTransport:
 
 
 async def start_host(stack: AsyncExitStack, relays: Sequence[str]) -> HivemindTransport:
-    """Start a transport that is reached through these peers as its relays, and listens nowhere else.
+    """Start a transport that listens only through these peers as its relays.
 
     Raises UserError NETWORK_DAEMON.
     """
@@ -96,7 +97,7 @@ async def through_dht(caller: HivemindTransport, peers: Sequence[str]) -> bool:
 
 
 async def through_relay(caller: HivemindTransport, host: HivemindTransport, relays: Sequence[str]) -> str:
-    """Return the relay through which the caller opens a link to the host; try until cancelled."""
+    """Return the relay through which the caller has opened a link to the host. Tries until cancelled."""
     await host.bootstrap(relays)
     while True:
         for relay in relays:
@@ -146,7 +147,7 @@ def ours(holders: Sequence[psutil.Process], data_dir: Path) -> bool:
 
 
 def _holders(port: int) -> list[psutil.Process]:
-    """Return the processes that listen on a port, as far as this user may see them."""
+    """Return the processes that listen on a port and are visible to this user."""
     found = []
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("inet"):
@@ -173,15 +174,29 @@ def own_address(family: socket.AddressFamily) -> str | None:
     return None
 
 
-def look_at_ipv6() -> CheckFinding:
-    """Examine whether this machine has a public IPv6 address."""
-    address = own_address(socket.AF_INET6)
+def look_at_ipv6(host_maddrs: Sequence[str]) -> CheckFinding:
+    """Examine whether this machine has a public IPv6 address, and what else if it has no IPv4."""
+    return judge_ipv6(own_address(socket.AF_INET), own_address(socket.AF_INET6), host_maddrs)
+
+
+def judge_ipv6(ipv4: str | None, address: str | None, host_maddrs: Sequence[str]) -> CheckFinding:
+    """Judge the addresses from which this machine would send, beside those that the node would listen on."""
+    if address and not ipv4:
+        what = (
+            "this machine has IPv6 alone: it meets peers that have IPv4 alone only through a relay with both"
+        )
+        if not any(maddr.startswith("/ip6/") for maddr in host_maddrs):
+            fix = "Have the node listen there, too: --host-maddrs /ip6/::/tcp/0."
+            return problem(
+                Subject.IPV6, "this machine has IPv6 alone, and the node would not listen on it", fix
+            )
+        return note(Subject.IPV6, what, "Name a peer that has both with --peers, and join with --auto-relay.")
     if address and ip_address(address.partition("%")[0]).is_global:
         return ok(Subject.IPV6, f"this machine has the public IPv6 address {address}")
     return note(
         Subject.IPV6,
         "this machine has no public IPv6 address",
-        "Nothing needs to be done: IPv4 is enough. With IPv6 a node at home can often be reached directly.",
+        "Nothing needs to be done where IPv4 works. With IPv6 a node at home can often be reached directly.",
     )
 
 
@@ -214,7 +229,8 @@ def _udp(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 def _time_in(answer: bytes) -> float | None:
-    """Return the server's time; None if this is not an answer of one that knows it (stratum 0 refuses)."""
+    """Return the server's time; None if this is no answer, or a server's that does not know the time (stratum
+    0)."""
     if len(answer) < 48 or answer[0] & 7 != _SERVER_MODE or answer[1] == 0:
         return None
     whole, part = struct.unpack("!II", answer[40:48])

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NAME_DEADLINE = 3.0
+NAME_DEADLINE = 8.0
+"""Seconds: a resolver that asks its second server after five gets an answer."""
+
+SLOW_NAME = 1.0
+"""Seconds from which a name's lookup is worth a note: each dial by name waits as long."""
+
 HANDSHAKE_DEADLINE = 5.0
 MANIFEST_DEADLINE = 4.0
 """Seconds: a relayed dial takes 2-4 s."""
@@ -52,7 +57,7 @@ _ABOUT = {
 
 
 class StepFailed(Exception):  # noqa: N818 (caught by `visit`)
-    """The failure of a step, as a finding."""
+    """The failure of a step, with its finding."""
 
     def __init__(self, finding: CheckFinding) -> None:
         super().__init__(finding.what)
@@ -61,7 +66,7 @@ class StepFailed(Exception):  # noqa: N818 (caught by `visit`)
 
 @dataclass(slots=True)
 class Visit:
-    """Facts learnt about one peer."""
+    """The results of visiting one peer."""
 
     address: str
     finding: CheckFinding | None = None
@@ -71,12 +76,13 @@ class Visit:
     """Seconds by which its clock is ahead of ours, if it answers."""
     manifest: Manifest | None = None
     times: list[str] = field(default_factory=list)
+    slow_name: CheckFinding | None = None
 
 
 async def visit(
     address: str, caller: Callable[[], Awaitable[HivemindTransport]], expected: Manifest | None
 ) -> Visit:
-    """Take all steps until one fails. `expected` is the manifest of the run to be joined, if known."""
+    """Take the steps until one fails. `expected` is the manifest of the run to join, if it is known."""
     seen = Visit(address)
     try:
         await _take_steps(seen, caller, expected)
@@ -95,7 +101,10 @@ async def _take_steps(
     if endpoint is not None:
         if endpoint.port > 65_535:
             raise bad_address(seen.address, "there is no such port")
+        begin = time.perf_counter()
         addresses = await _timed(seen, "name", _resolve(seen.address, endpoint))
+        if (took := time.perf_counter() - begin) > SLOW_NAME:
+            seen.slow_name = _slow_name(endpoint, took)
         await _timed(seen, "TCP", _connect(seen.address, addresses))
     transport = await caller()
     seen.clock_ahead = await _timed(seen, "libp2p", _shake_hands(seen.address, transport))
@@ -138,6 +147,14 @@ async def _resolve(address: str, endpoint: TcpEndpoint) -> list[SocketAddress]:
                 "Check the spelling, and this machine's name server; or ask for the peer's /ip4/ address.",
             )
         ) from error
+
+
+def _slow_name(endpoint: TcpEndpoint, seconds: float) -> CheckFinding:
+    return note(
+        Subject.PEER_NAME,
+        f"the name {endpoint.host} took {seconds:.1f} s to resolve, and each dial by it takes as long",
+        "Check this machine's name servers: the first one may be dead. Or use the peer's /ip4/ address.",
+    )
 
 
 async def _connect(address: str, addresses: Sequence[SocketAddress]) -> None:

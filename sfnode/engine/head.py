@@ -106,6 +106,11 @@ class HeadLosses(Losses):
             cells, loss = head_gradient(Known(*rows, outputs), u[live:].t(), v[:, live:], longest)
         return self.of_all_drawn(Gradient(cells.ravel(), loss), len(batch))
 
+    def move(self, device: torch.device) -> None:
+        """Move the states of all rows to a device, as the model is moved."""
+        if self._rows:
+            self._rows = HeadRows(*(part.to(device) for part in self._rows))
+
     def _every_row(self) -> HeadRows:
         """Return the states of all rows. Meanwhile `reading` tells the progress, since this may take
         minutes."""

@@ -314,8 +314,8 @@ class TrainableModel:
         return subspace
 
     def offload(self) -> None:
-        """Move the model and its bases to main memory, and return the device's memory to the system, so that
-        other programs have it during a pause. The next use restores them."""
+        """Move the model, its bases and its rows to main memory, and return the device's memory to the system
+        for other programs. The next use restores them."""
         if not self._offloaded:
             self._offloaded = True
             self._move_away()
@@ -340,6 +340,8 @@ class TrainableModel:
     def _move(self, device: torch.device) -> None:
         self.loaded.model.to(device)
         self.space.move(device)
+        if isinstance(self.objective, HeadLosses):
+            self.objective.move(device)
 
     def rebuild(self, newest: int | None = None) -> None:
         """Have the model on its device, with the current weights. Raises as `restore`, and as

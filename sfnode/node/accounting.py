@@ -1,19 +1,19 @@
-"""The worth of local noise, as (epsilon, delta), and the noise for an epsilon, by Google's dp-accounting.
+"""The (epsilon, delta) of local noise, and the noise for an epsilon, by Google's dp-accounting.
 
-Assumed is what `engine.estimator` and `tasks.mini_batches` do: neighbours are shards in which one row is
-another one (of the same class, where mini-batches are balanced); each update draws `drawn` of `rows` rows
-with replacement, in a way that nobody else knows, and one row changes its clipped scalar by 2 clip at most,
-however often it was drawn. (In a first-order run, where each row's own gradient is clipped, none is drawn
-twice.) The library knows no sampling with replacement. Its bound for sampling without it (Wang, Balle and
-Kasiviswanathan 2019) holds here as well: its proof asks for the chance that a row is drawn, at most drawn /
-rows, and for the sensitivity, which does not grow with the number of copies. Updates compose.
+The assumptions are those of `engine.estimator` and `tasks.mini_batches`. Neighbouring shards differ in one
+row (of the same class, where mini-batches are balanced). Each update draws `drawn` of `rows` rows with
+replacement, in secret. One row changes the clipped scalar by at most 2 clip, however often it is drawn. (A
+first-order run clips each row's gradient, and draws none twice.) The library knows no sampling with
+replacement, but its bound for sampling without replacement (Wang, Balle and Kasiviswanathan 2019) holds here,
+too. Its proof needs the chance that a row is drawn, at most drawn / rows, and the sensitivity, which does not
+grow with the number of copies. Updates compose.
 
-Where every row is drawn, as by a head's gradients, all updates together are one Gaussian mechanism, whose
-epsilon is known exactly (Balle and Wang 2018): 7 % less than by the bound. Of n rows one in the place of
-another changes the mean of clipped gradients by 2 clip / n at most: by so much where theirs are opposite.
+Where every row is drawn, as for a head's gradients, all updates together are one Gaussian mechanism. Its
+epsilon is known exactly (Balle and Wang 2018), and is 7 % less than the bound. Replacing one of n rows
+changes the mean of clipped gradients by at most 2 clip / n: that much if the two gradients are opposite.
 
-The `together` updates of a group share the rows that are drawn, so that one row changes all of them: as a
-vector by 2 clip times the root of their number. They count as one draw with noise that is smaller by as much.
+The `together` updates of a group share their rows. One row changes the vector of these updates by at most 2
+clip times the root of their number. They count as one draw with noise divided by that root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sfnode.manifest import Manifest
 from sfnode.settings import Settings
 
 DELTA = 1e-5
-"""The chance with which epsilon may not hold; for shards of up to some ten thousand rows."""
+"""Probability with which epsilon may not hold, for shards of up to some ten thousand rows."""
 
 
 def library() -> Any:
@@ -46,8 +46,8 @@ def library() -> Any:
 def epsilon(
     multiplier: float, drawn: int, rows: int, updates: int, delta: float = DELTA, together: int = 1
 ) -> float:
-    """Return epsilon after so many updates, of which `together` share a mini-batch; infinite without noise.
-    Takes a quarter of a second.
+    """Return epsilon after a number of updates, of which `together` share a mini-batch; infinity without
+    noise. Takes a quarter of a second.
 
     Raises UserError EXTRA_MISSING.
     """
@@ -67,11 +67,11 @@ def epsilon(
 
 
 EXACTNESS = 1e-3
-"""Share by which a multiplier may be larger than need be."""
+"""Maximum share by which a computed multiplier is larger than necessary."""
 
 
 def multiplier(most: float, drawn: int, rows: int, updates: int, together: int = 1) -> float:
-    """Return about the least noise with which epsilon is `most` at most after so many updates, of which
+    """Return about the least noise with which epsilon stays within `most` over a number of updates, of which
     `together` share a mini-batch. Takes some seconds. Raises UserError as `epsilon`."""
     low, high = 0.0, 1.0
     while epsilon(high, drawn, rows, updates, together=together) > most:
@@ -84,15 +84,15 @@ def multiplier(most: float, drawn: int, rows: int, updates: int, together: int =
 
 
 def most_updates(manifest: Manifest) -> int:
-    """Return how many updates a node that keeps to an epsilon makes at most: what its quota is in the rounds
-    that the budget is meant for, and no more than all of it."""
+    """Return the maximum number of updates of a node that keeps to an epsilon: its quotas over the rounds of
+    the run, but no more than the budget."""
     numbers, organised = manifest.training, manifest.organised
     in_rounds = organised.quota * numbers.epochs if organised.organiser else numbers.update_budget
     return min(in_rounds, numbers.update_budget)
 
 
 def multiplier_of(settings: Settings, manifest: Manifest, odds: tuple[int, int]) -> float:
-    """Return the noise of a node that draws so many of so many rows. Raises UserError as `epsilon`."""
+    """Return the noise of a node; `odds` are the drawn rows and all rows. Raises UserError as `epsilon`."""
     if settings.noise:
         return settings.noise
     most, together = most_updates(manifest), manifest.training.batch_updates

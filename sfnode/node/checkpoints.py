@@ -1,8 +1,8 @@
-"""Checkpoints in a node: worked out and compared, kept and given to others, begun with, and pruned below.
+"""The checkpoints of a node: computed and compared, stored and given to others, begun with, and pruned below.
 
-A checkpoint is usable or not by the decisions alone (SPEC O14); its state is a file (`store.checkpoint`).
-What takes long runs on a thread; what it is computed from is looked up on the event loop before that. Where
-feeds begin, the machine is told by one event, and the log follows it.
+The decisions alone say whether a checkpoint is usable (SPEC O14). Its state is a file (`store.checkpoint`).
+Long work runs on a thread, with inputs that are read on the event loop first. One event tells the machine
+where feeds begin, and the log follows it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sfprotocol.events import CheckpointKept
 from sfprotocol.run_state import RunState
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at what the organiser has signed: a checkpoint comes every few epochs."""
+"""Seconds between looks for a new checkpoint. One comes every few epochs."""
 
 BEGINNING = 0.05
-"""Seconds between looks whether the machine has begun with a checkpoint."""
+"""Seconds between checks whether the machine has begun with a checkpoint."""
 
 RETRY = 10.0
-"""Seconds until a checkpoint is worked out again of which the log had another history than the named one."""
+"""Seconds until a checkpoint is computed again for which the log had other histories than the listed ones."""
 
 PATIENCE = 15.0
-"""Seconds after the first neighbour's word about the control feed for which a node that is to begin with
-a checkpoint waits for all of it (SPEC O15)."""
+"""Maximum wait for the whole control feed, in seconds, of a node that will begin with a checkpoint (SPEC
+O15). It begins when a neighbour first tells of the feed."""
 
 
 class NodeCheckpoints:
@@ -45,12 +45,12 @@ class NodeCheckpoints:
         self._organised = node.machine.organised
         self._folder = node.data_dir.checkpoints
         self._done: Checkpoint | None = None
-        """The newest one that was compared."""
+        """The newest checkpoint that was compared."""
         self._retry_at = self._met_at = float("inf")
         self.differs: Checkpoint | None = None
-        """One that is not what this node finds."""
+        """A checkpoint that differs from the state computed here; None if there is none."""
         self.begun = asyncio.Event()
-        """Set once it is known from where on feeds are held here."""
+        """Set once it is decided where feeds begin here."""
         replacing = node.settings.from_checkpoint and self._organised.outdated
         if not (node.machine.frontier.waiting or replacing):
             self.begun.set()
@@ -60,7 +60,7 @@ class NodeCheckpoints:
         return self._organised.run_state
 
     async def run(self) -> None:
-        """Look after checkpoints until cancelled. Raises UserError DISK_FULL, LOG_CORRUPT."""
+        """Compare, store and prune until cancelled. Raises UserError LOG_CORRUPT, DATA_DIR_UNUSABLE."""
         self._give_all()
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
@@ -73,8 +73,8 @@ class NodeCheckpoints:
     # -- working them out --------------------------------------------------------------------------
 
     async def state_of(self, epoch: int) -> CheckpointState | None:
-        """Return what counts up to an epoch, by the decisions as they are, from the newest state that is here
-        and usable; None if some of it is not here. Raises UserError LOG_CORRUPT."""
+        """Compute the state up to an epoch, by the present decisions, from the newest usable state that is
+        stored here. None if something is missing. Raises UserError LOG_CORRUPT."""
         node = self._node
         usable = [one for one in states.usable(self._folder, self._run_state) if one.epoch <= epoch]
         previous = await self._load(usable[-1]) if usable else None
@@ -84,9 +84,8 @@ class NodeCheckpoints:
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
     async def _load(self, stated: Checkpoint) -> CheckpointState | None:
-        """Return a state that is here; None if it is gone meanwhile, or a decision that comes makes it
-        unusable: then it need not be what was stated, as it is decoded by the decisions. Raises as
-        `states.load`."""
+        """Return a stored state; None if a decision makes it unusable meanwhile, or it is gone. It is decoded
+        by the decisions, so an unusable one may differ from its checkpoint. Raises as `states.load`."""
         node, run_state = self._node, self._run_state
         try:
             state = await in_thread(lambda: states.load(self._folder, node.manifest, run_state, stated))
@@ -97,7 +96,7 @@ class NodeCheckpoints:
         return state if stated in self._run_state.checkpoints else None
 
     async def _compare(self) -> None:
-        """Work out the newest checkpoint, and keep it if it is what the organiser has signed."""
+        """Compute the newest checkpoint, and store it if it is equal to the signed one."""
         usable = self._run_state.checkpoints
         newest = usable[-1] if usable else None
         if newest is None or newest == self._done or self._organised.outdated:
@@ -121,11 +120,13 @@ class NodeCheckpoints:
         floor = self._node.machine.frontier.floor
         needed = [floor - 1] if floor else []
         run_id = self._node.manifest.run_id
-        await in_thread(lambda: states.keep(self._folder, run_id, state, needed))
+        await self._node.driver.disk.patiently(
+            lambda: in_thread(lambda: states.keep(self._folder, run_id, state, needed))
+        )
         self._give_all()
 
     def _give_all(self) -> None:
-        """Let others have the states that are here."""
+        """Offer the stored states to others."""
         self._node.sharing.files = {
             listing(one.feeds, one.cores): self._folder / states.name(one)
             for one in states.usable(self._folder, self._run_state)
@@ -134,7 +135,8 @@ class NodeCheckpoints:
     # -- beginning with one ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Choose a checkpoint once enough decisions are here, and get its state; or go on without one."""
+        """Choose a checkpoint once enough decisions have come, and download its state; or begin without
+        one."""
         heads = [link.control.theirs for link in self._node.machine.links.values() if link.control.theirs]
         now = self._node.clock()
         if heads:
@@ -159,27 +161,27 @@ class NodeCheckpoints:
             await self._begin_with(CheckpointKept(newest, tuple(state.bases.values())))
 
     async def _is_here(self, newest: Checkpoint) -> bool:
-        """Return whether the log has everything that a checkpoint speaks of."""
+        """Return whether the log has all updates of a checkpoint."""
         if newest.epoch < self._node.machine.frontier.floor:
             return True
         return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
 
     def _may_replace(self) -> bool:
-        """Return whether the newest checkpoint can take the place of one that is not usable any more: what
-        lies between an earlier one and that is gone here."""
+        """Return whether the newest checkpoint can replace an unusable one. It must not be earlier: the
+        updates before the unusable one are gone here."""
         newest = self._run_state.checkpoints[-1] if self._run_state.checkpoints else None
         late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
         return newest is not None and late_enough and self._holds(newest.epoch)
 
     def _holds(self, epoch: int) -> bool:
-        """Return whether nothing is lacking of what closes up to that of `epoch` have named."""
+        """Return whether all updates are here that the closes up to `epoch` list."""
         held, run_state = self._node.machine.frontier.next, self._run_state
         return all(
             held(run_state.feed(number)) >= stop for number, stop in run_state.positions(epoch).items()
         )
 
     async def _begin_with(self, kept: CheckpointKept) -> None:
-        """Tell the machine, and return once the log begins there, too."""
+        """Tell the machine where feeds begin, and return once the log begins there, too."""
         self._node.driver.post(kept)
         frontier = self._node.machine.frontier
         while frontier.waiting or kept.checkpoint not in (None, frontier.checkpoint):  # noqa: ASYNC110
@@ -188,7 +190,7 @@ class NodeCheckpoints:
             self.begun.set()
 
     async def _fetch(self, wanted: Checkpoint) -> CheckpointState | None:
-        """Get the state of a checkpoint from peers. None if none of them gives it."""
+        """Download the state of a checkpoint from peers; None if no peer gives it."""
         node, run_state = self._node, self._run_state
         download = ModelDownload(
             listing(wanted.feeds, wanted.cores),
@@ -213,10 +215,11 @@ class NodeCheckpoints:
             return None
         return states.decode(node.manifest, run_state, data)
 
-    # -- letting go of what comes before -----------------------------------------------------------
+    # -- pruning -----------------------------------------------------------------------------------
 
     async def _prune(self) -> None:
-        """Keep nothing before a checkpoint, if the node is to; the engine reads nothing of that any more."""
+        """Let the log begin with a checkpoint if the settings say so, once the engine needs nothing before
+        it."""
         node, organised = self._node, self._organised
         if node.settings.history != "checkpoint" or organised.outdated:
             return
@@ -235,10 +238,10 @@ class NodeCheckpoints:
             )
             node.driver.post(CheckpointKept(stated, bases))
 
-    # -- what the owner has to know ----------------------------------------------------------------
+    # -- problems ----------------------------------------------------------------------------------
 
     def problem(self) -> UserError | None:
-        """Return what the owner should know about checkpoints and history."""
+        """Return a problem with checkpoints or history that the owner should know; None if there is none."""
         if doubt := self.doubt():
             return doubt
         if missing := self._organised.out_of_reach:
@@ -251,7 +254,8 @@ class NodeCheckpoints:
         return None
 
     def doubt(self) -> UserError | None:
-        """Return what keeps this node from knowing what counts: then it evaluates and claims nothing."""
+        """Return the problem for which this node does not know what counts; None if there is none. With one
+        it neither evaluates nor claims anything."""
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,

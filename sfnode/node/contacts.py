@@ -1,6 +1,6 @@
-"""The web page of a run's contacts, as a node uses it: to find its first peers, and others when all are gone.
+"""The web page with a run's contacts: a node finds its first peers there, and others when all are gone.
 
-Which page that is it learns from a link or from its settings, and remembers in its log.
+The address of the page comes from a link or the settings, and is kept in the log.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _URL = "contacts_url"
 """Key in the log's meta table."""
 
 ALONE = 15.0
-"""Seconds without any neighbour after which the page is asked: dialling the known ones takes less. It is
-asked again after as many, then each time after twice as many as before."""
+"""Seconds without a neighbour after which the page is asked: dialling known peers takes less. It is asked
+again after as many, and then each time after twice as many as before."""
 
 SPACING = 300.0
-"""Most seconds between two questions to a page that did not help: the next peer puts itself there by hand,
-and the page's server must not be asked for ever by all whom a run has left."""
+"""Maximum time, in seconds, between two questions to a page that did not help. Peers are added there by hand,
+and the nodes of an abandoned run must not load the page's server."""
 
 Fetch = Callable[[str], Awaitable[Invitation]]
 
 
 def known_url(given: str, update_log: UpdateLog) -> str:
-    """Return the page that the settings name, and remember it; else the one that was remembered."""
+    """Return the page named in the settings, and remember it. Without one return the remembered page."""
     kept = (update_log.get_meta(_URL) or b"").decode()
     if given and given != kept:
         update_log.set_meta(_URL, given.encode())
@@ -45,18 +45,18 @@ def known_url(given: str, update_log: UpdateLog) -> str:
 
 
 def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
-    """Keep the invitation by these peers, so that `sfnode invite` has one while the node does not run.
+    """Write an invitation with these peers for `sfnode invite`, which uses it while the node does not run.
 
-    Raises UserError NO_ADDRESS and BAD_OPTION; nothing but that command needs it.
+    Raises UserError NO_ADDRESS and BAD_OPTION.
     """
     said = invite(manifest, compose(manifest.run_id, [], met, url=url))
     contacts.write(path, said.model_dump())
 
 
 async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contacts.fetch) -> Settings:
-    """Return the settings of a node that joins, with the peers of its page before those that it was given.
+    """Return the settings of a joining node, with the peers of its page before the given ones.
 
-    Raises UserError CONTACTS_UNUSABLE if it was given none, and WRONG_RUN.
+    Raises UserError CONTACTS_UNUSABLE if no peers were given, and WRONG_RUN.
     """
     url = settings.contacts_url
     if not url or data_dir.manifest.exists() or settings.run:
@@ -82,7 +82,7 @@ async def keep_company(
     random: Random,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Tell `hear` of the peers on the page whenever `links` has been 0 for a while; until cancelled."""
+    """Pass the peers of the page to `hear` whenever `links` is 0 for a while; until cancelled."""
     asked = 0
     """Questions since there was a link."""
     while True:

@@ -1,8 +1,8 @@
 """The asyncio adapter of the protocol host: frames and own updates in, the log's thread, frames out.
 
-The order "durable, then sent, then applied" is the host's (`sfprotocol.host`); what a round has to make
-durable is written here, on a thread of its own, and the round is carried out when it is on disk. The driver
-knows links only as things that take frames, and the engine only as something that reads updates from the log.
+The host (`sfprotocol.host`) keeps the order "durable, then sent, then applied". The driver writes what a
+round makes durable, on a thread of its own, and carries the round out when it is on disk. It knows links only
+as objects that take frames, and the engine only as a reader of the log.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.logging import log
+from sfnode.node.disk_wait import DiskWait
 from sfnode.node.link_pump import LinkPump
 from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.store.data_folder import remember_signing
@@ -24,17 +26,21 @@ from sfprotocol import wire_codec
 from sfprotocol.events import Cut, Event, JoinRequested, LinkDown, LinkId, LinkUp, Rebase
 from sfprotocol.host import Advanced, Close, Commit, Effect, Host, Send, cut_chain
 from sfprotocol.machine import Machine
-from sfprotocol.messages import Feed, Proof, RunParameters, Segment
+from sfprotocol.messages import Feed, Proof, RunParameters, Segment, Summary
 from sfprotocol.signing import genesis
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 DROP_GRACE = 1.0
-"""Seconds for a last Goodbye to leave."""
+"""Maximum time, in seconds, for a last Goodbye to leave a dropped link."""
+
+KEEP_INTERVAL = 15.0
+"""Seconds between frames on each link while a round waits for room on the disk. Peers wait four times as long
+(SPEC L7)."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes over all links since the start, links that are gone included."""
+    """Bytes over all links since the start, including closed ones."""
 
     sent: int = 0
     received: int = 0
@@ -59,8 +65,8 @@ class LogStore:
     def append(self, commit: Commit) -> None:
         """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
 
-        A new own feed comes first: should the process end in between, an incarnation is lost and no feed is
-        continued that others may know better (SPEC I3).
+        A new own feed is remembered first. If the process ends in between, an incarnation is lost, but no
+        feed is continued of which others may know more (SPEC I3).
         """
         if commit.own is not None:
             self._continue_as(commit.own)
@@ -83,8 +89,8 @@ class LogStore:
             self._rebase(commit.rebase)
 
     def _rebase(self, rebase: Rebase) -> None:
-        """Let the log begin with these bases. Their checkpoint is remembered first: should the process end in
-        between, the node says that it keeps less than it does (SPEC O15)."""
+        """Let the log begin with these bases. Their checkpoint is remembered first: if the process ends in
+        between, the node claims to keep less than it does (SPEC O15)."""
         remember_checkpoint(self._log, rebase.checkpoint)
         self._log.rebase(rebase.bases)
 
@@ -113,38 +119,43 @@ class Driver:
         clock: Callable[[], float],
         continue_as: Callable[[Feed], None],
     ) -> None:
-        """`continue_as` remembers a new own feed durably and is called on the disk thread. Whoever is to be
-        told of rounds adds itself to the lists below."""
+        """`continue_as` remembers a new own feed durably. It is called on the disk thread. The callbacks are
+        added to the lists below."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
         self.pumps: dict[LinkId, LinkPump] = {}
+        self.disk = DiskWait()
+        """The wait of all writes of this node for room on the disk."""
         self.between_rounds = asyncio.Lock()
-        """Lock under which all that the machine has admitted is on disk, and `advanced` was called for it."""
+        """Lock held during a round. While another task holds it, all that the machine has admitted is on
+        disk, and `advanced` was called."""
         self.advanced: list[Callable[[Iterable[Feed]], None]] = []
-        """Called once a round, when it is durable, with the feeds of which something else counts now."""
+        """Called once a round is durable, with the feeds whose counted updates have changed."""
         self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
-        """Return once nobody needs the updates of these feeds from some step on, which are about to be
-        replaced in the log."""
+        """Called with the feeds, and the first steps, that a round replaces in the log. Each returns once
+        nothing needs the old updates."""
         self.on_fault: list[Callable[[str], None]] = []
-        """Called with a peer that broke a rule, before its link is dropped."""
+        """Called with a peer that broke a rule, before the link is dropped."""
         self.on_join_request: list[Callable[[JoinRequested], None]] = []
         self.on_round: list[Callable[[tuple[Feed, ...]], None]] = []
-        """Called when a round was carried out, with the feeds of which something else counts now."""
+        """Called when a round is carried out, with the feeds whose counted updates have changed."""
         self.after_round: list[Callable[[], None]] = []
         """Called whenever the machine's state may have changed."""
         self.look_at: list[Callable[[], float]] = []
-        """Return the time at which a round is due although the machine has nothing to do."""
+        """Each returns the time at which a round is due even if the machine has nothing to do."""
         self._store = LogStore(update_log, machine.run, continue_as)
         self._host = Host(machine, self._store)
         self._clock = clock
         self._log = update_log
         self._finishing = False
-        """Whether no more events are taken in; those that wait are still handled."""
+        """Whether no more events are accepted. The queued ones are still handled."""
         self._finished = False
         self._arrived = asyncio.Event()
         self._round_done = asyncio.Event()
         self._disk = DaemonExecutor("disk")
+        self._summaries: dict[LinkId, tuple[float, Summary]] = {}
+        """The last Summary on each link, and when it was sent."""
         self._dropping: dict[asyncio.Task[None], None] = {}
         self._next_link = 0
 
@@ -155,19 +166,20 @@ class Driver:
             self._arrived.set()
 
     def look(self) -> None:
-        """Have a round soon, though the machine has nothing to hear of."""
+        """Start a round soon, even without an event."""
         self._arrived.set()
 
     def finish(self) -> None:
-        """Let `run` return when all that was posted until now has been done."""
+        """Let `run` return once all events posted until now are handled."""
         self._finishing = True
         self._arrived.set()
 
     async def run(self) -> None:
-        """Run the host. Raises UserError (disk full) and LocalProtocolError, which end the node.
+        """Run the host. Raises LocalProtocolError and UserError, which end the node: DISK_FULL only after
+        `disk.leave`.
 
-        Ended by `finish`. When it is cancelled instead, a commit under way still happens, but nothing that
-        should follow from it: only a node that comes to an end may do that.
+        Ends after `finish`. If it is cancelled instead, a commit under way is still written, but nothing
+        follows from it: only a node that ends may do that.
         """
         try:
             while not self._finished:
@@ -194,12 +206,13 @@ class Driver:
                 self._blame(link.peer, pump.fault)
         finally:
             del self.pumps[number]
+            self._summaries.pop(number, None)
             self.traffic.sent += link.bytes_sent
             self.traffic.received += link.bytes_received
             self.post(LinkDown(number))
 
     async def hand_over(self, grace: float) -> None:
-        """Wait until all that was posted is done and every link has been given everything, `grace` seconds
+        """Wait until all posted events are handled and all updates are handed to every link, `grace` seconds
         at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
@@ -208,7 +221,7 @@ class Driver:
                     await self._round_done.wait()
 
     async def close_links(self, grace: float) -> None:
-        """Give what is queued `grace` seconds to leave, then end all links."""
+        """Wait at most `grace` seconds for queued frames to leave, then end all links."""
         pumps = list(self.pumps.values())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
@@ -232,7 +245,7 @@ class Driver:
                 await self._arrived.wait()
 
     async def _round(self) -> None:
-        """Take in what has arrived and do what follows from it."""
+        """Handle the queued events, write the commit and carry out the effects."""
         self._arrived.clear()
         commit = self._host.decide(self._clock(), clock=self._clock)
         for pump in self.pumps.values():
@@ -243,15 +256,28 @@ class Driver:
             if replaced := self._replaced(commit):
                 for retreat in self.retreat:
                     await retreat(replaced)
-            appending = asyncio.get_running_loop().run_in_executor(self._disk, self._store.append, commit)
-            await asyncio.shield(appending)
+            for part in _parts(commit):
+                await self.disk.patiently(partial(self._append, part), self._keep_links)
         self._carry_out(self._host.carry_out())
         self._finished = self._finishing and not self._host.waiting
         self.changed()
         self._round_done.set()
 
+    async def _append(self, commit: Commit) -> None:
+        appending = asyncio.get_running_loop().run_in_executor(self._disk, self._store.append, commit)
+        await asyncio.shield(appending)
+
+    def _keep_links(self) -> None:
+        """Repeat the last Summary on each link without its entries, so that peers do not take this node for
+        dead. A new one would tell of decisions that are not on disk."""
+        now = self._clock()
+        for number, (sent, summary) in list(self._summaries.items()):
+            if now - sent >= KEEP_INTERVAL:
+                self._summaries[number] = now, summary
+                self.pumps[number].send(wire_codec.encode(summary, *self.machine.run.form))
+
     def changed(self) -> None:
-        """Say that the state of the machine, or of what follows from it, may have changed."""
+        """Call `after_round`: the state of the machine, or what follows from it, may have changed."""
         for told in self.after_round:
             told()
 
@@ -288,6 +314,8 @@ class Driver:
         if isinstance(send.message, Segment):
             self.traffic.segment_bytes_sent += LENGTH_BYTES + len(send.frame)
             self.traffic.updates_sent += send.message.count
+        elif isinstance(send.message, Summary) and not send.message.more:
+            self._summaries[send.link] = self._clock(), replace(send.message, entries=())
         pump.send(send.frame, segment=isinstance(send.message, Segment))
 
     def _close(self, close: Close) -> None:
@@ -305,9 +333,15 @@ class Driver:
             hear(peer)
 
 
+def _parts(commit: Commit) -> list[Commit]:
+    """Divide a commit by transactions, so that none is written twice."""
+    if not commit.rebase:
+        return [commit]
+    return [replace(commit, rebase=None), Commit(rebase=commit.rebase)]
+
+
 def handed_over(machine: Machine) -> bool:
-    """Return whether all neighbours that have told us what they have were given the rest, our own feed above
-    all."""
+    """Return whether every synced neighbour was handed all updates that it lacks, and our whole own feed."""
     own, stop = machine.own, machine.frontier.next(machine.own) if machine.own else 0
     return not any(
         link.synced and (link.outbox.dirty or not link.outbox.writable or (own and link.position(own) < stop))
@@ -323,7 +357,7 @@ def _report_cut(cut: Cut) -> None:
 
 
 async def _close_drained(pump: LinkPump) -> None:
-    """Close a link once what is queued has left: a Goodbye should still reach the peer."""
+    """Close a link after its queued frames have left: a Goodbye should still reach the peer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROP_GRACE):
             await pump.drain()

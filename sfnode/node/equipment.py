@@ -1,5 +1,5 @@
-"""The checks of what a node needs of this machine, one list: `sfnode join` goes through it before the network
-is touched, and `sfnode doctor` says what it finds. Each raises a UserError for what is lacking.
+"""The checks of a node's needs on this machine, in one list. `sfnode join` makes them before it touches the
+network, and `sfnode doctor` reports them. Each raises a UserError for a missing thing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CPU = "cpu"
 
 
 def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:
-    """Look whether this machine has what its node is to take part with, before the network is touched, if the
-    `manifest` is here; without it, what any run takes.
+    """Check that this machine has what its node needs, before the network is touched. Without a `manifest`,
+    check what any run needs.
 
-    Return the settings with the files that the owner of this machine has named, now or for this folder
-    before; these are remembered once a trainer can work with them. A node that may not run the run's
-    verifier becomes a relay. Raises UserError as the checks.
+    Return the settings with the files that the owner has named, now or earlier for this folder. They are
+    remembered once a trainer can use them. A node that may not run the run's verifier becomes a relay. Raises
+    UserError as the checks.
     """
     require_room(data_dir.path)
     try:
@@ -54,8 +54,8 @@ def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -
 
 
 def checks(settings: Settings, manifest: Manifest | None, layout: Layout) -> Iterator[Callable[[], object]]:
-    """Yield the checks of what a trainer needs; where the run is not known, of devices alone. Each raises
-    UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, and as named here."""
+    """Yield the checks of a trainer's needs; without a known run, those of devices alone. Each raises
+    UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, or as the functions below."""
     if settings.role != "trainer":
         return
     if manifest:
@@ -69,15 +69,15 @@ def checks(settings: Settings, manifest: Manifest | None, layout: Layout) -> Ite
 
 
 def named_files(settings: Settings, manifest: Manifest, layout: Layout) -> NamedFiles:
-    """Return the files that the owner of this machine has named: now, before, or in the folder of a manifest
-    of theirs. Raises UserError DATA_DIR_UNUSABLE."""
+    """Return the files that the owner of this machine has named: now, earlier, or beside a manifest of
+    theirs. Raises UserError DATA_DIR_UNUSABLE."""
     named = NamedFiles.read(layout).and_of(settings)
     return named.and_beside(manifest, settings.run.parent) if settings.run else named
 
 
 def require_room(folder: Path, log_bytes: int = 0) -> int:
-    """Return the bytes that are free where a folder is. Raises UserError DISK_FULL unless there is room for a
-    node, and for an update log of so many bytes."""
+    """Return the free bytes on a folder's disk. Raises UserError DISK_FULL unless there is room for a node
+    and for an update log of `log_bytes`."""
     needed, free = SPARE_BYTES + log_bytes, shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
@@ -89,8 +89,8 @@ def require_room(folder: Path, log_bytes: int = 0) -> int:
 
 
 def require_devices(devices: Sequence[str], dtype: str) -> None:
-    """Try out the devices that a trainer is to compute on, and whether its number format is at hand; that
-    loads torch, unless it is the CPU's. Raises UserError DEVICE."""
+    """Try out a trainer's devices and its number format. That imports torch, unless all devices are the CPU.
+    Raises UserError DEVICE."""
     if any(name != CPU for name in devices):
         from sfnode.engine.loading import usable_device
 
@@ -103,8 +103,8 @@ def require_devices(devices: Sequence[str], dtype: str) -> None:
 
 
 def require_rows(settings: Settings, manifest: Manifest, places: Places, began: bool) -> None:
-    """Look whether a trainer has rows to train on, as far as that is known before anything is downloaded;
-    `began` says whether it has taken part before.
+    """Check that a trainer has rows to train on, as far as that is known before a download. `began`: it has
+    taken part before.
 
     Raises UserError DATA_NEEDED, DATA_NOT_NAMED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
     """
@@ -128,8 +128,7 @@ def require_rows(settings: Settings, manifest: Manifest, places: Places, began: 
 
 
 def require_model(settings: Settings, manifest: Manifest) -> None:
-    """Look whether a folder with the base model that is named is one, and the run's. Raises UserError
-    MODEL_*."""
+    """Check that a named folder holds the run's base model. Raises UserError MODEL_*."""
     if settings.model:
         from sfnode.models import files  # half a second, for which only those wait who have such a folder
 

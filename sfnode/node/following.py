@@ -1,7 +1,8 @@
-"""A node that follows its run: once the organiser has announced that it goes on as another, it goes there.
+"""A node that follows its run: when the organiser announces that the run continues as another one, it joins
+that.
 
-Whether that is a run that began with this one is looked at first, by a manifest whose hash is what the signed
-link says; until a node of it answers, this one stays where it is.
+The node first checks that the other run began with this one, by a manifest with the hash in the signed link.
+It stays until a node of the other run answers.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.identity import Identity
 
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks at what is announced."""
+"""Seconds between two looks for an announcement."""
 
 RETRY_INTERVAL = 60.0
 """Seconds between two attempts to reach the other run: its organiser may be about to start."""
 
 DIGITS = 8
-"""Hex digits of the run in the name of the next data folder."""
+"""Hex digits of the run's id in the name of the next data folder."""
 
 
 async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str], None]) -> None:
-    """Call `continue_in` with the link to another run once that goes on from the node's own; until then say
-    what is wrong with it, once."""
+    """Call `continue_in` with the link to the run that continues this one, once a node of it answers. Log
+    each problem with it once."""
     said = ""
     while True:
         wait = LOOK_INTERVAL
@@ -71,8 +72,8 @@ async def _check(node: RunContext, link: str) -> None:
 
 
 def next_folder(folder: Path, run_id: bytes) -> Path:
-    """Return the data folder in which the node of a folder takes part in another run: beside it, named after
-    that run. It has the same key. Raises UserError DATA_DIR_UNUSABLE, DISK_FULL."""
+    """Make and return the data folder for another run: beside `folder`, named after the run, with the same
+    key. Raises UserError DATA_DIR_UNUSABLE, DISK_FULL."""
     name = re.sub(f"-[0-9a-f]{{{DIGITS}}}$", "", folder.resolve().name)
     after = folder.resolve().with_name(f"{name}-{run_id.hex()[:DIGITS]}")
     own, its = Layout(folder).identity, Layout(after).identity

@@ -1,7 +1,7 @@
-"""One link in both directions: frames to the machine, frames to the peer, a bound on what waits either way.
+"""One link in both directions: frames to the machine, frames to the peer, and bounds on both queues.
 
-Knows nothing of what a frame means, except that a segment is answered for: once everything has been written
-the machine hears Writable.
+Does not know what a frame means, with one exception: after a segment, once the queue is written, the machine
+gets the event Writable.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sfprotocol.events import Event, LinkId, Received, Writable
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 MAX_QUEUED_FRAMES = 1024
-"""Frames waiting on one link; a peer that does not read that many control messages is dropped."""
+"""Maximum of frames queued on one link. A peer that leaves so many control messages unread is dropped."""
 
 LAST_FRAMES = 1.0
-"""Seconds to read what a peer sent before it closed the link; it lies in our own buffers."""
+"""Seconds for reading the frames that a peer sent before it closed the link. They are in our own buffers."""
 
 
 class LinkPump:
@@ -35,12 +35,12 @@ class LinkPump:
         *,
         bandwidth: Bandwidth | None = None,
     ) -> None:
-        """`post` takes events for the machine; reading stops when after a frame `has_room()` is false.
-        `bandwidth` is shared by all links of the node."""
+        """`post` takes events for the machine. Reading stops while `has_room()` is false. `bandwidth` is
+        shared by all links of the node."""
         self.id = link_id
         self.link = link
         self.fault: str | None = None
-        """The rule of framing that the peer broke, with its reason, if that is how the link ended."""
+        """The framing rule that the peer broke, with the reason; None if the link ended otherwise."""
         self._post = post
         self._has_room = has_room
         self._bandwidth = bandwidth or Bandwidth()
@@ -55,7 +55,7 @@ class LinkPump:
         self._writer = asyncio.create_task(self._write())
 
     def send(self, frame: bytes, *, segment: bool = False) -> None:
-        """Queue a frame; after a segment the machine is told when everything has been written."""
+        """Queue a frame. After a `segment` the machine gets Writable once the queue is written."""
         if len(self._outgoing) >= MAX_QUEUED_FRAMES:
             self._give_up()
             return
@@ -65,7 +65,7 @@ class LinkPump:
         self._filled.set()
 
     def resume(self) -> None:
-        """Read on if the machine has room again for frames of this link."""
+        """Continue reading if the machine has room for frames of this link again."""
         if self._has_room():
             self._may_read.set()
 
@@ -75,10 +75,10 @@ class LinkPump:
         self._writer.cancel()
 
     async def finished(self) -> None:
-        """Wait until the link has ended in one direction, end the other and close it.
+        """Wait until the link has ended in one direction, end the other direction and close the link.
 
-        A peer that leaves closes the link after its last frames: when we cannot write any more, these may
-        still be there to be read.
+        A peer that leaves closes the link after its last frames. These may still be readable when we cannot
+        write any more.
         """
         tasks = (self._reader, self._writer)
         try:
@@ -92,7 +92,7 @@ class LinkPump:
         await self.link.close()
 
     async def drain(self) -> None:
-        """Wait until what is queued has been written, or cannot be any more."""
+        """Wait until the queue is written or the link has ended."""
         emptied = asyncio.create_task(self._emptied.wait())
         try:
             await asyncio.wait([emptied, self._reader, self._writer], return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,5 @@
-"""Runs a command of the owner's when the run completes, the model gets worse, another node organises it, or
-this one is offline."""
+"""Runs the owner's command when the run completes, the model gets worse, another node organises the run, or
+this node is offline."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOOK = 5.0
 """Seconds between two looks at the node."""
 
 OFFLINE_AFTER = 120.0
-"""Seconds without any link after which a node that had one is said to be offline: it redials within one."""
+"""Seconds without a link after which a node that had one counts as offline. It redials much sooner."""
 
 PATIENCE = 60.0
-"""Seconds that the command may take; then it is killed."""
+"""Maximum time of the command, in seconds. Then it is killed."""
 
 WORSE = f"SF{Code.RUN_GETS_WORSE:03d}"
 
@@ -31,7 +31,7 @@ WORSE = f"SF{Code.RUN_GETS_WORSE:03d}"
 async def notify(status: Callable[[], Status], clock: Callable[[], float], command: str) -> None:
     """Run `command` with the name of each event and a sentence as its last arguments, until cancelled.
 
-    It runs without a shell. Its environment says the same: SFNODE_EVENT, SFNODE_TEXT, SFNODE_RUN_NAME.
+    It runs without a shell, and with the variables SFNODE_EVENT, SFNODE_TEXT and SFNODE_RUN_NAME.
     """
     before: frozenset[str] = frozenset()
     term: int | None = None
@@ -52,7 +52,7 @@ async def notify(status: Callable[[], Status], clock: Callable[[], float], comma
 
 
 def _events(now: Status, offline: bool) -> Iterator[tuple[str, str]]:
-    """Yield what holds now that an owner wants to hear of once, each with a sentence."""
+    """Yield the present events, each with a sentence."""
     if now.state is NodeState.COMPLETE:
         yield "complete", f"the run {now.run_name} is complete"
     worse = next((one for one in now.alarms if one.code == WORSE), None)

@@ -1,6 +1,6 @@
 """The organiser in a node, and a newcomer's join request.
 
-Carries out what the sans-IO organiser (`sfnode.organising.organiser`) asks for: decisions go to the machine,
+Carries out the actions of the sans-IO organiser (`sfnode.organising.organiser`): decisions go to the machine,
 evaluations to the engine, answers to the owner. It decides nothing itself.
 """
 
@@ -60,20 +60,22 @@ if TYPE_CHECKING:
     from sfprotocol.seeds import I64
 
 SIGN_DEADLINE = 60.0
-"""Seconds for an owner's decision to be signed: one is under way at a time, and each takes a commit."""
+"""Maximum time, in seconds, until an owner's decision is signed. They are signed one by one, each with a
+commit."""
 
 OFFER_TIME = 3 * SEND_AGAIN
-"""Seconds for which an offer to stand in holds without being said again: who is named is there."""
+"""Seconds for which an offer to stand in is valid without being repeated, so that only present members are
+named."""
 
 LOOK_INTERVAL = 5.0
-"""Seconds between two looks whether this node is still a member: what takes that from it is rare."""
+"""Seconds between two looks whether this node is still a member. It seldom ceases to be one."""
 
 MEASURING_BASE = "measuring the base model"
 
 
 def organises(node: RunContext) -> bool:
-    """Return whether a node is to organise its run, or may have to: it has the organiser's key, or stands in,
-    or would."""
+    """Return whether a node organises its run, or may have to: it has the organiser's key, is a stand-in, or
+    offered to be one."""
     organised = node.machine.organised
     if organised is None or not organised.control.key:
         return False
@@ -82,21 +84,21 @@ def organises(node: RunContext) -> bool:
 
 
 _STANDS_IN = "stands in"
-"""Key in the log that says that this member would stand in for the organiser."""
+"""Key in the log for this member's offer to stand in for the organiser."""
 
 
 def note_offer(log: UpdateLog) -> None:
-    """Record durably that this member would stand in."""
+    """Record durably that this member offers to stand in."""
     log.set_meta(_STANDS_IN, b"yes")
 
 
 def would_stand_in(log: UpdateLog) -> bool:
-    """Return whether this member's owner has offered that it stands in."""
+    """Return whether this member offers to stand in."""
     return log.get_meta(_STANDS_IN) is not None
 
 
 class Organising:
-    """The organiser of one node that has the key; told by the node's driver."""
+    """The organiser of one node that has the key. The node's driver reports rounds to it."""
 
     def __init__(
         self,
@@ -105,8 +107,8 @@ class Organising:
         state_of: Callable[[int], Awaitable[CheckpointState | None]],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Be told by the driver from now on; `organises(node)` has to hold. `state_of` works out the state of
-        a checkpoint; `fail` ends the node."""
+        """Register with the driver. `organises(node)` must hold. `state_of` computes the state of a
+        checkpoint. `fail` ends the node."""
         assert node.machine.organised is not None
         self._organised: Organised = node.machine.organised
         control, run = self._organised.control, node.machine.run
@@ -117,15 +119,15 @@ class Organising:
         self._stopped = False
         self._waiting: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._untold: list[Event] = []
-        """Events of which the organiser hears at the end of a round."""
+        """Events that the organiser gets at the end of the round."""
         self._begun = False
-        """Whether it has begun the run, or gone on with it, because nobody else was to be found."""
+        """Whether it began or continued the run because no other node was found."""
         self._began_at = self._peopled_at = node.clock()
-        """Times of the start, and at which there was last a link, or none was wanted."""
+        """Time of the start; time at which there was last a link, or none was wanted."""
         self._restored = control.elections.restored
-        """Whether the key has come from a backup, and has yet to learn of the terms that have begun."""
+        """Whether the key came from a backup and does not know the present term yet."""
         self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
-        """The chain hash of all that the key has signed, where this log shows it; empty where it does not."""
+        """Chain hash of all decisions signed with the key, if this log proves that it has all; else empty."""
         self._organiser = Organiser(
             View(node.machine, node.log),
             node.outside.policy or policy_of(node.manifest, node.settings),
@@ -144,7 +146,7 @@ class Organising:
             self._offer()
 
     def _offer(self) -> None:
-        """Tell everybody that this member would stand in, until it does."""
+        """Offer to everybody that this member stands in, until it does."""
         own, control = self._node.machine.own, self._organised.control
         assert own is not None  # whoever has a key of its own to stand in with trains
         message = offer_message(self._node.manifest.run_id, own.origin, control.key)
@@ -152,18 +154,18 @@ class Organising:
         self._node.driver.post(OwnJoinRequest(Offer(own.origin, control.key, signatures)))
 
     def _has_admitted_others(self) -> bool:
-        """Return whether somebody else may have decisions that are not here, if this log is an old one."""
+        """Return whether another member may have decisions that are missing here, if this log is old."""
         own = self._node.machine.own
         return any(own is None or one.origin != own.origin for one in self._organised.run_state.members)
 
     @property
     def state(self) -> OrganiserState:
-        """Whether it signs."""
+        """The organiser's state: whether it signs."""
         return self._organiser.state
 
     @property
     def restarted(self) -> Restarted | None:
-        """The wait of an organiser that does not sign yet; None once it does, and if it never will again."""
+        """The wait of an organiser that does not sign yet after a restart; None otherwise."""
         if self.state is not OrganiserState.RESTARTED:
             return None
         control, peering = self._organised.control, self._node.peering
@@ -177,18 +179,18 @@ class Organising:
 
     @property
     def cut_off(self) -> bool:
-        """Whether it organises, and too few of those who stand in answer."""
+        """Whether this node organises, but too few stand-ins answer."""
         control = self._organised.control
         return self.state is OrganiserState.STANDING_BY and control.feed.key == control.key
 
     @property
     def guarded(self) -> bool:
-        """Whether a guard goes back when the run gets worse."""
+        """Whether the organiser has a guard, which goes back when the run gets worse."""
         return self._organiser.known.guard is not None
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of those who would stand in, by the numbers of their members: of those who do and
-        are here, of whom an offer was heard within OFFER_TIME, and this node's own."""
+        """Return the keys of possible stand-ins by member number: of the present stand-ins, of members whose
+        offer was heard within OFFER_TIME, and of this node."""
         own, control, now = self._node.machine.own, self._organised.control, self._node.clock()
         here, number = control.elections.present(now), self._organised.run_state.member_number
         standing = {member: key for key, member in control.feed.standing.items() if key in here}
@@ -198,7 +200,7 @@ class Organising:
         return standing | {n: key for origin, key in heard.items() if (n := number(origin)) is not None}
 
     def hand_over(self, key: bytes) -> None:
-        """Have another stand-in organise at once."""
+        """Let another stand-in organise at once."""
         self._node.driver.post(OwnHandOver(key))
 
     def join_requests(self) -> list[JoinRequest]:
@@ -207,7 +209,8 @@ class Organising:
         return known.join_requests.waiting(known.run_state, self._node.clock())
 
     async def decide(self, decision: Decision) -> str | None:
-        """Return once the owner's decision is signed and on disk; or the reason if it would change nothing.
+        """Sign the owner's decision. Return None once it is on disk, or the reason if it would change
+        nothing.
 
         Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
         """
@@ -226,8 +229,8 @@ class Organising:
             self._waiting = [one for one in self._waiting if one[1] is not done]
 
     async def stop(self) -> None:
-        """Cancel what is under way, and decide nothing more while the last updates are handed over; whoever
-        waits for a decision is told that it may not come."""
+        """Cancel the work under way, and decide nothing more while the last updates are handed over. Callers
+        that wait for a decision get an error."""
         self._stopped = True
         for _, done in self._waiting:
             if not done.done():
@@ -236,11 +239,11 @@ class Organising:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    # -- what the organiser asks for ---------------------------------------------------------------
+    # -- actions of the organiser ------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """Tell the organiser at the end of a round, which comes soon: within one the machine may hold less
-        than the organiser knows of, and what is not here any more would be named."""
+        """Hand an event to the organiser at the end of a round, and have one soon. Within a round the machine
+        may hold less than the organiser knows, and missing updates would be listed."""
         self._untold.append(event)
         self._node.driver.look()
 
@@ -263,8 +266,8 @@ class Organising:
                 self._do(action)
 
     def _is_nobody_else(self) -> bool:
-        """Return whether nobody is there to tell more than is here, and it is for this node to decide: the
-        run is new, or all that its key has signed is here, since it has signed last in this very log."""
+        """Return whether no other node can know more, so that this one may decide: the run is new, or the
+        key's last signature is in this log."""
         feed, now = self._organised.control.feed, self._node.clock()
         if not feed.stop:
             return self._readiness.begins()
@@ -304,13 +307,13 @@ class Organising:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the node if the work has raised: the organiser would wait for its answer for ever."""
+        """End the node if the work has raised: the organiser would wait for the answer for ever."""
         del self._running[task]
         if not task.cancelled() and (error := task.exception()):
             self._fail(error)
 
     async def _summarise(self, epoch: int) -> None:
-        """Work out the checkpoint of an epoch."""
+        """Compute the checkpoint of an epoch."""
         stated = None
         try:
             state = await self._state_of(epoch)
@@ -320,7 +323,7 @@ class Organising:
         self._tell(MakingEnded(Checkpoint, stated))
 
     async def _make_bases(self, epoch: int) -> None:
-        """Make bases at the weights by the seals up to that of an epoch; peers get them from here."""
+        """Make bases at the weights of an epoch's seal. Peers download them from here."""
         digest, folder = None, self._node.data_dir.bases
         try:
             with disk_faults(folder):
@@ -334,15 +337,15 @@ class Organising:
         self._tell(MakingEnded(Bases, digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
-        """Tell whoever has wanted this decision first what has become of it."""
+        """Answer the first caller that waits for this decision."""
         for decision, done in self._waiting:
             if decision == wanted and not done.done():
                 done.set_result(reason)
                 return
 
     async def _evaluate(self, asked: Evaluate) -> None:
-        """Do what the organiser wants to know of an epoch, on the validation rows; measure the base model
-        first if that was not done yet."""
+        """Measure an epoch for the organiser, on the validation rows. The base model is measured once, before
+        the first epoch."""
         result = base = calibrated = found = None
         forwards, epoch, shares = 0, asked.epoch, dict[Feed, StepShare]()
         wanted, ask = self._node.limiter.until_a_pause(), self._node.model.ask
@@ -378,9 +381,9 @@ class Organising:
     async def _measured(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
-        """Return what each feed has brought in an epoch, and the example-forwards of measuring it: at the
-        weights by the seals before, in the middle of the step without what is skipped. Nothing if something
-        else counts of these epochs meanwhile.
+        """Return the share of each feed in an epoch's gain, and the example-forwards of measuring it. It is
+        measured from the weights of the seal before, in the middle of the step without skipped feeds. Nothing
+        is returned if other updates count of these epochs meanwhile.
 
         Raises UserError PAUSED once `wanted`, asked on the engine's thread, says no, and as `Engine.shares`.
         """
@@ -418,7 +421,7 @@ class Organising:
         return await node.model.ask_of_step(look, closed, sealed, what)
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
-        """Evaluate the base model less its prior; None where that cannot be measured."""
+        """Evaluate the calibrated base model; None where it cannot be calibrated."""
         task = self._node.manifest.task
         if not task.labelled or task.loss == "calibrated":  # it always is, then
             return None
@@ -437,10 +440,10 @@ class Organising:
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[SearchResult | None, Evaluation | None, int]:
-        """Return what a line search along an epoch finds, the result of the model with that factor if it is
-        wanted, and the example-forwards of the search.
+        """Return the result of a line search along an epoch, the evaluation with its factor if it is wanted,
+        and the example-forwards of the search.
 
-        Nothing is found if what counts of earlier epochs has changed meanwhile.
+        Nothing is found if other updates count of earlier epochs meanwhile.
         """
         search = LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
         begun: list[Mapping[Feed, Counted]] = []
@@ -484,9 +487,9 @@ def _unanswered(what: str) -> UserError:
 async def be_admitted(
     node: NodeContext, organising: Organising | None, asked: Callable[[], None], stopping: asyncio.Event
 ) -> None:
-    """See to it, until cancelled, that this node is a member of its organised run: also after a succession
-    that keeps less than its admission. `organising` is the organiser if its key is here, which may have been
-    succeeded; `asked` is called when another one was asked."""
+    """Keep this node a member of its organised run, until cancelled: also after a succession that drops its
+    admission. `organising` is the organiser if its key is here; it may have been succeeded. `asked` is called
+    after a join request to another one."""
     own, organised = node.machine.own, node.machine.organised
     if organised is None or own is None:
         return
@@ -505,10 +508,10 @@ async def be_admitted(
 
 
 async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
-    """Ask the organiser to admit this node, again and again until it does: with the ticket of its link
-    (`NUMBER:HEX`), else with a proof of work, which takes some seconds of a core, on a thread of its own.
+    """Send the organiser a join request, which is repeated until it admits this node: with the ticket of its
+    link (`NUMBER:HEX`), else with a proof of work. That takes some seconds of a core, on a thread of its own.
 
-    Return whether it was asked, which it is not when `interrupted`.
+    Return whether the request was sent; False when `interrupted`.
     """
     run_id, nonce, number, voucher = node.manifest.run_id, 0, 0, b""
     if node.settings.invitation:

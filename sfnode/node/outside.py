@@ -1,12 +1,12 @@
-"""The seam through which a node takes from outside whatever could be otherwise the next time.
+"""The seam through which a node gets everything that can differ from run to run.
 
-Clock, chance and keys, sensors, and whether others reach it over a socket; transport and model are given to
-`Node` itself, and timers, threads and turns are those of its event loop. Below it nobody asks the system
-for the time or for random numbers (tests/node/test_outside.py). So the node that ships is the one that is
-simulated, on `sfnode.virtual_time`, and repeats from a seed.
+That is the clock, randomness and keys, sensors, and the control socket. `Node` itself takes the transport and
+the model, and the event loop provides timers and threads. Nothing below asks the system for the time or for
+random numbers (tests/node/test_outside.py). So the node that ships is the node that is simulated, on
+`sfnode.virtual_time`, and repeats from a seed.
 
-No update has a time in it, so a wrong clock harms no model; but it hides a node in the DHT, so it is compared
-with those of peers, by the time that their DHT nodes tell with every answer.
+An update contains no time, so a wrong clock harms no model. But it hides a node in the DHT. So the clock is
+compared with those of peers, whose DHT nodes tell the time with every answer.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sfprotocol.signing import Verify, verifies
 
 
 class MachineUsage:
-    """The usage of the machine by one node that computes on `devices`, its network daemon included. Not for
-    two threads at once.
+    """The usage of the machine by one node on `devices`, including its network daemon. Not for two threads at
+    once.
 
-    For people and metrics; limits have sensors of their own, which read only what a limit asks for.
+    For people and metrics. Limits have their own sensors (`resources.sensors`).
     """
 
     def __init__(self, *devices: str) -> None:
@@ -49,10 +49,10 @@ class MachineUsage:
         self._daemon = NetworkDaemon(self._process)
         self._rate = Rate()
         self._gpus: dict[str, Nvidia | None] = {}
-        """Sensors of the GPUs that were looked for, by device."""
+        """Sensors of the GPUs by device; None for a GPU without any."""
 
     def __call__(self) -> MachineStatus:
-        """Return the usage as of now, that of the CPU since earlier looks. Takes a millisecond."""
+        """Return the present usage; of the CPU, the average since an earlier look. Takes a millisecond."""
         used = self._daemon.used()
         return MachineStatus(
             device=",".join(self._devices),
@@ -64,7 +64,7 @@ class MachineUsage:
         )
 
     def _look_at_gpus(self) -> list[GpuStatus]:
-        """Return the usage of each GPU; none before torch has opened it, which nothing here should do."""
+        """Return the usage of each GPU; none before torch has opened it, as nothing here should do that."""
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return []
@@ -90,7 +90,7 @@ class MachineUsage:
 
 
 def _read(gpu: Nvidia | None, sensor: str) -> float | None:
-    """Return what a sensor says; None for one that is not there."""
+    """Return the reading of a sensor; None without the sensor."""
     try:
         return None if gpu is None else float(getattr(gpu, sensor)())
     except UserError:
@@ -99,60 +99,60 @@ def _read(gpu: Nvidia | None, sensor: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Everything that a node takes from outside."""
+    """The inputs of a node that can differ from run to run."""
 
     random: Random = field(default_factory=SystemRandom)
-    """All chance, keys and incarnations included."""
+    """The source of all random numbers, including keys and incarnations."""
     clock: Callable[[], float] | None = None
-    """Monotonic time in seconds; None for that of the event loop."""
+    """Monotonic clock in seconds; None for the event loop's."""
     today: Callable[[], date] = date.today
-    """The date, for what is allowed each day."""
+    """The date, for daily quotas."""
     sensors: Callable[..., Sensors] = Sensors
     """Makes the sensors of the owner's limits, given the devices."""
     usage: Callable[..., Callable[[], MachineStatus]] = MachineUsage
-    """Makes what shows the usage of the machine, given the devices."""
+    """Makes the reader of the machine's usage, given the devices."""
     verify: Verify = verifies
     """Checks the signatures of segments."""
     open_log: Callable[[Path, bytes], UpdateLog] = UpdateLog.open
     """Opens the update log of a run."""
     policy: OrganiserPolicy | None = None
-    """Organiser's policy in place of the manifest's, and the proof of work that join requests must show."""
+    """Organiser's policy in place of the manifest's, with the proof of work for join requests."""
     judge: Judge | None = None
-    """Judgement of seals, in place of that which counts everything."""
+    """Judge of seals, in place of the one that counts everything."""
     listens: bool = True
-    """Whether the node answers on a control socket, and serves metrics where its settings say so."""
+    """Whether the node opens its control socket and serves metrics."""
 
 
 # -- this clock beside those of peers -----------------------------------------------------------
 
 
 PEERS = 3
-"""Peers that are asked: the median of three stands one that is wrong, or that lies."""
+"""Number of peers that are asked: the median of three tolerates one wrong or lying clock."""
 
 FIRST, AGAIN = 5.0, 1_800.0
-"""Seconds until the peers are asked, when some are there, and asked again: a laptop may have slept."""
+"""Seconds before the first comparison, and between later ones: a laptop may have slept."""
 
 
 class ClockCheck:
-    """A comparison of this clock with those of peers, again and again."""
+    """The regular comparison of this clock with those of peers."""
 
     def __init__(self, ahead: Callable[[str], Awaitable[float]], peers: Callable[[], Sequence[str]]) -> None:
-        """Take what asks the peer at an address how far ahead of ours its clock is, in seconds, and what
-        names addresses of peers."""
+        """`ahead` asks the peer at an address by how many seconds its clock is ahead of ours. `peers` returns
+        addresses of peers."""
         self._ahead = ahead
         self._peers = peers
         self.problem: UserError | None = None
-        """CLOCK_DIFFERS, if the last comparison has found that."""
+        """CLOCK_DIFFERS if the last comparison found that; else None."""
 
     async def run(self) -> None:
-        """Compare until cancelled."""
+        """Compare regularly until cancelled."""
         await asyncio.sleep(FIRST)
         while True:
             await self.compare()
             await asyncio.sleep(AGAIN)
 
     async def compare(self) -> None:
-        """Compare once; without an answer everything stays as it is."""
+        """Compare once. Without an answer the last result stays."""
         ahead = []
         for address in self._peers()[:PEERS]:
             try:

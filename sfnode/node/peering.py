@@ -1,8 +1,7 @@
 """The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
 
-Decides nothing about peers; that is `peers.manager`. It also has a transport that breaks restarted. The
-address book is written on a thread of its own, and no link is carried before everything that was to be
-remembered by then is on disk (SPEC I2).
+Decides nothing about peers: `peers.manager` does. Also restarts a transport that breaks. The address book is
+written on a thread of its own. No link is carried before the latest book is on disk (SPEC I2).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ RELAY = 1
 """The role of a relay in Hello and in the roster (SPEC L2)."""
 
 MODEL_SOURCES = 16
-"""Peers that are asked for what has to come from peers: data, the base model, bases."""
+"""Maximum number of peers that are asked for data, the base model and bases."""
 
 Jobs = dict[str, asyncio.Task[None]]
 """Tasks by peer."""
@@ -60,21 +59,22 @@ class Peering:
         rostered: bool = True,
         contacts_url: str = "",
     ) -> None:
-        """Take a started transport, the roster's `topic` (the run id), the record to announce, and a function
-        that stores addresses durably and is called on another thread. `rostered` as for `PeerManager`.
-        `contacts_url` is the web page with the current contacts of the run; empty if none is known."""
+        """`transport` is started. `topic` is that of the roster: the run id. `own_record` returns the record
+        to announce. `remember` stores addresses durably, and is called on another thread. `rostered` as for
+        `PeerManager`. `contacts_url` is the web page with the run's current contacts; empty if unknown."""
         self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
         self.restarts = 0
-        """Number of times that the transport has been restarted."""
+        """Number of restarts of the transport."""
         self.roster: list[PeerRecord] = []
-        """Result of the last search."""
+        """Records found by the last search."""
         self._relays: list[str] = []
-        """Relays that the roster has named, as of the last search that found any."""
+        """Relays in the roster, as of the last search that found any."""
         self.book = book
         self.contacts_url = contacts_url
         self._transport = transport
         self._driver = driver
         driver.on_fault.append(self._blame)
+        driver.disk.changed.append(self._begin_anew)
         self._topic = topic
         self._rostered = rostered
         self._own_record = own_record
@@ -85,14 +85,16 @@ class Peering:
         self._dials: Jobs = {}
         self._bootstraps: Jobs = {}
         self._jobs: dict[asyncio.Task[None], None] = {}
-        """Jobs in the order in which they began: in virtual time they end in that order, too."""
+        """Jobs in the order of their start. In virtual time they end in that order, too."""
         self._carrying: set[asyncio.Task[None]] = set()
-        """Links that we have opened; those of others run in tasks of the transport."""
+        """Tasks of the links that we opened. Links that others opened run in tasks of the transport."""
         self._posted = asyncio.Event()
-        """Set when the manager has heard of something, so that its next deadline may be another one."""
+        """Set when the manager has handled an event, which may have changed its next deadline."""
         self._disk = DaemonExecutor("peers")
-        self._written: asyncio.Future[None] | None = None
-        """The last write of the address book; earlier ones are done when it is."""
+        self._unwritten: list[str] | None = None
+        """Addresses to be written next; None if there are none."""
+        self._written: asyncio.Task[None] | None = None
+        """The task that writes them."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
     @property
@@ -102,11 +104,11 @@ class Peering:
 
     @property
     def deserted(self) -> bool:
-        """Whether there is no link, and this node's owner would have it keep some."""
+        """Whether there is no link although the node may have some."""
         return self.manager.presence is events.Presence.OPEN and not self.manager.linked
 
     def sources(self) -> list[str]:
-        """Return addresses of peers that may have what this node lacks: data, model, bases, a checkpoint."""
+        """Return addresses of peers that may give data, the base model, bases or a checkpoint."""
         return self.book.nodes(MODEL_SOURCES)
 
     def relays(self) -> list[str]:
@@ -119,14 +121,14 @@ class Peering:
         ]
 
     def nobody_else(self) -> bool:
-        """Return whether peers of Hivemind's DHT are all that is known, and this node's record is all that
-        they have of the run: they keep records, and there is no other."""
+        """Return whether only plain peers of Hivemind's DHT are known, and they have no record of the run but
+        this node's: they keep records, so there is no other node."""
         roster = {record.peer for record in self.roster}
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
     def waits_for(self) -> str | None:
-        """Return what a node waits for that knows nobody but peers of Hivemind's DHT, in words; None for any
-        other."""
+        """Describe what a node waits for that knows only plain peers of Hivemind's DHT; None for other
+        nodes."""
         if not self.book.plain_only or self._driver.pumps:
             return None
         if not self._rostered:
@@ -139,26 +141,26 @@ class Peering:
         return "a node of the run in the DHT of these peers: none is named yet"
 
     async def ask_contacts(self) -> None:
-        """Ask the page with contacts for peers whenever none is there; until cancelled."""
+        """Ask the page with contacts for peers while there is no link; until cancelled."""
         links = self._driver.pumps
         await contacts.keep_company(
             self.contacts_url, self._topic, lambda: len(links), self.hear, self._random
         )
 
     def stay_away(self, away: bool) -> None:
-        """Have no links from now on, or have them again; without effect once `leave` was called."""
+        """Close all links and keep none, or have links again. Has no effect after `leave`."""
         self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
 
     def hear(self, records: Sequence[PeerRecord]) -> None:
-        """Take in peers that somebody else than the roster has named; hints all the same."""
+        """Add peers that were not named by the roster. They are hints, too."""
         self._tell(events.Found(tuple(records)))
 
     def leave(self) -> None:
-        """Open and accept no more links, for good; those that are open stay."""
+        """Open and accept no more links. The open ones stay."""
         self._tell(events.PresenceChanged(events.Presence.LEAVING))
 
     async def run(self) -> None:
-        """Keep links until cancelled. Raises what a local fault raises, such as UserError DISK_FULL."""
+        """Keep links until cancelled. Raises what a local fault raises, such as DATA_DIR_UNUSABLE."""
         self._transport.on_link(self.serve)
         self._transport.ask_for_relays(self.relays)
         self._start(self._keep_time())
@@ -177,7 +179,7 @@ class Peering:
     # -- events and actions ------------------------------------------------------------------------
 
     def _tell(self, event: events.Event) -> list[events.Action]:
-        """Let the manager decide and begin what it asks for, except for Carry, which `serve` does itself."""
+        """Hand an event to the manager and begin its actions, except for Carry, which `serve` handles."""
         actions = self.manager.handle(self._observed(), _now()) + self.manager.handle(event, _now())
         for action in actions:
             self._begin(action)
@@ -215,14 +217,14 @@ class Peering:
                 self._write(addresses)
 
     def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a job in the background; asyncio itself would forget it."""
+        """Run a job in the background, and keep a reference to it, as asyncio does not."""
         task = asyncio.create_task(job)
         self._jobs[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _start_for(self, peer: str, table: Jobs, job: Coroutine[Any, Any, None]) -> None:
-        """Start a job that may be given up, and keep it in `table` while it runs."""
+        """Start a job that may be cancelled, and keep it in `table` while it runs."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if table.get(peer) is task:
@@ -232,7 +234,7 @@ class Peering:
         table[peer].add_done_callback(ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End `run` if a job has raised: what others do wrong it reports as events, so the fault is ours."""
+        """End `run` if a job has raised. Faults of others come as events, so this fault is our own."""
         self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
             self._faults.put_nowait(error)
@@ -258,10 +260,16 @@ class Peering:
         self.restarts += 1
         self._tell(events.Restarted())
 
+    def _begin_anew(self) -> None:
+        """Dial at once when the disk has room again, whatever failed while no link was carried."""
+        if not self._driver.disk.problem:
+            self.book.forget_failures()
+            self._posted.set()
+
     # -- links -------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
-        """Offer a link to the manager, whoever opened it, and carry it until it ends if it is wanted."""
+        """Offer a link to the manager, and carry it until it ends if the manager wants it."""
         number = next(self._numbers)
         self._links[number] = link
         try:
@@ -278,7 +286,9 @@ class Peering:
         log.debug("link %s %s", "to" if link.outbound else "from", link.peer)
         if carry.instead_of in self._links:
             await self._links[carry.instead_of].close()
-        if await self._until_written():
+        if self._driver.disk.problem:
+            log.debug("no link with %s: there is no room on the disk", link.peer)
+        elif await self._until_written():
             await self._driver.carry(link)
 
     async def _dial(self, peer: str, addresses: tuple[str, ...]) -> None:
@@ -294,17 +304,26 @@ class Peering:
     # -- the address book on disk ------------------------------------------------------------------
 
     def _write(self, addresses: tuple[str, ...]) -> None:
+        self._unwritten = list(addresses)
+        if self._written is None or self._written.done():
+            self._written = asyncio.create_task(self._write_newest())
+            self._start(_outcome(self._written))
+
+    async def _write_newest(self) -> None:
+        """Write the addresses that were ordered last, until no others are. Raises what `remember` raises."""
         loop = asyncio.get_running_loop()
-        self._written = loop.run_in_executor(self._disk, self._remember, list(addresses))
-        self._start(_outcome(self._written))
+        while (book := self._unwritten) is not None:
+            self._unwritten = None
+            await self._driver.disk.patiently(
+                lambda book=book: loop.run_in_executor(self._disk, self._remember, book)  # type: ignore[misc]
+            )
 
     async def _until_written(self) -> bool:
-        """Wait for all writes that have been ordered until now; return whether the last one succeeded."""
-        last = self._written
-        if last is None:
+        """Wait until the addresses that were ordered last are on disk; return whether they are."""
+        if self._written is None:
             return True
-        await asyncio.wait([last])
-        return last.exception() is None
+        await asyncio.wait([self._written])
+        return self._written.exception() is None
 
     # -- the network -------------------------------------------------------------------------------
 
@@ -330,7 +349,7 @@ class Peering:
             self._tell(events.Found(tuple(self.roster)))
 
     async def _bootstrap(self, peer: str, address: str) -> None:
-        """Try one address at a time, so that a malformed one in the roster spoils only itself."""
+        """Try a single address, so that a malformed one in the roster spoils no other."""
         answered = False
         with suppress(TransportError, UserError):
             answered = await self._transport.bootstrap([address]) > 0
@@ -338,7 +357,7 @@ class Peering:
 
 
 def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peering:
-    """Return the links and the address book of a node that has joined its run."""
+    """Make the peering of a node that has joined its run."""
     transport, manifest, random = context.transport, context.manifest, context.outside.random
     role = 0 if context.settings.role == "trainer" else 1
 
@@ -365,8 +384,8 @@ def peering_of(context: RunContext, driver: Driver, contacts_url: str) -> Peerin
     )
 
 
-async def _outcome(written: asyncio.Future[None]) -> None:
-    """Raise what a write has raised. Cancelling this does not cancel the write."""
+async def _outcome(written: asyncio.Task[None]) -> None:
+    """Raise the error of a write. Cancelling this does not cancel the write."""
     await asyncio.shield(written)
 
 

@@ -1,4 +1,4 @@
-"""The privacy of a running node's rows: its local noise, and what that is worth by now (`accounting`)."""
+"""The privacy of a running node's rows: its local noise, and the present epsilon (`accounting`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sfnode.node.training.model import clip_of
 from sfnode.schema.status import PrivacyStatus
 
 LOOK_INTERVAL = 10.0
-"""Seconds between two looks at how many updates there are."""
+"""Seconds between two looks at the number of updates."""
 
 AHEAD = 1.1
-"""Epsilon is worked out for so many times the updates that there are, and again once there are as many: it is
-never too small."""
+"""Factor ahead of the present number of updates for which epsilon is computed. It is computed again when that
+number is reached, so it is never too small."""
 
 
 class Privacy:
@@ -41,26 +41,26 @@ class Privacy:
         self._node = node
         node.model.limits.append(self.left)
         self._multiplier = node.settings.noise
-        """Found once the rows are read, where it follows from an epsilon."""
+        """Noise multiplier. If the settings give an epsilon, it is computed once the rows are read."""
         self._settled = 0
         self._epsilon: float | None = None
 
     @property
     def updates(self) -> int:
-        """The updates that this node's key has signed: all of them are taken for noisy, and groups for
-        whole. (One that a restart divided was drawn twice: AHEAD has room for one in ten.)"""
+        """Number of updates signed by this node's key. All count as noisy, and groups as whole. (A group
+        divided by a restart was drawn twice: AHEAD allows for one in ten.)"""
         own, together = self._node.machine.own, self._node.manifest.training.batch_updates
         feeds = self._node.machine.frontier
         whole = (-(-state.next // together) for state in feeds if own and state.feed.origin == own.origin)
         return together * sum(whole)
 
     def left(self) -> float:
-        """Return how many updates more the key may sign."""
+        """Return how many more updates the key may sign."""
         keeps = self._node.settings.noise_epsilon
         return max(0, accounting.most_updates(self._node.manifest) - self.updates) if keeps else math.inf
 
     def status(self) -> PrivacyStatus:
-        """Return what is known."""
+        """Return the noise and the last computed epsilon."""
         return PrivacyStatus(
             noise=self._multiplier,
             clip=clip_of(self._node.settings, self._node.manifest),

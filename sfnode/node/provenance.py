@@ -1,4 +1,4 @@
-"""Origin of a model that is exported, as a node's log tells it: its seal, its figures, whose work it is."""
+"""Provenance of an exported model, by a node's log: seal, evaluations and contributors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def of_seal(
     checkout: Checkout,
     digest: str,
 ) -> Provenance:
-    """Return the provenance of a seal that is here as a whole, with this core digest; any thread may ask.
+    """Return the provenance of a seal whose updates are all here, with its core `digest`. Any thread may call
+    this.
 
-    `entries` are the decisions, and `names` those of origins.
+    `entries` are the decisions, `names` the names of origins.
     """
     epoch = checkout.epoch
     assert epoch is not None
@@ -42,12 +43,12 @@ def of_seal(
 def of_now(
     counted: Mapping[Feed, Counted], names: Mapping[bytes, Names], updates: int, digest: str
 ) -> Provenance:
-    """Return the provenance of all that is here, so many updates, with this state digest."""
+    """Return the provenance of the present state, with its number of updates and its `digest`."""
     return Provenance(None, digest, updates, contributors=_contributors(counted, names))
 
 
 def _evaluations(entries: Sequence[Entry], epoch: int) -> tuple[EvaluatedModel, ...]:
-    """Return the published results of this seal, of the best and the last one, and of the base model."""
+    """Return the published evaluations of this seal, the best one, the last one and the base model."""
     results = Results().follow(entries)
     own = [one for one in results.evaluations if one.epoch == epoch and not one.base]
     verdict = results.verdict()

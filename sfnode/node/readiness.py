@@ -1,13 +1,12 @@
-"""Beginning and leaving: whether a node has caught up with its run, so that what it trains is the run's
-model, and whether it may leave, as its neighbours have what it has.
+"""Beginning and leaving: whether a node has caught up, so that it trains the run's model, and whether it may
+leave, because its neighbours have its updates.
 
-Reads the machine; it asks no peer, starts no training and closes nothing. Updates that no neighbour has taken
-when it leaves stay in the log and are handed over after the next start.
+Reads the machine; it asks no peer, starts no training and closes nothing. Updates that no neighbour took stay
+in the log and are handed over after the next start.
 
-A claim costs nothing, and so does a single valid update now and then. So a node waits for a neighbour only as
-long as that neighbour's claims come true, and in proportion to what it claims. What one peer invents does not
-count against what another delivers, and only neighbours that the node meets at first are waited for: there is
-no end of peers that come later.
+A claim costs nothing, and neither does one valid update now and then. So a node waits for a neighbour only
+while that neighbour's claims come true, in proportion to them. Each neighbour is judged by itself. And the
+node waits only for the neighbours that it meets first: later ones never end.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from sfprotocol.link import Link
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 
 UNDER_WAY = 64
-"""Updates that a node may lack and train: what others have made in the last moments is always on its way."""
+"""Number of updates that a training node may lack: the latest updates of others are always on their way."""
 
 SHARE = 64
-"""The part of what a neighbour has, and we lack, that must come within ASK_TIMEOUT (but at least UNDER_WAY
-updates) for us to go on waiting: two bytes an update, a line of 100 kbit/s brings a history of 7 million in
-time, one of 1 Mbit/s 70 million. Who claims n updates and delivers as slowly as this allows delays a newcomer
-by SHARE * ASK_TIMEOUT (21 minutes) for each factor e in n, and has to deliver them all."""
+"""Divisor of a neighbour's lead. This part of it, at least UNDER_WAY updates, must come within ASK_TIMEOUT,
+or the node stops waiting. At two bytes an update, a line of 100 kbit/s brings a history of 7 million in time,
+one of 1 Mbit/s 70 million. A peer that claims n updates and delivers as slowly as allowed delays a newcomer
+by SHARE * ASK_TIMEOUT (21 minutes) for each factor e in n, and must deliver them all."""
 
 BEGIN_ALONE = 30.0
-"""Seconds for which a node whose part it is to begin a run looks for others in the DHT of strangers: whoever
-is there has renewed its record in that time, and some searches have ended."""
+"""Seconds for which a node that may begin a run looks for others in a DHT of strangers. In that time every
+present node renews its record, and some searches end."""
 
 LOOKS = 20
-"""Looks at what each neighbour claims, within ASK_TIMEOUT: one takes 10 ms at 65,536 feeds."""
+"""Looks at the neighbours' claims within ASK_TIMEOUT. One takes 10 ms at 65,536 feeds."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """The lead that one of the first neighbours claimed when it had last made good enough of it."""
+    """The claimed lead of one of the first neighbours when it had last delivered enough."""
 
     ahead: int
     known: int
-    """Updates that we knew then."""
+    """Updates known to us at that time."""
     at: float
 
 
@@ -58,8 +57,8 @@ class Readiness:
         nobody_else: Callable[[], bool] = lambda: False,
         clock: Callable[[], float],
     ) -> None:
-        """`told_peers`: the settings name peers; `met_peers`: whether the log remembers any; `nobody_else`:
-        whether no other node of the run is to be found, and it is for this one to begin it."""
+        """`told_peers`: the settings name peers. `met_peers`: the log remembers peers. `nobody_else`: no
+        other node of the run can be found, and this one may begin it."""
         self._machine = machine
         self._told_peers = told_peers
         self._met_peers = met_peers
@@ -67,14 +66,14 @@ class Readiness:
         self._clock = clock
         self._started_at = clock()
         self._marks: dict[str, _Mark] = {}
-        """Marks of the peers among the first neighbours, also while a link to one is broken."""
+        """Marks of the first neighbours by peer, also while their link is broken."""
         self._met_at = self._look_at = float("inf")
-        """Times at which the first neighbour had told what it has, and of the next look at all."""
+        """Times of the first neighbour's full Summary, and of the next look at all claims."""
         self._behind = False
         """The result of the last look."""
 
     def done(self) -> bool:
-        """Whether we have all that our first neighbours had, or there is nobody to learn from."""
+        """Return whether we have the updates of our first neighbours, or there is nobody to learn from."""
         if any(link.synced for link in self._machine.links.values()):
             return self._is_abreast()
         if self._told_peers and not self._machine.frontier.known:
@@ -84,19 +83,19 @@ class Readiness:
         return self._silence() > ASK_TIMEOUT
 
     def begins(self) -> bool:
-        """Whether this node begins the run by itself."""
+        """Return whether this node begins the run by itself."""
         return self.is_due_to_begin() and self._nobody_else()
 
     def is_due_to_begin(self) -> bool:
-        """Whether it has looked for others for as long as it is to."""
+        """Return whether this node has looked for others for long enough."""
         return self._silence() > BEGIN_ALONE
 
     def _silence(self) -> float:
-        """Return the seconds since a neighbour was last of use, or since the start."""
+        """Return the seconds since a neighbour last delivered enough, or since the start."""
         return self._clock() - max((mark.at for mark in self._marks.values()), default=self._started_at)
 
     def _is_abreast(self) -> bool:
-        """Whether we lack no more than what is always under way, or nobody gives what they say they have."""
+        """Return whether we lack no more than is always under way, or no neighbour delivers its claims."""
         if not self._is_much(self._machine.lacking):
             return True
         now = self._clock()
@@ -110,7 +109,7 @@ class Readiness:
         return not self._behind
 
     def _is_worth_waiting(self, link: Link, now: float) -> bool:
-        """Whether this neighbour is ahead of us, and what it claims comes."""
+        """Return whether this neighbour is ahead of us and delivers its claims."""
         frontier = self._machine.frontier
         claims = [(feed, stop) for feed, stop in link.has.items() if frontier.lacks(feed, stop)]
         ahead = sum(stop - frontier.next(feed) for feed, stop in claims)
@@ -129,11 +128,11 @@ class Readiness:
 
 
 SETTLE_TIME = 3.0
-"""Seconds without new updates after which a complete run counts as complete for the neighbours too; also the
+"""Seconds without new updates after which a complete run counts as complete for the neighbours, too. Also the
 seconds without a neighbour after which the node waits for none."""
 
 LEAVE_GRACE = 30.0
-"""Seconds after which a node that is done leaves, whatever its neighbours have or lack."""
+"""Seconds after which a node that is done leaves, whatever its neighbours lack."""
 
 
 class Shutdown:
@@ -147,8 +146,8 @@ class Shutdown:
         alone: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`done`: the node has made all that its user asked for; `alone`: there is no neighbour, and no peer
-        is being dialled."""
+        """`done`: the node has made all updates that its user asked for. `alone`: there is no neighbour, and
+        no peer is being dialled."""
         self._machine = machine
         self._done = done
         self._alone = alone
@@ -176,12 +175,11 @@ class Shutdown:
         return settled or now - self._done_at > LEAVE_GRACE
 
     def _agreed(self, now: float) -> bool:
-        """Whether all neighbours have the same updates, and the last one came a while ago."""
+        """Return whether all neighbours have the same updates, and the last one came a while ago."""
         agree = all(link.agreed for link in self._machine.links.values())
         return agree and now - self._last_update_at > SETTLE_TIME
 
     def _handed_over(self, now: float) -> bool:
-        """Whether a neighbour is there and all neighbours were sent everything, or none has been there for a
-        while."""
+        """Return whether all neighbours were sent everything, or there was none for a while."""
         sent = any(link.synced for link in self._machine.links.values()) and handed_over(self._machine)
         return sent or now - self._not_alone_at > SETTLE_TIME

@@ -1,7 +1,7 @@
-"""Records of a running node about itself: for its loggers what its status, its reports and its evaluations
-say, and in its log the lines by which its owner follows the run: progress, and alarms that begin and end.
+"""Records of a running node: figures for its loggers, and lines of progress and alarms in its log.
 
-Measures nothing itself. Where records go, and what fails there, is for `sfnode.loggers`.
+The figures come from the status, the reports and the evaluations: nothing is measured here. `sfnode.loggers`
+writes them and handles failures.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
 
 RECORD_INTERVAL = 10.0
-"""Seconds between records of what changes all the time: some 400 bytes, 4 MB a day."""
+"""Seconds between records of step and traffic: some 400 bytes, 4 MB a day."""
 
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
-"""Names of metrics that become names of curves; the organiser's are a stranger's text."""
+"""Form of a metric's name that may name a curve. The organiser's metrics are a stranger's text."""
 
 
 class Recorder:
-    """The records of one node. Told by the node of rounds and evaluations; looks at the rest itself."""
+    """The records of one node. The node reports rounds and evaluations; `run` reads the rest."""
 
     def __init__(
         self, node: RunContext, logger: Logger, reports: Reports | None, status: Callable[[], Status]
@@ -45,12 +45,12 @@ class Recorder:
         self._reports = reports
         self._status = status
         self._sealed = self._reports.run_state.sealed if self._reports else 0
-        """Seals that were recorded, or were here before."""
+        """Number of seals that were recorded or came before the start."""
         self._published = self._reports.evaluations()[-1:] if self._reports else []
-        """The last evaluation of what the organiser has published that was recorded, or was here before."""
+        """The last published evaluation that was recorded or came before the start."""
 
     def begin(self) -> None:
-        """Begin, with the run and what of this node's settings its numbers follow from."""
+        """Begin the records with the run and the settings that determine this node's figures."""
         node = self._node
         settings = {
             "manifest": node.manifest.model_dump(mode="json", exclude={"model": {"targets"}}),
@@ -61,7 +61,7 @@ class Recorder:
         self._logger.begin(node.manifest.name, settings)
 
     async def run(self) -> None:
-        """Record regularly, and once more at the end; then close the loggers."""
+        """Record regularly until cancelled, and once more at the end. Then close the loggers."""
         try:
             while True:
                 self._look()
@@ -71,7 +71,7 @@ class Recorder:
             await in_thread(self._logger.close)
 
     def after_round(self) -> None:
-        """Record the seals that have come with a round of the protocol."""
+        """Record the seals of a round of the protocol."""
         if self._reports is None or self._reports.run_state.sealed == self._sealed:
             return
         run_state, seals = self._reports.run_state, self._reports.seals(self._sealed)
@@ -84,7 +84,7 @@ class Recorder:
             self._record("epoch", values)
 
     def evaluated(self, evaluation: NodeEvaluation) -> None:
-        """Record an evaluation on the test rows that this node was asked for."""
+        """Record an evaluation on the test rows, for which this node was asked."""
         of = _which(evaluation.base, evaluation.calibrated)
         values = _scores(of, evaluation)
         if drift := evaluation.drift:
@@ -113,7 +113,7 @@ class Recorder:
             self._record("evaluation", {f"{of}epoch": evaluation.epoch, **_scores(of, evaluation)})
 
     def _news(self) -> list[EpochEvaluation]:
-        """Return what the organiser has published since this was last asked."""
+        """Return the evaluations published since the last call."""
         found = self._reports.evaluations() if self._reports else []
         known = [place for place, one in enumerate(found, 1) if [one] == self._published]
         self._published = found[-1:]
@@ -124,12 +124,12 @@ class Recorder:
 
 
 def _which(base: bool, calibrated: bool) -> str:
-    """Return how names of numbers begin: those of the calibrated base model with `calibrated_`."""
+    """Return the prefix of a model's figures: `calibrated_`, `base_`, or none for the trained model."""
     return ("calibrated_" if calibrated else "base_") if base else ""
 
 
 def _scores(of: str, evaluation: Evaluation) -> dict[str, float]:
-    """Return an evaluation as numbers whose names begin with `of`."""
+    """Return the figures of an evaluation by name, with the prefix `of`."""
     metric = evaluation.metric if METRIC.fullmatch(evaluation.metric) else "score"
     names = {metric: evaluation.value, "low": evaluation.low, "high": evaluation.high}
     return {f"{of}{name}": value for name, value in {**names, "loss": evaluation.loss}.items()}
@@ -139,11 +139,11 @@ REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
-"""Fields of the status that such a line has, for programs."""
+"""Fields of the status in such a line, for programs."""
 
 
 async def log_progress(status: Callable[[], Status]) -> None:
-    """Tell the log now and then what `status` says, until cancelled."""
+    """Log lines of progress and alarms regularly, until cancelled."""
     alarms, complete = frozenset[str](), False
     while True:
         await asyncio.sleep(REPORT_INTERVAL)
@@ -166,7 +166,7 @@ async def log_progress(status: Callable[[], Status]) -> None:
 
 
 def _log_alarms(alarms: list[AlarmStatus], before: frozenset[str]) -> frozenset[str]:
-    """Log the alarms that are new, and which of those before are over; return the numbers of those of now."""
+    """Log the new alarms, and the end of earlier ones. Return the numbers of the present alarms."""
     for alarm in alarms:
         if alarm.code not in before:
             log.error(

@@ -1,7 +1,7 @@
-"""A node that has joined its run: its parts, wired to each other, and what each tells the others.
+"""A node that has joined its run: its parts, and their connections.
 
-It is built once folder, network, manifest, log and machine are there (`RunContext`). Stopping takes less than
-two seconds, whatever the engine is doing; everything computed by then is on disk.
+It is built from a folder, a transport, a manifest, a log and a machine (`RunContext`). Stopping takes less
+than two seconds, whatever the engine is doing. All updates computed by then are on disk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.loggers import Logger
@@ -58,18 +58,20 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
-"""Seconds for handing our last updates to neighbours when the node stops, and as many for the last frames."""
+"""Seconds for handing over our last updates when the node stops, and for the last frames to leave."""
+
+T = TypeVar("T")
 
 Job = Callable[[], Awaitable[None]]
-"""Something that a node does until it is cancelled."""
+"""A task of a node, which runs until it is cancelled."""
 
 
 Beside = tuple[ProbeEvaluation | None, tuple[BaselineEvaluation, ...]]
-"""A linear probe and what needs no model, beside what was measured."""
+"""Scores of a linear probe and of baselines without a model."""
 
 
 class RunningNode:
-    """The parts of one node; answers the control API."""
+    """The parts of one node, and its answers to the control API."""
 
     def __init__(
         self,
@@ -79,8 +81,8 @@ class RunningNode:
         contacts_url: str,
         describe: Callable[[RunningNode], Status],
     ) -> None:
-        """`contacts_url` is the web page with the current contacts of the run; empty if none is known.
-        `describe` tells the status (`node.state`)."""
+        """`contacts_url` is the web page with the run's current contacts; empty if unknown. `describe`
+        returns the status (`node.state`)."""
         self.settings, self.manifest, self.data_dir = joined.settings, joined.manifest, joined.data_dir
         self.log, self.transport, self.machine = joined.log, joined.transport, joined.machine
         self.clock, self.outside = joined.clock, joined.outside
@@ -89,11 +91,11 @@ class RunningNode:
         self.stopping = asyncio.Event()
         self._fault: BaseException | None = None
         self.sequel: str | None = None
-        """Link to the run in which this node's owner goes on when it has ended; None if there is none."""
+        """Link to the run that this node's owner joins next; None if there is none."""
         self.asked_at: float | None = None
-        """Time at which this node first asked to be admitted."""
+        """Time of this node's first join request."""
 
-        # what it takes part with: each part knows those before it, and adds itself where it is to be told
+        # each part knows the earlier ones, and registers its callbacks there
         continue_as = partial(startup.continue_as, joined.log)
         self.driver = Driver(joined.machine, joined.log, clock=joined.clock, continue_as=continue_as)
         self.peering = peering_of(joined, self.driver, contacts_url)
@@ -102,8 +104,12 @@ class RunningNode:
         self.limiter = self._make_limiter()
         self.sharing = self._make_sharing()
         with_bases = joined.manifest.training.bases
-        self.bases = PublishedBases(joined, self.sharing, self.driver.changed) if with_bases else None
-        """Published bases, in a run that has them."""
+        self.bases = (
+            PublishedBases(joined, self.sharing, self.driver.disk, self.driver.changed)
+            if with_bases
+            else None
+        )
+        """Published bases; None in a run without them."""
         self.readiness = self._make_readiness()
         self.model = LocalModel(
             joined,
@@ -126,16 +132,16 @@ class RunningNode:
             model=self.model,
         )
 
-        # what only some nodes do
+        # parts that only some nodes have
         organised, trains = joined.machine.organised, joined.settings.role == "trainer"
         self.checkpoints = NodeCheckpoints(self.context) if organised else None
-        """Checkpoints of an organised run."""
+        """Checkpoints; None in an open run."""
         self.organising = self._make_organising() if organises(joined) else None
-        """The organiser, where its key is."""
+        """The organiser; None at a node without its key."""
         self.privacy = Privacy(self.context) if self.settings.noisy else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
 
-        # what watches it
+        # parts that only observe
         self.reports = Reports(joined.manifest, organised, self.clock()) if organised else None
         samples = self.sampling.view if self.sampling else lambda: Samples(rows=[], moments=[])
         self.views = Views(
@@ -144,14 +150,15 @@ class RunningNode:
         self.recorder = Recorder(joined, logger, self.reports, self.status)
         self.driver.after_round.append(self._after_round)
 
-    # -- parts that are told of others -------------------------------------------------------------
+    # -- making the parts --------------------------------------------------------------------------
 
     def _make_limiter(self) -> ResourceLimiter:
         return ResourceLimiter(
             self.settings.limits,
             machine=self.outside.sensors(*self.settings.devices),
             bandwidth=self.driver.bandwidth,
-            traffic=DailyTraffic(self.log, self.outside.today, self.clock),
+            traffic=DailyTraffic(self.log, self.outside.today),
+            disk=self.driver.disk,
             close_links=self.peering.stay_away,
             fail=self.fail,
             clock=self.clock,
@@ -178,14 +185,14 @@ class RunningNode:
 
     @property
     def may_begin(self) -> bool:
-        """Whether it is for this node to begin the run: it organises it, or nobody does. In a private run,
-        and with a wrong clock, which makes records of others stale, no DHT tells who is there."""
+        """Whether this node may begin the run: it is the organiser's, or the run is open. It may not in a
+        private run, or with a wrong clock: then the DHT does not show who is there."""
         its_part = self.settings.organise or self.machine.organised is None
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
 
     def stand_in(self) -> str:
-        """Offer that this member stands in for the organiser, now and after every restart until it is named;
-        return the public key with which it would, in hex.
+        """Offer to stand in for the organiser, now and after each restart until this member is named. Return
+        the public key for that, in hex.
 
         Raises UserError BAD_OPTION for a relay, which is no member, and in a run of an earlier version.
         """
@@ -204,7 +211,7 @@ class RunningNode:
     # -- rounds ------------------------------------------------------------------------------------
 
     def _after_round(self) -> None:
-        """Give the scheduler its turn, and leave if it is time; there is a round at least once a second."""
+        """Let the scheduler order steps, and leave if it is time. There is a round at least once a second."""
         self.model.advance()
         if self.reports:
             for line in self.reports.news(self.clock()):
@@ -221,7 +228,7 @@ class RunningNode:
     # -- living ------------------------------------------------------------------------------------
 
     async def live(self) -> None:
-        """Run until `stop`, a fault, or the end that the settings ask for. Raises the fault."""
+        """Run until `stop`, a local fault, or the end named by the settings. Raises the fault."""
         self.recorder.begin()
         if self.settings.role == "trainer" and (self.checkpoints is None or self.checkpoints.begun.is_set()):
             self.model.start()
@@ -235,30 +242,30 @@ class RunningNode:
             raise self._fault
 
     def stop(self) -> None:
-        """Ask the node to stop, whatever it was to go on with."""
+        """Stop the node, and join no other run after it."""
         self.sequel = None
         self.stopping.set()
 
     def finish(self) -> None:
-        """Ask the node to complete what is running, hand it over and stop."""
+        """Complete the running step, hand it over and stop."""
         self.limiter.finish()
         self._after_round()
 
     def continue_in(self, link: str) -> None:
-        """Do the same, to take part in the run to which a link leads."""
+        """Finish, and then join the run of a link."""
         self.sequel = link
         self.finish()
 
     def fail(self, error: BaseException) -> None:
-        """A local fault: stop the node and let `live` raise it."""
+        """Stop the node for a local fault, which `live` then raises."""
         self._fault = self._fault or error
         self.stop()
 
     def _jobs(self) -> tuple[Job, ...]:
-        """Return what goes on beside the driver, until the node stops."""
+        """Return the tasks that run beside the driver until the node stops."""
         notified, reports = self.settings.notify, self.reports if self.settings.follow else None
         return (
-            *(self.peering.run, self.views.run, self.limiter.run),
+            *(self.peering.run, self.views.run, self.limiter.run, self.limiter.keep_traffic),
             *(self._stock, partial(log_progress, self.status), self.clock_check.run),
             partial(be_admitted, self.context, self.organising, self._note_asked, self.stopping),
             *((self.peering.ask_contacts,) if self.peering.contacts_url else ()),
@@ -273,18 +280,22 @@ class RunningNode:
         self.asked_at = self.clock()
 
     def _gather(self) -> Settings:
-        """Have the run's data and its base model here, on a thread that may wait; return the settings with
+        """Find or download the run's data and base model, on a thread that may wait. Return the settings with
         the folder of the model. Raises as `find_data` and `Sharing.find`."""
-        find_data(self.settings, self.manifest, self.data_dir, self.sharing)
-        return self.sharing.find()
+
+        def gather() -> Settings:
+            find_data(self.settings, self.manifest, self.data_dir, self.sharing)
+            return self.sharing.find()
+
+        return self.driver.disk.patiently_in_thread(gather)
 
     async def _stock(self) -> None:
-        """Get what a relay is to give to others; a trainer's engine thread asks for it."""
+        """Download what a relay gives to others. In a trainer the engine's thread does that."""
         if self.settings.role == "relay" and self.sharing.gives:
             await asyncio.to_thread(self._gather)
 
     async def _train_once_begun(self) -> None:
-        """Start the engine of a node that begins with a checkpoint, once that is here."""
+        """Start the engine of a node that begins with a checkpoint once the checkpoint is stored here."""
         if self.settings.role == "trainer" and self.model.thread is None and self.checkpoints:
             await self.checkpoints.begun.wait()
             async with self.driver.between_rounds:  # within a round more is admitted than is on disk
@@ -297,10 +308,14 @@ class RunningNode:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self.fail(error)
+            if self.stopping.is_set() and isinstance(error, UserError) and error.code is Code.DISK_FULL:
+                log.warning("leaving without what could not be written: %s", error.what)
+            else:
+                self.fail(error)
 
     async def _end(self, driving: asyncio.Task[None], looking: list[asyncio.Task[None]]) -> None:
-        """Stop computing, log and send what is finished, and close the links."""
+        """Stop computing, write and send the finished updates, and close the links."""
+        self.driver.disk.leave()
         self.peering.leave()
         self.sharing.close()
         self.limiter.stop()
@@ -320,14 +335,19 @@ class RunningNode:
     async def evaluate(
         self, base: bool, limit: int, calibrated: bool = False, probe: bool = False
     ) -> NodeEvaluation:
-        """Accuracy or loss on the test rows, of the model that counts (`LocalModel.ask_of_last_seal`), with a
-        linear `probe` and what needs no model beside it if that is wanted, or of the base model, which may be
-        `calibrated`."""
+        """Return accuracy or loss on the test rows, of the model of the last seal
+        (`LocalModel.ask_of_last_seal`) or of the `base` model, which may be `calibrated`. With `probe`, also
+        of a linear probe and of baselines without a model."""
+        self._require_room()
         wanted = self.limiter.until_a_pause()
 
         def of_model(engine: Engine) -> tuple[Evaluation, Drift, Beside]:
-            found, moved = engine.evaluate(limit, wanted), engine.drift().whole
-            return found, moved, (engine.probe(limit), engine.baselines(limit)) if probe else (None, ())
+            found = engine.evaluate(limit, wanted)
+            moved = _unless_paused(wanted, engine.drift).whole
+            if not probe:
+                return found, moved, (None, ())
+            probed = _unless_paused(wanted, lambda: engine.probe(limit))
+            return found, moved, (probed, _unless_paused(wanted, lambda: engine.baselines(limit)))
 
         drift: Drift | None = None
         beside: Beside = (None, ())
@@ -355,28 +375,44 @@ class RunningNode:
         return answer
 
     async def generate(self, prompt: str, tokens: int) -> Generated:
-        """Continue `prompt` with the base model and the model that counts (`LocalModel.ask_of_last_seal`), by
-        at most `tokens` tokens each."""
+        """Continue `prompt` with the base model and with the model of the last seal
+        (`LocalModel.ask_of_last_seal`), by at most `tokens` tokens each."""
+        self._require_room()
         moment, (base, now) = await self.model.ask_of_last_seal(
             lambda engine: engine.generate(prompt, tokens)
         )
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
     async def core_status(self) -> CoreStatus:
-        """State digest and core digest of one and the same moment; a relay has no cores."""
+        """Return the state digest and the core digest of one moment. A relay has no cores."""
         if self.model.thread is None:
             frontier = self.machine.frontier
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
+        self._require_room()
         moment, core = await self.model.ask(lambda engine: engine.core.digest())
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
+
+    def _require_room(self) -> None:
+        """Raise UserError DISK_FULL while the disk is full: the engine answers between two rounds only."""
+        if problem := self.driver.disk.problem:
+            raise problem
+
+
+def _unless_paused(wanted: Callable[[], bool], measure: Callable[[], T]) -> T:
+    """Return what `measure` returns. Raises UserError PAUSED if that is not wanted any more."""
+    if not wanted():
+        from sfnode.engine.losses import paused  # it loads torch
+
+        raise paused()
+    return measure()
 
 
 # -- questions of peers -------------------------------------------------------------------------
 
 
 def answers_to_peers(node: NodeContext) -> Callable[[Asker, bytes], Awaitable[bytes]]:
-    """Return what answers the questions of peers, frame for frame; it raises TransportError for what is no
-    question to a node."""
+    """Return the function that answers requests of peers, frame for frame. It raises TransportError for an
+    unknown request."""
     own_introduction = _introduction(node)
 
     async def answer(asker: Asker, frame: bytes) -> bytes:
@@ -396,7 +432,8 @@ def answers_to_peers(node: NodeContext) -> Callable[[Asker, bytes], Awaitable[by
 
 
 def _introduction(node: NodeContext) -> bytes:
-    """Return who this node is, to neighbours: the origin of one that bears a name, of others nothing."""
+    """Return what neighbours are told of this node: its origin if it has a display name, otherwise
+    nothing."""
     own = node.machine.own
     if own is None or not node.settings.display_name:
         return ECHO

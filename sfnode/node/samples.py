@@ -1,8 +1,8 @@
-"""Samples: how the base model and later ones answer a few test rows, recorded as the run goes.
+"""Samples: answers of the base model and of later models to a few test rows, recorded during the run.
 
-The node's own engine answers them between two steps, after a seal has come, or, in an open run, when another
-epoch begins. What they cost is bounded: the longer they take the more seldom they are taken, and test data
-are read beside the engine. They are kept in the data folder, for whoever looks (`sfnode.node.views`).
+The node's own engine answers between two steps: after a seal, or in an open run when another epoch begins.
+The cost is bounded: slower samples are taken less often, and test data are read beside the engine. The
+samples are stored in the data folder and shown by `sfnode.node.views`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at what is sealed."""
+"""Seconds between looks for a new seal or epoch."""
 
 COST = 50
-"""The next samples are taken no sooner than after this many times as long as the last ones took: they cost a
-fiftieth of the engine's time at most, but for the first ones."""
+"""Minimum wait before the next samples, as a multiple of the time for the last ones. So they cost at most a
+fiftieth of the engine's time, except for the first ones."""
 
 MAX_MOMENTS = 64
-"""Most moments that are kept; beyond, every second one is dropped."""
+"""Maximum number of moments. Beyond it every second one is dropped."""
 
 MAX_BYTES = 4 * 2**20
-"""Bytes of the file that are read: several times what it has at most, with 16 rows of 400 characters and
-answers of 200 in letters of four bytes."""
+"""Maximum number of bytes that are read from the file: several times its largest size, with 16 rows of 400
+characters and answers of 200, in letters of four bytes."""
 
 
 class Sampling:
@@ -49,18 +49,17 @@ class Sampling:
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])
         self._taken: tuple[int, bool] | None = (0, False) if node.machine.organised else None
-        """State of the run of which the last ones were taken. Until the first seal the model is the base
-        model."""
+        """State of the run at the last samples. Before the first seal the model is the base model."""
         self._rest_until = 0.0
         self._unwritten = False
-        """Whether the file could not be written the last time."""
+        """Whether the last write of the file failed."""
 
     def view(self) -> Samples:
-        """Return what was recorded so far."""
+        """Return the recorded samples."""
         return self._kept
 
     async def run(self) -> None:
-        """Take samples until cancelled, or until that proves impossible."""
+        """Take samples until cancelled, or until an error shows that it is impossible."""
         self._kept = await asyncio.to_thread(kept, self._file)
         has_read = False
         try:
@@ -79,11 +78,11 @@ class Sampling:
 
     @property
     def current(self) -> bool:
-        """Whether the last ones are of the model as it is, or none can be taken."""
+        """Whether the last samples are of the present model, or none can be taken."""
         return self._taken == self._state() or not self._node.model.loaded
 
     def _state(self) -> tuple[int, bool]:
-        """Return what is sealed, or in an open run the epoch, and whether the run is complete."""
+        """Return the number of seals, or in an open run the epoch, and whether the run is complete."""
         machine = self._node.machine
         epoch = machine.organised.run_state.sealed if machine.organised else machine.epoch
         return epoch, machine.complete
@@ -94,7 +93,7 @@ class Sampling:
         return rested and node.model.loaded and not node.limiter.paused and self._state() != self._taken
 
     async def _take(self) -> float:
-        """Record answers; return the seconds that the engine took for those of the later model."""
+        """Record answers. Return the seconds that the engine took for the answers of the trained model."""
         rows, state = self._node.settings.samples, self._state()
         known = [(row.text, row.right) for row in self._kept.rows]
 
@@ -129,7 +128,7 @@ class Sampling:
         return took
 
     async def _write(self) -> None:
-        """Keep the samples for the next start; a full disk costs them only then."""
+        """Write the samples for the next start. On a full disk they are lost then."""
         text = self._kept.model_dump_json().encode()
         try:
             await asyncio.to_thread(write_whole, self._file, text, private)
@@ -142,7 +141,7 @@ class Sampling:
 
 
 def kept(path: Path) -> Samples:
-    """Return the samples that a node has recorded in earlier lives; none if the file is damaged."""
+    """Return the samples of earlier starts; none if the file is damaged."""
     try:
         with path.open("rb") as file:
             return Samples.model_validate_json(file.read(MAX_BYTES))

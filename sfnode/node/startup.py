@@ -40,7 +40,7 @@ from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.signing import Sign
 
 _STAND_IN_SALT = "stand-in salt"
-"""Key in the log of what this node's key to stand in with is derived from, beside its own."""
+"""Key in the log for the salt from which, with this node's own key, its stand-in key is derived."""
 
 _INCARNATION = "incarnation"
 _MET_PEERS = "peers"
@@ -48,14 +48,15 @@ _MET_PEERS = "peers"
 T = TypeVar("T")
 
 SILENT_WORK = 1.0
-"""Seconds of work for a feed of which nothing is said."""
+"""Seconds of the proof of work after which the owner is told."""
 
 OWN_FOLDER = "This folder serves that run: give the other one a folder of its own with --data-dir."
 ASK_AGAIN = "Check the address and the run id with whoever invited you."
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Return what `work` returns, without blocking the loop; if cancelled, only once `work` has ended."""
+    """Return what `work` returns, without blocking the loop. A cancelled caller waits until `work` has
+    ended."""
     working = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(working)
@@ -95,9 +96,10 @@ def check_run_id(manifest: Manifest, wanted: str, fix: str = ASK_AGAIN) -> None:
 
 
 def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
-    """Give the copy of a trainer's folder a libp2p identity of its own, before the network starts.
+    """Remove the libp2p identity of a copied trainer's folder, before the network starts, so that it gets a
+    new one.
 
-    Two nodes with one peer id take each other's links away: every neighbour keeps the newer link only.
+    Two nodes with one peer id take each other's links away: a neighbour keeps only the newer link.
     """
     if manifest is None or not data_dir.log.exists():
         return
@@ -109,7 +111,7 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 async def agree_on_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest:
-    """Return the run's manifest (ours, the peers', or both if they are the same); keep it in the folder."""
+    """Return the run's manifest: ours or the peers', which must be the same. Keep it in the folder."""
     manifest = local
     if settings.peers:
         manifest = await _peers_manifest(settings, local, transport, data_dir, random) or local
@@ -130,9 +132,9 @@ async def agree_on_manifest(
 async def _peers_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest | None:
-    """Return the manifest to which the peers in the settings lead; None if they lead to none and we have one.
+    """Return the manifest of the peers in the settings; None if they give none and we have one.
 
-    They are asked on later starts, too: a folder of another run must not quietly go on with that run.
+    They are asked on later starts, too: a folder of another run must not quietly continue that run.
     """
     try:
         return await introductions.run_of(
@@ -158,14 +160,14 @@ def open_machine(
     draw: Callable[[], int],
     outside: Outside,
 ) -> Machine:
-    """Return the protocol machine in the state of the log; only a trainer's has a feed to continue.
+    """Return the protocol machine in the state of the log. Only a trainer's has a feed.
 
-    `draw` returns an incarnation, best one with the run's proof of work.
+    `draw` returns an incarnation, if possible with the run's proof of work.
     """
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
     usable = frontier.run_state.checkpoints if frontier.run_state else []
-    # With a past that does not count any more it relays and shows what it has, until a checkpoint comes.
+    # With a past that no longer counts it relays and shows its updates until a checkpoint comes.
     frontier.waiting = settings.from_checkpoint and frontier.checkpoint in (None, *usable)
     if settings.from_checkpoint and parameters.organised is None:
         raise UserError(
@@ -205,9 +207,9 @@ def open_machine(
 
 
 def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, random: Random) -> Identity:
-    """Return the key with which this node would stand in. It belongs to this very log, whose copy gets
-    another one: what a key has promised (SPEC O22) is never where the key is not. Call it before
-    `own_feed`, which takes a copy for the original from then on."""
+    """Return the key with which this node stands in. It belongs to this log, and a copy of the log gets
+    another one: so a key's promises (SPEC O22) are always stored with the key. Call this before `own_feed`,
+    which marks a copy as the original."""
     salt = update_log.get_meta(_STAND_IN_SALT)
     if salt is None or data_folder.moved(update_log):
         salt = random.randbytes(16)
@@ -216,13 +218,13 @@ def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, rando
 
 
 def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:
-    """Return the incarnation with which a folder begins in an organised run: the first of a new key, and
-    never that of an older one, which most likely has a feed there that is not known here yet (SPEC I3)."""
+    """Return the incarnation with which a folder begins in an organised run. A new key gets the first one. An
+    older key gets another: most likely it has a feed with the first one that is not known here (SPEC I3)."""
     return FIRST_INCARNATION if is_new else FIRST_INCARNATION + 1 + draw() % (INCARNATIONS - 1)
 
 
 def _identity_of(data_dir: DataDir, random: Random) -> Identity:
-    """Return the identity of this folder; a new one if there is none. Raises as `load_or_create`."""
+    """Return the identity of this folder, or make one. Raises as `load_or_create`."""
     identity = load_or_create(data_dir.identity, random)
     if identity.exposed:
         log.warning("others could read %s until now, and may be able to sign as this node", data_dir.identity)
@@ -233,7 +235,7 @@ def _identity_of(data_dir: DataDir, random: Random) -> Identity:
 def organising(
     settings: Settings, manifest: Manifest, machine: Machine, passphrase: bytes | None, now: float
 ) -> Iterator[None]:
-    """Let the machine sign decisions, and nobody else with the same key, if the settings say so.
+    """Let the machine sign decisions if the settings say so, and lock the key for other processes.
 
     Raises UserError BAD_OPTION in an open run, for an unreadable file of the passphrase, and for a key as
     `held_organiser_key`.
@@ -258,16 +260,16 @@ def organising(
 
 
 def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
-    """Return the cards in the log; they were verified before they were written."""
+    """Return the cards in the log, which were verified before they were written."""
     messages = (wire_codec.decode(record.frame, *run.form) for record in update_log.cards())
     return [message for message in messages if isinstance(message, Card)]
 
 
 def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
-    """Return a machine in the state of the log that only looks.
+    """Return a machine in the state of the log, without an own feed.
 
-    In an organised run it has compared all histories with those that the organiser has named, as a node does
-    in the first rounds after its start. Raises UserError LOG_CORRUPT.
+    In an organised run it has compared all histories with the organiser's, as a node does in the first rounds
+    after its start. Raises UserError LOG_CORRUPT.
     """
     with sound_control(update_log):
         machine = Machine(
@@ -297,14 +299,14 @@ def _never_draw() -> int:
 
 
 def draw_incarnation(random: Random) -> int:
-    """Draw a fresh incarnation (SPEC I3): 32 random bits, so that copies of a folder draw different ones."""
+    """Draw an incarnation (SPEC I3): 32 random bits, so that copies of a folder draw different ones."""
     return random.getrandbits(32)
 
 
 class Incarnations:
-    """Incarnations for new feeds of one origin, with the proof of work of the run (SPEC I1, S7).
+    """Incarnations for new feeds of one origin, with the run's proof of work (SPEC I1, S7).
 
-    A thread looks for one ahead of time, so that nobody waits for it when a feed ends while the node runs.
+    A thread searches for the next one ahead of time, so that the node need not wait when its feed ends.
     """
 
     def __init__(self, run: RunParameters, origin: bytes, random: Random) -> None:
@@ -316,7 +318,7 @@ class Incarnations:
         self._next = self._thread.submit(self._search)
 
     async def ready(self) -> None:
-        """Wait until one is found; say so if that takes a while."""
+        """Wait until an incarnation is found. Log it if that takes a while."""
         found = asyncio.wrap_future(self._next)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(found), SILENT_WORK)
@@ -328,13 +330,13 @@ class Incarnations:
         await asyncio.shield(found)
 
     def draw(self) -> int:
-        """Return one that was not returned before, and look for the next; waits if there is none yet."""
+        """Return a new incarnation and start the search for the next. Waits if none is found yet."""
         found = self._next.result()
         self._next = self._thread.submit(self._search)
         return found
 
     def stop(self) -> None:
-        """Give up the search."""
+        """End the search."""
         self._interrupted.set()
         self._thread.shutdown()
 
@@ -350,9 +352,9 @@ class Incarnations:
 async def incarnations(
     settings: Settings, manifest: Manifest, data_dir: DataDir, update_log: UpdateLog, random: Random
 ) -> AsyncIterator[Callable[[], int]]:
-    """Yield what draws incarnations for this node's feeds.
+    """Yield the function that draws incarnations for this node's feeds.
 
-    A node that has none yet waits for the proof of work of its first one. Raises as `load_or_create`.
+    A node without a feed waits for the first proof of work. Raises as `load_or_create`.
     """
     if settings.role != "trainer" or not manifest.open.work_bits:
         yield partial(draw_incarnation, random)
@@ -374,8 +376,8 @@ def own_feed(
 ) -> tuple[Feed, bool]:
     """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
 
-    A fresh log and a copied one start a new incarnation, which nobody else can know; so does one whose feed
-    was forked, or was ended by the organiser. Of a node that has never met a peer, nobody can know more.
+    A fresh or copied log starts a new incarnation, which nobody else can know. So does a log whose feed was
+    forked, or ended by the organiser. Nobody knows more of a node that never met a peer.
     """
     feed = last_feed(update_log, identity.public)
     if feed is not None:
@@ -390,20 +392,20 @@ def own_feed(
 
 
 def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None:
-    """Log that another feed takes the place of `last`, which nobody need know who has never said anything."""
+    """Log that another feed replaces `last`: as a warning only if `last` has updates."""
     said = last is not None and update_log.stop(last) > 0
     log.log(WARNING if said else DEBUG, "%s; its work goes on as that of a new node, with the same key", why)
 
 
 def continue_as(update_log: UpdateLog, feed: Feed) -> None:
-    """Record the new feed of our own; called on the disk thread."""
+    """Record our new feed durably. Called on the disk thread."""
     last = last_feed(update_log, feed.origin)
     tell_of_new_feed(update_log, last, "cannot prove that this log is all we ever said")
     remember_feed(update_log, feed)
 
 
 def last_feed(update_log: UpdateLog, origin: bytes) -> Feed | None:
-    """Return the feed of `origin` that this folder has continued last; None if there is none."""
+    """Return the last feed of `origin` that this folder continued; None if there is none."""
     kept = update_log.get_meta(_INCARNATION)
     return None if kept is None else Feed(origin, int.from_bytes(kept, "big"))
 
@@ -415,7 +417,7 @@ def remember_feed(update_log: UpdateLog, feed: Feed) -> None:
 
 
 def contributed(layout: Layout, update_log: UpdateLog) -> int:
-    """Return the updates in the log of the origin that this folder has, whatever the incarnation."""
+    """Return the number of updates of this folder's origin in the log, over all incarnations."""
     if not layout.identity.exists():
         return 0
     own = Identity.read(layout.identity).public
@@ -423,7 +425,7 @@ def contributed(layout: Layout, update_log: UpdateLog) -> int:
 
 
 def remembered_peers(update_log: UpdateLog) -> list[str]:
-    """Return the addresses of peers that this node has met."""
+    """Return the addresses of the peers that were recorded for this start."""
     kept = update_log.get_meta(_MET_PEERS)
     return kept.decode().split() if kept else []
 

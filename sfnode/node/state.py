@@ -1,4 +1,4 @@
-"""The status of a running node, collected from its parts; its shape is `sfnode.schema.status.Status`."""
+"""The status of a running node (`sfnode.schema.status.Status`), collected from its parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def describe(node: RunningNode) -> Status:
-    """Return the node's status as of now."""
+    """Return the node's present status."""
     machine, scheduler, traffic = node.machine, node.model.scheduler, node.driver.traffic
     reports, now = node.reports, node.clock()
     sent, received = carried(node.context)
@@ -130,11 +130,11 @@ def _state(node: RunningNode) -> NodeState:
 
 
 def lacks(machine: Machine) -> bool:
-    """Return whether a node whose run is over lacks updates, so that its model is another one than others'.
+    """Return whether a node whose run is over lacks updates, so that its model differs from others'.
 
-    In an organised run those that the organiser has named (SPEC O11), whatever else peers claim. In an open
-    one all that come, also beyond the budget; but a claim costs nothing, and who was asked for what it claims
-    and did not bring it is not waited for.
+    In an organised run only updates count that the organiser has listed (SPEC O11), whatever peers claim. In
+    an open run all updates count, even beyond the budget. But a claim costs nothing: a peer that was asked
+    and did not deliver is not waited for.
     """
     if machine.organised:
         return machine.organised.missing_updates > 0
@@ -159,19 +159,24 @@ def _devices(node: RunningNode) -> list[DeviceStatus]:
 
 
 def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
-    """Return what is wrong with the checkpoint with which the log begins, with what comes before, with bases,
-    with this machine's clock, or with its devices."""
+    """Return the problems of this node with its checkpoint and history, with bases, and with this machine's
+    disk, clock and devices."""
     history = node.checkpoints.problem() if node.checkpoints else None
     devices = node.model.thread.devices if node.model.thread else ()
     problems = (
-        *(history, node.bases.problem() if node.bases else None, node.clock_check.problem),
+        *(
+            node.driver.disk.problem,
+            history,
+            node.bases.problem() if node.bases else None,
+            node.clock_check.problem,
+        ),
         *(device.fault for device in devices),
     )
     return [shown(problem) for problem in problems if problem]
 
 
 def _lonely(node: RunningNode) -> WaitStatus | None:
-    """Return what a node waits for that would catch up with others, had it found any."""
+    """Return what a node waits for that has found no other node to catch up with."""
     scheduler, what = node.model.scheduler, node.peering.waits_for()
     if what is None or (scheduler and scheduler.ready):
         return None

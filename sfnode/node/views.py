@@ -1,7 +1,7 @@
 """Collects the views of a running node: curves, progress, the swarm around it, origins and history.
 
-A relay has the same views as a trainer. This module reads the node's parts and changes none of them; it knows
-neither how views are asked for (`sfnode.control.server`) nor how they look on a screen.
+A relay has the same views as a trainer. This module only reads the node's parts. It knows neither how views
+are requested (`sfnode.control.server`) nor how they look on a screen.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SAMPLE_INTERVAL = 1.0
-"""Seconds between samples: as often as a person can follow."""
+"""Seconds between samples, as many as a person can follow."""
 
 USAGE_EVERY = 2
-"""Samples for which one look at the machine serves; it may list all processes, to find the network daemon."""
+"""Samples for each look at the machine, which may list all processes to find the network daemon."""
 
 MAX_MEASUREMENTS = 256
-"""Evaluations that are remembered; the oldest are dropped."""
+"""Maximum of remembered evaluations. The oldest are dropped."""
 
 
 class Views:
@@ -68,8 +68,8 @@ class Views:
         caught_up: Callable[[], bool],
         samples: Callable[[], Samples],
     ) -> None:
-        """`caught_up` says whether updates that arrive are new, not history that this node is loading;
-        `samples` returns the answers to test rows that were recorded."""
+        """`caught_up` returns whether arriving updates are new, not the history of the run. `samples` returns
+        the recorded answers to test rows."""
         self._node = node
         self._started_at = started_at
         self.samples = samples
@@ -81,13 +81,13 @@ class Views:
         self._index = LogIndex(node.log, self._names, node.machine.run, node.manifest.training)
         self._usage = node.outside.usage(*node.settings.devices)
         self.machine: MachineStatus | None = None
-        """Usage of the machine by the node; None until that was looked at."""
+        """Usage of the machine by the node; None before the first look."""
         self._beside = DaemonExecutor("index")
-        """The thread in which the index is queried, and decisions are read, one query at a time."""
+        """Thread that queries the index and reads decisions, one query at a time."""
         self._latency = NeighbourLatencies(node.transport, node.manifest.run_id)
 
     async def run(self) -> None:
-        """Sample the node regularly."""
+        """Sample the node regularly, until cancelled."""
         try:
             for turn in count():
                 if turn % USAGE_EVERY == 0:
@@ -106,13 +106,13 @@ class Views:
 
     @property
     def drift(self) -> Drift | None:
-        """Distance from the base of the model that was evaluated last."""
+        """Distance of the last evaluated model from the base model; None without an evaluation."""
         return next((one.drift for one in reversed(self._measurements) if one.drift), None)
 
     # -- views -------------------------------------------------------------------------------------
 
     async def about(self) -> About:
-        """Return what the run is for, and what it is made of."""
+        """Return the run's description, model, task and data."""
         manifest, folder = self._node.manifest, self._node.sharing.folder
         task = manifest.task
         licence = await self._ask(lambda: licence_of(folder)) if folder else None
@@ -132,7 +132,7 @@ class Views:
         )
 
     async def standing(self) -> OwnStanding:
-        """Return what this node's origin has contributed, counted in the log."""
+        """Return the contribution of this node's origin, counted in the log."""
         own = self._node.machine.own
         return await self._ask(lambda: self._index.standing(own.origin if own else b""))
 
@@ -143,7 +143,7 @@ class Views:
         return await self._ask(lambda: self._index.timeline(limit))
 
     def progress(self) -> Progress:
-        """Return how far the run has come."""
+        """Return the progress of the run."""
         machine, rate = self._node.machine, self._swarm_rate
         known, size, budget = machine.frontier.known, machine.run.epoch_updates, budget_of(machine)
         if machine.organised:
@@ -165,7 +165,7 @@ class Views:
         )
 
     def curves(self) -> Curves:
-        """Return what was sampled since the start."""
+        """Return the samples since the start."""
         samples = self._series.samples
         return Curves(
             now=self._uptime(),
@@ -193,7 +193,7 @@ class Views:
         return await self._ask(lambda: self._index.origins(own, offset, limit, find))
 
     async def history(self, points: int) -> History:
-        """Return the course of the run, from the log."""
+        """Return the history of the run, from the log."""
         return await self._ask(lambda: self._index.history(points))
 
     def invitation(self) -> InviteResult:
@@ -205,7 +205,7 @@ class Views:
         return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, url))
 
     def _names(self) -> dict[bytes, Names]:
-        """Return the names of origins, in the index thread; copies first what the event loop may change."""
+        """Return the names of origins, on the index thread. The event loop may change them meanwhile."""
         return self._node.machine.cards.names()
 
     async def _ask(self, question: Callable[[], T]) -> T:
@@ -265,7 +265,7 @@ class Views:
         return max(0, self._node.machine.frontier.known - known)
 
     def _ways(self, links: list[Link]) -> dict[str, str]:
-        """Return one address of each neighbour for which any is known."""
+        """Return one address of each neighbour that has a known one."""
         found = {}
         for link in links:
             seen = f"{link.address.partition('/p2p/')[0]}/p2p/{link.peer}" if link.address else ""
@@ -310,7 +310,7 @@ class Views:
 
 
 def _busy(gpus: Sequence[GpuStatus]) -> float | None:
-    """Return the share of the time in which GPUs were busy, on average; None where nothing tells it."""
+    """Return the share of the time in which GPUs were busy, on average; None where it is unknown."""
     told = [gpu.busy for gpu in gpus if gpu.busy is not None]
     return sum(told) / len(told) if told else None
 
@@ -327,8 +327,8 @@ def budget_of(machine: Machine) -> int:
 
 
 def epochs_of(machine: Machine) -> int:
-    """Return the number of epochs of the whole run: in an organised one, if those to come are as large as the
-    manifest says."""
+    """Return the number of epochs of the whole run. In an organised run it assumes that later epochs have the
+    manifest's size."""
     if machine.organised is None:
         return machine.run.last_epoch + 1
     run_state = machine.organised.run_state
@@ -346,7 +346,7 @@ def carried(node: NodeContext) -> tuple[int, int]:
 
 
 def greeted(node: NodeContext) -> list[tuple[ProtocolLink, Link]]:
-    """Return the links whose peer has introduced itself."""
+    """Return the links whose peer has sent its Hello."""
     pairs = ((node.machine.links.get(key), pump.link) for key, pump in node.driver.pumps.items())
     return [(state, link) for state, link in pairs if state is not None and state.greeted]
 

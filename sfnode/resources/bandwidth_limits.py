@@ -1,6 +1,6 @@
-"""Limits on what a node sends and receives: rates over all its links, and the bytes that its quota leaves.
+"""Limits on the traffic of a node: rates over all its links, and the bytes left of its daily quota.
 
-Stands in front of the links and of transfers of the base model; knows neither what a frame means nor whose
+Links and transfers of the base model ask here first. The limits know neither what a frame means nor whose
 link it is.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -19,20 +18,20 @@ from sfnode.store.log import UpdateLog
 from sfprotocol.rate_limit import Bucket
 
 BULK_RESERVE = 0.5
-"""Share of the bucket that must be full before a bulk transfer may begin. Links wait for the rate alone, and
-so come first."""
+"""Share of the bucket that must be full before a bulk transfer may begin. Links do not wait for that, and so
+come first."""
 
 LONGEST_HOLD = 20.0
-"""Seconds for which one bulk transfer may keep the links silent; their peers wait three times as long
-(SPEC L7)."""
+"""Maximum time, in seconds, for which one bulk transfer may keep the links silent. Peers wait three times as
+long (SPEC L7)."""
 
 
 class RateLimit:
     """The rate limit of one direction, shared by all links and by bulk transfers beside them.
 
-    A link awaits `ready` before a frame and calls `count` with its size. A bulk transfer awaits
-    `ready_for_bulk` and then calls `count` or `reserve` with nothing awaited in between; otherwise many would
-    pass at once where one may.
+    A link awaits `ready` before a frame and then calls `count` with the size. A bulk transfer awaits
+    `ready_for_bulk` and then calls `count` or `reserve`. It must await nothing in between, or many transfers
+    would begin where one may.
     """
 
     def __init__(self, bandwidth: Bandwidth) -> None:
@@ -60,12 +59,12 @@ class RateLimit:
         await self._wait(BULK_RESERVE)
 
     def reserve(self, size: int) -> None:
-        """Set aside bytes that have been asked for, until `count` says how many came."""
+        """Reserve the bytes of a request until `count` says how many came."""
         self._bandwidth.reserved += size
         self._spend(size)
 
     def count(self, size: int, reserved: int = 0) -> None:
-        """Count bytes that were carried, of which `reserved` had been set aside."""
+        """Count `size` bytes as carried, and end a reservation of `reserved` bytes."""
         self.total += size
         self._bandwidth.reserved -= reserved
         self._spend(size - reserved)
@@ -90,15 +89,15 @@ class RateLimit:
 
 
 class Bandwidth:
-    """The rate limits of both directions, and the bytes that are left for both together."""
+    """The rate limits of both directions, and the bytes left for both together."""
 
     def __init__(self) -> None:
         self.upload = RateLimit(self)
         self.download = RateLimit(self)
         self.on_exhausted: Callable[[], None] = lambda: None
-        """Called when the bytes that were left have been used up."""
+        """Called when no bytes are left."""
         self.reserved = 0
-        """Bytes that have been asked for and not been counted yet."""
+        """Bytes that were reserved and are not yet counted."""
         self._stop_at = math.inf
         self._wake = asyncio.Event()
 
@@ -114,11 +113,11 @@ class Bandwidth:
 
     @property
     def committed(self) -> bool:
-        """Whether all bytes that were left are used up or reserved, so that no transfer may begin."""
+        """Whether all bytes are used up or reserved, so that no transfer may begin."""
         return self.total + self.reserved >= self._stop_at
 
     def set_remaining(self, size: float) -> None:
-        """Allow so many more bytes from now on, in both directions together; infinity for no limit."""
+        """Allow `size` more bytes, in both directions together; infinity for no limit."""
         before, self._stop_at = self._stop_at, self.total + size
         if self._stop_at > before:
             self.wake()
@@ -129,12 +128,12 @@ class Bandwidth:
             self.on_exhausted()
 
     def wake(self) -> None:
-        """Make everybody who waits look at the limits again, which have changed."""
+        """Wake all waiting transfers, because the limits have changed."""
         self._wake.set()
         self._wake = asyncio.Event()
 
     async def changed(self, patience: float) -> None:
-        """Wait until limits change, for `patience` seconds at most."""
+        """Wait until the limits change, `patience` seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None if math.isinf(patience) else patience):
                 await self._wake.wait()
@@ -147,17 +146,16 @@ def _now() -> float:
 # -- traffic of a day ----------------------------------------------------------------------------------
 
 # The daily traffic quota (`mb_per_day`): bytes uploaded and downloaded since midnight, over restarts. The
-# total is kept in the update log and written from time to time; a node that is killed forgets what it
-# carried in the last half minute. Counting happens on the event loop alone, writing in one thread at a
-# time.
+# total is written to the update log now and then: a node that is killed forgets the last half minute.
+# Counting happens on the event loop alone, and one thread writes at a time.
 FLUSH_INTERVAL = 30.0
-"""Seconds between two writes: a commit costs the disk more than the bytes matter."""
+"""Seconds between two writes: each costs a commit."""
 
 _KEY = "traffic"
 
 
 class DailyTraffic:
-    """Bytes carried today. Callers give the bytes since the process started; this knows what was before.
+    """Bytes carried today, over restarts. Callers give the bytes since the start of the process.
 
     All methods are called on the event loop.
     """
@@ -166,39 +164,30 @@ class DailyTraffic:
         self,
         update_log: UpdateLog,
         today: Callable[[], date] = date.today,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read what earlier processes carried today; nothing is written before the first flush."""
+        """Read the bytes that earlier processes carried today. Nothing is written before the first flush."""
         self._log = update_log
         self._date = today
         self._day = today()
         self._before = _stored_count(update_log, self._day)
-        """Bytes that earlier processes carried on this day, less what this one carried on earlier days."""
+        """Bytes of earlier processes on this day, less the bytes of this process on earlier days."""
         self._written: tuple[date, int] | None = None
-        self._clock = clock
-        self._flushed_at = clock()
         self._writing = asyncio.Lock()
-        """Held until a write has ended, also when whoever asked for it has been cancelled."""
+        """Held until a write has ended, even if its caller is cancelled."""
 
     def today(self, total: int) -> int:
-        """Return the bytes of today, given those since the process started."""
+        """Return the bytes of today. `total` is the number since the process started."""
         return self._count(total)[1]
 
     def remaining(self, mb_per_day: float | None, total: int) -> float:
-        """Return the bytes that this quota leaves for today; infinity without a quota."""
+        """Return the bytes left of today's quota; infinity without a quota."""
         return math.inf if mb_per_day is None else max(0.0, mb_per_day * MEGABYTE - self.today(total))
 
-    async def flush_if_due(self, total: int) -> None:
-        """Flush if that was not done within the last FLUSH_INTERVAL."""
-        if self._clock() - self._flushed_at >= FLUSH_INTERVAL:
-            await self.flush(total)
-
     async def flush(self, total: int) -> None:
-        """Write the bytes of today; they are on the disk when this returns.
+        """Write the bytes of today durably, in the order of calls.
 
-        Writes take place in the order of calls. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
+        Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
         """
-        self._flushed_at = self._clock()
         await asyncio.shield(self._write(self._count(total)))
 
     def _count(self, total: int) -> tuple[date, int]:

@@ -1,9 +1,8 @@
-"""Rules for pauses of training (on battery, outside hours, while a game runs, when hot) and for its rests.
+"""Rules for pauses of training (on battery, outside hours, while a game runs, when hot) and for rests.
 
-The owner's limits and the readings of the sensors go in; reasons to pause and seconds to rest come out. Some
-limits name a condition: while it does not hold, the node pauses. The others name a rate (CPU seconds, busy
-seconds or joules per second): whatever exceeded it is made up for by a rest. Pure: no clock, no sensors, no
-model.
+Input: the owner's limits and the readings of the sensors. Output: reasons to pause and seconds to rest. Some
+limits name a condition, without which the node pauses. The others name a rate (CPU seconds, busy seconds or
+joules per second), and a rest makes up for what exceeded it. Pure: no clock, no sensors, no model.
 """
 
 from __future__ import annotations
@@ -17,23 +16,24 @@ from sfnode.limits import MEGABYTE, Hours, Limits
 from sfprotocol.rate_limit import Bucket
 
 BURST = 0.25
-"""Seconds of its rate that a bucket holds: enough that no time between two steps is lost, too little to be
-noticed as a burst."""
+"""Size of a bucket, in seconds of its rate: enough to lose no time between two steps, too little for a
+noticeable burst."""
 
 COOL_DOWN = 3.0
-"""Degrees below its limit at which a hot device may go on; otherwise it would switch every second."""
+"""Degrees below the limit at which a hot device may continue. Without them it would pause and resume every
+second."""
 
 MEMORY_MARGIN = 0.95
-"""Share of the memory limit below which a process that has exceeded it may go on; for the same reason."""
+"""Share of the memory limit below which a process that exceeded it may continue, for the same reason."""
 
 
 class Readings(NamedTuple):
-    """Readings of the sensors at one moment; a value that no limit asks for may be anything."""
+    """Readings of the sensors at one moment. A reading without a limit may have any value."""
 
     moment: time
     """Local time of day."""
     idle: float
-    """Seconds since somebody used the machine."""
+    """Seconds since a person last used the machine."""
     mains: bool
     """Whether the machine is on mains power."""
     programs: frozenset[str]
@@ -42,11 +42,11 @@ class Readings(NamedTuple):
     resident: int
     """Resident memory of this process in bytes."""
     free: float
-    """Cores that this process may use and that no other program keeps busy."""
+    """Cores that this process may use and that other programs leave free."""
     moved: int = 0
     """Bytes that the network daemon has read and written since the node started."""
     day_bytes: int = 0
-    """Bytes sent and received today; filled in by the limiter, as no sensor knows them."""
+    """Bytes sent and received today. The limiter fills them in, as no sensor knows them."""
 
 
 class PauseReason(NamedTuple):
@@ -59,12 +59,12 @@ class PauseReason(NamedTuple):
 
 
 def pause_reasons(limits: Limits, readings: Readings, before: Collection[str | None]) -> list[PauseReason]:
-    """Return what keeps the node from computing now; `before` names the limits that did so until now."""
+    """Return the reasons to pause now. `before` names the limits that asked for a pause until now."""
     return [PauseReason(name, text) for name, holds, text in _rules(limits, readings, before) if holds]
 
 
 def _rules(limits: Limits, now: Readings, before: Collection[str | None]) -> Iterator[tuple[str, bool, str]]:
-    """Yield each limit that is set, whether it asks for a pause, and the reason."""
+    """Yield for each set limit its name, whether it asks for a pause, and the reason."""
     if limits.hours is not None:
         yield "hours", now.moment not in Hours(limits.hours), f"hours: only {limits.hours}"
     if limits.idle is not None:
@@ -91,28 +91,28 @@ def normalised_program(name: str) -> str:
 
 
 def spare_cores(free: float, before: int | None) -> int:
-    """Return the number of cores on which threads of the engine find room.
+    """Return the number of cores for threads of the engine.
 
-    A thread that waits for its core holds up all others, as the pieces of a model that threads share take
-    milliseconds. Half of a core is worth a thread. `before` is the last result: the number does not change
-    with every small change of the load.
+    Threads share pieces of work that take milliseconds, so a thread without a core delays all others. Half a
+    free core is enough for a thread. `before` is the last result, and keeps the number from changing with
+    each small change of the load.
     """
     most, least = (max(1, math.floor(free + margin)) for margin in (0.5, 0.25))
     return most if before is None else min(max(before, least), most)
 
 
 class ComputeUsage(NamedTuple):
-    """Resources that computing has used since the process started."""
+    """Resources used for computing since the process started."""
 
     cpu: float
     """CPU seconds."""
     busy: float
-    """Seconds in which a step ran."""
+    """Seconds during which a step ran."""
     joules: float
 
 
 class ComputeRate:
-    """The rest between two steps that the limits on CPU, GPU and power ask for."""
+    """The rests between steps for the limits on CPU, GPU and power."""
 
     def __init__(self, limits: Limits, cores: float, usage: ComputeUsage, now: float) -> None:
         rates = (_share(limits.cpu, cores), _share(limits.gpu, 1), limits.watts)
@@ -125,7 +125,7 @@ class ComputeRate:
         return any(self._buckets)
 
     def rest(self, usage: ComputeUsage, now: float) -> float:
-        """Return the seconds until the next step may begin, given all that has been used by now."""
+        """Return the seconds until the next step may begin, after a total `usage`."""
         rests = [0.0]
         for bucket, total, before in zip(self._buckets, usage, self._usage, strict=True):
             if bucket:

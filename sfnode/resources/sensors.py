@@ -1,11 +1,11 @@
 """Sensors of the machine: load, user activity, power supply, programs, temperature, memory, energy.
 
-Reads them through psutil, and those of NVIDIA GPUs through NVML where its library is installed; only those
-that a limit asks for. What follows from the readings, `policy` decides.
+Reads only the sensors that a limit needs: through psutil, and for NVIDIA GPUs through NVML where its library
+is installed. `policy` decides what follows from the readings.
 
-Cgroups may allow this process fewer cores than there are: `docker run --cpus` and systemd's `CPUQuota=` set
-that. Such a limit hides no cores. Threads on all of them would use up what is allowed in the first part of
-each tenth of a second and stand still for the rest.
+Cgroups may allow this process fewer cores than there are (`docker run --cpus`, systemd's `CPUQuota=`). Such a
+limit hides no cores. Threads on all of them would use up their time in the first part of each tenth of a
+second, and stand still for the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sfnode.limits import Limits
 from sfnode.resources.policy import Readings, normalised_program
 
 BUSY_SHARE = 0.15
-"""Share of all cores; when other programs take more, the machine counts as in use. An idle desktop takes a
+"""Share of all cores above which other programs count as somebody using the machine. An idle desktop takes a
 few percent, a film ten."""
 
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
@@ -37,27 +37,26 @@ DAEMON = "p2pd"
 """Process name of the network daemon."""
 
 MIN_SPAN = 1.0
-"""Seconds over which the load is measured at least; the system counts in hundredths."""
+"""Minimum time, in seconds, over which the load is measured. The system counts in hundredths."""
 
 _psutil: Any = psutil
-"""psutil, untyped: some of its functions exist on some systems only."""
+"""The module psutil, untyped: some of its functions exist on some systems only."""
 
 
 class Sensors:
-    """The sensors that one node computing on `devices` needs. Not for two threads at once, except
-    `joules`."""
+    """The sensors for one node that computes on `devices`. Not for two threads at once, except `joules`."""
 
     def __init__(self, *devices: str) -> None:
         self._devices = tuple(dict.fromkeys(devices))
         self._process = psutil.Process()
         self._gpus: dict[str, Nvidia] = {}
-        """Those that were opened, by device."""
+        """The opened GPUs, by device."""
         self._daemon = NetworkDaemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
         """Share of the machine that other programs used between the last two looks."""
         self._used_at = time.monotonic()
-        """Time at which the machine was last seen in use; it counts as in use at the start."""
+        """Time of the last use of the machine by others. The start counts as one."""
 
     @property
     def cores(self) -> float:
@@ -91,7 +90,7 @@ class Sensors:
         )
 
     def joules(self) -> float:
-        """Return the energy that the GPUs have drawn since their driver was loaded; for the limit on
+        """Return the energy that the GPUs have drawn since their driver was loaded, for the limit on
         watts."""
         return sum(self._open_gpu(device, "watts").joules() for device in self._devices)
 
@@ -158,19 +157,19 @@ class Nvidia:
         return float(millijoules) / 1000
 
     def watts(self) -> float:
-        """Return the power that it draws now."""
+        """Return the power that the GPU draws now."""
         return float(self._query(lambda: self._library.nvmlDeviceGetPowerUsage(self._handle))) / 1000
 
     def busy(self) -> float:
-        """Return the share of the last moments in which it was busy."""
+        """Return the share of the last moments in which the GPU was busy."""
         return float(self._query(lambda: self._library.nvmlDeviceGetUtilizationRates(self._handle).gpu)) / 100
 
     def _open(self, device: str) -> Any:
         """Open the GPU that CUDA calls `device`.
 
-        CUDA counts the GPUs that CUDA_VISIBLE_DEVICES lists, by number or by UUID; by number it counts the
-        fastest first, NVML in the order of the slots. So the number serves only where CUDA gives no UUID, or
-        one that NVML does not know.
+        CUDA counts the GPUs listed in CUDA_VISIBLE_DEVICES, by number or by UUID. CUDA's numbers begin with
+        the fastest GPU, NVML's with the first slot. So the number is used only where CUDA gives no UUID that
+        NVML knows.
         """
         self._library.nvmlInit()
         number = int(device.partition(":")[2] or 0)
@@ -217,20 +216,21 @@ def _used_by(process: psutil.Process) -> _Used:
 
 
 class NetworkDaemon:
-    """The network daemon that this process has started, and those that ran before it."""
+    """The network daemon of this process, together with its predecessors."""
 
     def __init__(self, parent: psutil.Process) -> None:
         self._parent = parent
         self._process: psutil.Process | None = None
         self._now = self._before = _Used()
         self._at_first = 0
-        """Bytes that this one had read and written when it was first seen: its files, and what it told
-        this process."""
+        """Bytes that the present daemon had read and written when it was first seen: its files, and its first
+        messages to this process."""
 
     def used(self) -> _Used:
-        """Return what all of them have used: bytes to and from the network and this process.
+        """Return the usage of all these daemons. The bytes are those to and from the network and this
+        process.
 
-        The bytes that the daemon exchanges with other peers on its own account are seen nowhere else.
+        The daemon's own traffic with other peers is counted nowhere else.
         """
         try:
             if self._process is None:
@@ -244,7 +244,7 @@ class NetworkDaemon:
         return self._total()
 
     def resident(self) -> int:
-        """Return the bytes of memory that the one of now holds; 0 if none runs."""
+        """Return the resident memory of the present daemon in bytes; 0 if none runs."""
         try:
             return int(self._process.memory_info().rss) if self._process else 0
         except psutil.Error:
@@ -268,7 +268,7 @@ def processor_celsius() -> float:
 
 
 def running_programs() -> frozenset[str]:
-    """Return the names of processes and of their files, as `normalised_program` writes them."""
+    """Return the names of all processes and of their executables, as `normalised_program` writes them."""
     names: set[str] = set()
     for process in psutil.process_iter(["name", "exe"]):
         found = (process.info["name"], Path(process.info["exe"] or "").name)

@@ -208,7 +208,7 @@ class Status(Answer):
     pauses: list[str]
     """Reasons why it is paused, one sentence each."""
     paused_by: list[str]
-    """The same reasons as names: `asked`, `room`, and names of limits."""
+    """The same reasons as names: `asked`, `disk`, `room`, and names of limits."""
     limits: Limits
     devices: list[DeviceStatus]
     """Devices that compute; none before the model is loaded, and for a relay."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.store.disk_errors import corrupt, private, unusable
 from sfnode.store.records import CardRecord, CutRecord
@@ -98,12 +99,19 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open a connection without implicit transactions, usable from any thread (callers lock).
 
     A commit is on the disk when it returns: with WAL, `synchronous = FULL` syncs at every commit.
+    Waits for descriptors; all that the connection needs are open when this returns.
     """
+    return patiently(lambda: _connect(path, read_only))
+
+
+def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     mode = "ro" if read_only else "rwc"
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     db = sqlite3.connect(uri, uri=True, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
     try:
-        if not read_only:
+        if read_only:
+            db.execute("PRAGMA schema_version")
+        else:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA fullfsync = ON")  # macOS, where an ordinary fsync stops at the drive's cache

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from functools import partial
@@ -23,6 +24,7 @@ from sfnode.doctor.disk import look_at_disk
 from sfnode.doctor.findings import CheckedCase, CheckFinding, Examination, Subject, number
 from sfnode.doctor.network import look_at_ports
 from sfnode.errors import UserError
+from sfnode.limits import Limits
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models.files import EMBEDDED
@@ -180,7 +182,8 @@ async def test_that_a_peer_can_be_the_relay_of_this_machine_is_really_tried(
     finding = only(await examined(case, peers=(address,)), Subject.REACH)
     assert finding.verdict == "note"
     assert f"through {address.rpartition('/')[2]} they can" in finding.what
-    assert finding.fix.startswith("Join with --auto-relay, or forward a port")
+    assert finding.what.endswith("which is the only one: without it nobody new does")
+    assert finding.fix.startswith("Join with --auto-relay and name a second peer that relays, or forward")
 
 
 @pytest.mark.usefixtures("behind_nat")
@@ -297,6 +300,51 @@ def test_a_free_port_is_fine(closed: int, tmp_path: Path) -> None:
     assert finding.verdict == "ok"
     with socket.create_server(("127.0.0.1", closed)):
         pass  # and stays free
+
+
+@pytest.mark.parametrize(
+    ("ipv4", "ipv6", "listens", "verdict"),
+    [
+        ("192.0.2.7", None, "/ip4/0.0.0.0/tcp/0", "note"),
+        ("192.0.2.7", "2606:4700::1", "/ip4/0.0.0.0/tcp/0", "ok"),
+        (None, "2606:4700::1", "/ip4/0.0.0.0/tcp/0", "problem"),
+        (None, "2606:4700::1", "/ip6/::/tcp/0", "note"),
+    ],
+)
+def test_a_machine_with_ipv6_alone_has_to_listen_on_it(
+    ipv4: str | None, ipv6: str | None, listens: str, verdict: str
+) -> None:
+    finding = network.judge_ipv6(ipv4, ipv6, [listens])
+    assert finding.verdict == verdict
+    assert ("IPv6 alone" in finding.what) == (ipv4 is None)
+
+
+@pytest.mark.parametrize(("most", "verdict"), [(1024, "ok"), (256, "note"), (63, "problem")])
+def test_a_small_limit_of_descriptors_is_told(most: int, verdict: str) -> None:
+    """In a process of its own, which may not raise its limit again."""
+    asked = f"resource.setrlimit(resource.RLIMIT_NOFILE, (min({most}, 64), {most}))"
+    look = "from sfnode.doctor import compute; print(compute.look_at_descriptors().verdict)"
+    code = f"import resource; {asked}; {look}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == verdict, ended.stderr
+
+
+def test_a_name_that_takes_long_to_resolve_is_worth_a_note() -> None:
+    finding = peers._slow_name(peers.tcp_endpoint(f"/dns4/example.org/tcp/4001/p2p/{QM}"), 5.2)
+    assert (finding.subject, finding.verdict) == ("peer-name", "note")
+    assert "the name example.org took 5.2 s to resolve" in finding.what
+
+
+def test_the_wait_for_a_model_that_this_node_alone_gives_is_told(case: CheckedCase, run: Manifest) -> None:
+    shape = case.model_copy(update={"source": "shape:opt-125m"})
+    given = run.model_copy(update={"model": run.model.model_copy(update={"listing": "00" * 32})})
+    (finding,) = compute.look_at_uplink(shape, given)
+    assert (finding.verdict, "250 MB, from here in 3 min 20 s" in finding.what) == ("ok", True), finding
+    slow = shape.model_copy(update={"limits": Limits(upload_rate=100_000)})
+    (finding,) = compute.look_at_uplink(slow, given)
+    assert (finding.verdict, "from here in 41 min at upload_rate" in finding.what) == ("note", True), finding
+    assert compute.look_at_uplink(shape.model_copy(update={"share_model": False}), given) == []
+    assert compute.look_at_uplink(shape, run) == []
 
 
 # -- the model -----------------------------------------------------------------------------------------

@@ -280,3 +280,14 @@ def test_while_all_rows_are_read_for_the_first_update_it_tells_how_far_it_is(
     run.step(SEEDS, 0)
     assert told == [(0, 5), (2, 5), (4, 5)]
     assert run.objective.reading is None
+
+
+def test_a_pause_takes_the_states_of_rows_from_the_device_too(tmp_path: Path) -> None:
+    run = trainer(headed("llama"), data_file(tmp_path))
+    run.step(SEEDS, 0)
+    rows = run.objective._every_row()
+    run.objective.move(torch.device("meta"))  # a device that keeps nothing
+    assert {part.device.type for part in run.objective._every_row()} == {"meta"}
+    run.objective._rows = rows
+    run.offload()
+    assert all(torch.equal(*parts) for parts in zip(run.objective._every_row(), rows, strict=True))

@@ -14,6 +14,8 @@ import pytest
 
 from sfnode.engine.core import Core
 from sfnode.errors import Code, UserError
+from sfnode.node import disk_wait
+from sfnode.node import driver as driver_module
 from sfnode.node.driver import handed_over
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
@@ -116,22 +118,40 @@ async def test_between_rounds_nothing_is_half_done(pumped: dict[str, Pumped]) ->
     a.driver.between_rounds.release()
 
 
-async def test_a_full_disk_ends_the_driver_before_anything_is_sent_or_applied(
-    pumped: dict[str, Pumped],
+async def test_while_the_disk_is_full_links_are_kept_and_nothing_is_sent_or_applied(
+    pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(disk_wait, "RETRY", 0.01)
+    monkeypatch.setattr(driver_module, "KEEP_INTERVAL", 0.0)
     a = pumped["a"]
     link, transport = await stranger(pumped)
     await greet(link)
+    await eventually(lambda: any(peer.synced for peer in a.machine.links.values()))
+    full = a.log.failure = UserError(Code.DISK_FULL, "full", "")
+    a.say(1)
+    await eventually(lambda: a.driver.disk.problem is full)
+    async with asyncio.timeout(10):
+        heard = [wire_codec.decode(await link.receive()) for _ in range(5)]
+    assert {(type(one), one.known) for one in heard if isinstance(one, Summary)} == {(Summary, 0)}, heard
+    assert a.count() == a.log.updates() == 0
+    a.log.failure = None
+    segment: Segment = await hear(link, Segment)
+    assert segment.parts == (EpochScalars(0, (1,)),)
+    await eventually(lambda: a.count() == a.log.updates() == 1)
+    assert a.driver.disk.problem is None
+    await transport.stop()
+
+
+async def test_a_driver_that_leaves_waits_for_no_room(pumped: dict[str, Pumped]) -> None:
+    a = pumped["a"]
     a.log.failure = UserError(Code.DISK_FULL, "full", "")
     a.say(1)
+    await eventually(lambda: a.driver.disk.problem)
+    a.driver.disk.leave()
     with pytest.raises(UserError) as fault:
-        await a.task
+        await asyncio.wait_for(a.task, 1.0)
     assert fault.value.code == Code.DISK_FULL
     assert a.count() == a.log.updates() == 0
-    await a.driver.close_links(0.1)
-    with pytest.raises(LinkClosed):
-        await hear(link, Segment)
-    await transport.stop()
 
 
 async def test_everything_posted_before_the_end_is_done(pumped: dict[str, Pumped]) -> None:

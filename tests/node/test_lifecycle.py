@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def surroundings() -> tuple[Any, ...]:
 
 async def test_making_a_node_does_nothing(program: Program) -> None:
     node = program.node()
-    assert not exists(program.folder)
+    assert not program.folder.exists()
     await node.stop()  # one that was never started has nothing to stop
     for question in (node.status, node.leave, node.finish, node.addresses):
         with pytest.raises(RuntimeError, match="start"):
@@ -163,7 +162,7 @@ async def test_a_start_that_fails_leaves_nothing_running(program: Program) -> No
 async def test_a_start_that_is_called_off_leaves_nothing_running(program: Program) -> None:
     tasks = asyncio.all_tasks()
     called_off = 0
-    for ticks, pause in product(range(12), (0, 0.002)):
+    for ticks, pause in product(range(0, 12, 2), (0, 0.002)):
         node = program.node()
         starting = asyncio.create_task(node.start())
         for _ in range(ticks):
@@ -175,13 +174,13 @@ async def test_a_start_that_is_called_off_leaves_nothing_running(program: Progra
         assert asyncio.all_tasks() == tasks
         with open_data_dir(program.folder):
             pass
-    assert called_off > 3
+    assert called_off > 1
 
 
 async def test_a_node_is_stopped_while_another_task_starts_it(program: Program) -> None:
     tasks = asyncio.all_tasks()
     refused = 0
-    for ticks, pause in product(range(12), (0, 0.002)):
+    for ticks, pause in product(range(0, 12, 2), (0, 0.002)):
         node = program.node()
         starting = asyncio.create_task(node.start())
         for _ in range(ticks):
@@ -270,7 +269,3 @@ async def test_a_node_whose_start_timed_out_can_be_stopped_and_waited_for(progra
             await node.start()
     await node.stop()
     await node.wait()
-
-
-def exists(path: Path) -> bool:
-    return path.exists()

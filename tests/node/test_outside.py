@@ -29,6 +29,7 @@ FORBIDDEN = {
 }
 
 ALLOWED = {
+    "node/disk_wait.py": "an event on which a thread waits for room",
     "node/outside.py": "random.SystemRandom is the chance of a node that is not simulated",
     "node/samples.py": "how long answering took",
     "node/startup.py": "an event that a proof of work looks at",

@@ -15,7 +15,7 @@ import pytest
 
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
-from sfnode.node import readiness
+from sfnode.node import disk_wait, readiness
 from sfnode.organising import organiser
 from sfnode.peers import address_book, manager, selection
 from sfnode.peers.selection import MAX_LINKS, TARGET_LINKS, WANTED_OUTBOUND
@@ -214,14 +214,36 @@ async def test_address_books_are_written_in_the_order_in_which_they_were_to_be(t
     for addresses in wanted:
         a.peering._write(addresses)
     assert await a.peering._until_written()
-    assert written == [list(addresses) for addresses in wanted]
+    assert written == sorted(written, key=lambda book: int(book[0].rpartition("p")[2]))
+    assert written[-1] == list(wanted[-1])
+
+
+async def test_a_book_that_finds_no_room_carries_no_link_before_there_is_some(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_wait, "RETRY", 0.01)
+    a, b = await town.add("a", begin=False), await town.add("b", "a", begin=False)
+    room = threading.Event()
+
+    def remember(addresses: list[str]) -> None:
+        if not room.is_set():
+            raise UserError(Code.DISK_FULL, "no space left", "")
+
+    b.peering._remember = remember
+    a.begin()
+    b.begin()
+    await eventually(lambda: b.driver.disk.problem)
+    await asyncio.sleep(0.1)
+    assert not b.driver.pumps
+    room.set()
+    await eventually(lambda: b.peers == ["a"])
 
 
 async def test_a_book_that_cannot_be_written_ends_the_node_and_carries_no_link(town: Town) -> None:
     a, b = await town.add("a", begin=False), await town.add("b", "a", begin=False)
 
     def refuse(addresses: list[str]) -> None:
-        raise UserError(Code.DISK_FULL, "no space left", "")
+        raise UserError(Code.DATA_DIR_UNUSABLE, "no space left", "")
 
     b.peering._remember = refuse
     a.begin()

@@ -94,12 +94,12 @@ async def test_samples_outlive_a_restart_and_the_base_model_is_not_asked_again(
     assert (a.folder / "samples.json").stat().st_mode & 0o777 == 0o600, "they may be private"
     asked: list[bool] = []
 
-    class RunState(SmallEngine):
+    class Asked(SmallEngine):
         def answer(self, rows: int, *, base: bool) -> list[Answered]:
             asked.append(base)
             return super().answer(rows, base=base)
 
-    again = swarm.node("a", make_engine=lambda run: RunState(run).go())
+    again = swarm.node("a", make_engine=lambda run: Asked(run).go())
     await again.start(samples=2)
     await eventually(lambda: again.node.sampling.view().moments[len(before.moments) :])
     after = await again.client.samples()

@@ -70,26 +70,31 @@ def test_the_manifest_is_the_given_one_or_the_kept_one_or_none(tmp_path: Path, d
     assert startup.local_manifest(settings(data_dir, run=given), data_dir) == RUN
 
 
-def test_a_run_of_version_1_is_not_joined_whether_it_is_given_or_kept(
-    tmp_path: Path, data_dir: DataDir
+@pytest.mark.parametrize(
+    ("given", "kept", "run_id", "code", "says"),
+    [
+        (OLD, None, "", Code.OLDER_PROTOCOL, "protocol"),
+        (None, OLD, "", Code.OLDER_PROTOCOL, "protocol"),
+        (manifest("other"), RUN, "", Code.WRONG_RUN, r"\(test\), not to .*\(other\)"),
+        (None, RUN, f"beef{RUN.run_id.hex()}", Code.WRONG_RUN, "this is run"),
+    ],
+    ids=["version 1 given", "version 1 kept", "a folder of another run", "another run id"],
+)
+def test_a_run_that_cannot_be_joined_here_is_refused(
+    given: Manifest | None,
+    kept: Manifest | None,
+    run_id: str,
+    code: Code,
+    says: str,
+    tmp_path: Path,
+    data_dir: DataDir,
 ) -> None:
-    with pytest.raises(UserError) as refusal:
-        startup.local_manifest(settings(data_dir, run=write(tmp_path / "run.toml", OLD)), data_dir)
-    assert refusal.value.code == Code.OLDER_PROTOCOL
-    write(data_dir.manifest, OLD)
-    with pytest.raises(UserError) as refusal:
-        startup.local_manifest(settings(data_dir), data_dir)
-    assert refusal.value.code == Code.OLDER_PROTOCOL
-
-
-def test_a_folder_serves_one_run_only(tmp_path: Path, data_dir: DataDir) -> None:
-    write(data_dir.manifest, RUN)
-    other = write(tmp_path / "other.toml", manifest("other"))
-    with pytest.raises(UserError) as refusal:
-        startup.local_manifest(settings(data_dir, run=other), data_dir)
-    assert refusal.value.code == Code.WRONG_RUN
-    assert "test" in refusal.value.what
-    assert "other" in refusal.value.what
+    if kept:
+        write(data_dir.manifest, kept)
+    run = write(tmp_path / "run.toml", given) if given else None
+    with pytest.raises(UserError, match=says) as refusal:
+        startup.local_manifest(settings(data_dir, run=run, run_id=run_id), data_dir)
+    assert refusal.value.code == code
 
 
 @pytest.mark.parametrize("wanted", ["", RUN.run_id.hex(), RUN.run_id.hex()[:8], RUN.run_id.hex()[:8].upper()])
@@ -222,13 +227,6 @@ def test_a_table_of_a_trainers_own_is_read_in_whichever_way_a_program_has_writte
     assert public is None
 
 
-def test_another_run_id_is_refused(data_dir: DataDir) -> None:
-    write(data_dir.manifest, RUN)
-    with pytest.raises(UserError) as refusal:
-        startup.local_manifest(settings(data_dir, run_id="beef" + RUN.run_id.hex()), data_dir)
-    assert refusal.value.code == Code.WRONG_RUN
-
-
 # -- the manifest of peers -----------------------------------------------------------------------------
 
 
@@ -247,29 +245,25 @@ async def test_a_manifest_that_was_fetched_is_kept_and_not_fetched_again(inn: In
     assert await startup.agree_on_manifest(away, local, inn.asker, data_dir, Random(1)) == RUN
 
 
-@pytest.mark.parametrize("shortened", [0, 1])
-async def test_peers_of_another_run_than_the_given_one_are_refused(
-    inn: Inn, data_dir: DataDir, shortened: int
+ALIKE = next(one for n in range(1000) if (one := manifest(f"o{n}")).run_id.hex()[0] == RUN.run_id.hex()[0])
+"""Another run whose id has the same first digit."""
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "run_id"),
+    [(manifest("other"), RUN, ""), (ALIKE, RUN, RUN.run_id.hex()[:1]), (RUN, None, "00")],
+    ids=["another manifest", "another with the wanted digit", "another than the wanted id"],
+)
+async def test_peers_of_another_run_are_refused(
+    inn: Inn, data_dir: DataDir, theirs: Manifest, ours: Manifest | None, run_id: str
 ) -> None:
-    """Also when both begin like the run id that was given, which may be a single digit."""
-    others = (manifest(f"other{number}") for number in range(1000))
-    start = RUN.run_id.hex()[:shortened]
-    other = next(other for other in others if other.run_id.hex().startswith(start))
-    peers = await inn.open(a=serving(other))
-    chosen = settings(data_dir, peers=peers, run_id=start)
-    with pytest.raises(UserError) as refusal:
-        await startup.agree_on_manifest(chosen, RUN, inn.asker, data_dir, Random(1))
-    assert refusal.value.code == Code.WRONG_RUN
-    assert not data_dir.manifest.exists()
-
-
-async def test_peers_of_another_run_than_the_wanted_id_are_refused(inn: Inn, data_dir: DataDir) -> None:
-    peers = await inn.open(a=serving(RUN))
+    peers = await inn.open(a=serving(theirs))
     with pytest.raises(UserError) as refusal:
         await startup.agree_on_manifest(
-            settings(data_dir, peers=peers, run_id="00"), None, inn.asker, data_dir, Random(1)
+            settings(data_dir, peers=peers, run_id=run_id), ours, inn.asker, data_dir, Random(1)
         )
     assert refusal.value.code == Code.WRONG_RUN
+    assert not data_dir.manifest.exists()
 
 
 async def test_without_a_run_and_without_peers_there_is_nothing_to_join(inn: Inn, data_dir: DataDir) -> None:

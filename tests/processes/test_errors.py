@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import socket
 import subprocess
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -25,8 +24,6 @@ from tests.processes import helpers
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmQKVHTFF99bdPUKVce3DbpMSBgZjkvyCttw9zQxb63tM7"
-SMALL_FILES = 128 * 1024
-"""File size limit in bytes that the node's log reaches within seconds."""
 
 
 class World(NamedTuple):
@@ -154,32 +151,6 @@ def test_a_node_that_lacks_what_it_takes_ends_before_it_joins_and_sends_nothing_
         assert "joined run" not in ended[name].stdout
     status = world.relay.until("the failed nodes have gone", lambda status: not status.links)
     assert (status.known, status.feed_count) == (0, 0)
-
-
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
-def test_a_full_disk_ends_a_node_which_loses_nothing_and_continues_when_there_is_room(world: World) -> None:
-    node = helpers.Node(world.home, "full", "--run", "run.toml", *helpers.LOOPBACK)
-    with closing(node.start()):
-        resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (SMALL_FILES, SMALL_FILES))
-        assert node.wait() == 1
-    assert "sfnode: SF041: no room to write" in node.output()
-    assert "Traceback" not in node.output()
-    kept = audit(world, node)
-    assert kept["updates"] > 0
-    with closing(node.start()):
-        node.until("it goes on", lambda status: status.own_updates > 0)
-        assert node.end() == 0
-    after = audit(world, node)
-    assert after["updates"] > kept["updates"]
-    assert after["feeds"] == 1
-
-
-def audit(world: World, node: helpers.Node) -> dict[str, Any]:
-    """Return the audit of the node's log."""
-    found: dict[str, Any] = helpers.printed_json(
-        helpers.sfnode(world.home, "verify", "--json", "--data-dir", node.folder)
-    )
-    return found
 
 
 def test_sigterm_ends_a_command_as_it_ends_any_program(world: World) -> None:

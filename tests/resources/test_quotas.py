@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.resources import bandwidth_limits as quotas
 from sfnode.resources.bandwidth_limits import DailyTraffic
 from sfnode.store.log import UpdateLog
 from tests.node.helpers import eventually, manifest
@@ -92,15 +91,6 @@ async def test_what_a_quota_leaves_is_counted_from_midnight(log: UpdateLog) -> N
     assert traffic.remaining(2, 3_000_000) == 0
     days.append(MAY_2)
     assert traffic.remaining(2, 3_000_000) == 2_000_000
-
-
-async def test_it_is_written_from_time_to_time(log: UpdateLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    traffic = DailyTraffic(log)
-    await traffic.flush_if_due(1000)
-    assert DailyTraffic(log).today(0) == 0
-    monkeypatch.setattr(quotas, "FLUSH_INTERVAL", 0.0)
-    await traffic.flush_if_due(2000)
-    assert DailyTraffic(log).today(0) == 2000
 
 
 def test_nothing_is_written_before_the_first_flush(path: Path) -> None:

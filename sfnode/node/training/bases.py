@@ -1,10 +1,9 @@
-"""The published bases of one node: finds those that the run names, gets them from peers, and gives them on.
+"""The published bases of one node: found or downloaded, used, and given to others.
 
-They lie in files of the data folder that their digests name. Which ones are wanted follows from the manifest,
-and in an organised run from the decisions so far: those of subspaces that have begun, as updates in them
-count, and of the next one. Those that others took the place of before their subspace began are removed: no
-update is along them. What the run names and nobody could use (an organiser errs) is reported, and ends
-nothing: the node waits for a better decision.
+They are files in the data folder, named by their digests. The manifest and, in an organised run, the
+decisions so far say which bases are wanted: those of all begun subspaces and of the next one. Bases that were
+replaced before their subspace began are removed, as no update is along them. Bases that nobody could use (an
+organiser errs) are reported, and the node waits for a better decision.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models import bases as files
 from sfnode.modelshare.sharing import Listed, Sharing, one_file
+from sfnode.node.disk_wait import DiskWait
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
 from sfnode.printable import size_text
@@ -29,45 +29,47 @@ from sfprotocol.model_listing import Listing, decode, hash_bases
 from sfprotocol.run_state import RunState
 
 LOOKED_FOR = 64
-"""Files that are looked for at once: who lacks more gets them in their order."""
+"""Maximum number of files that are looked for at a time. Others follow in their order."""
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at what is wanted, and for files that somebody has put into the folder."""
+"""Seconds between looks at the decisions, and for files that somebody put into the folder."""
 
 
 class PublishedBases:
-    """The published bases of one run, here and among peers; `run` looks after them until cancelled."""
+    """The published bases of one run, here and at peers. `run` keeps them until cancelled."""
 
-    def __init__(self, context: RunContext, sharing: Sharing, come: Callable[[], None]) -> None:
-        """Bases that lie beside the manifest are taken from there. `come()` is called when some have come."""
+    def __init__(
+        self, context: RunContext, sharing: Sharing, disk: DiskWait, come: Callable[[], None]
+    ) -> None:
+        """Bases beside the manifest are taken from there. `come()` is called when new bases are here."""
         manifest, settings = context.manifest, context.settings
         self._targets, self._columns = manifest.model.parsed_targets(), manifest.basis_columns
         self._machine = context.machine
         self._folder = context.data_dir.bases
         self._beside = settings.run.parent if settings.run else None
         self._is_relay = settings.role == "relay"
-        self._sharing = sharing
+        self._sharing, self._disk = sharing, disk
         self._fetches = not self._is_relay or sharing.gives
-        """Whether what is lacking is asked of peers."""
+        """Whether missing bases are downloaded from peers."""
         self._come = come
         self._as_of: tuple[RunState | None, int, int] | None = None
-        """Counting, decisions and subspace from which these follow."""
+        """Run state, number of decisions and subspace from which the following attributes are derived."""
         self._published = tuple[Bases, ...]()
         self._lacked = tuple[Bases, ...]()
-        """Those of them that are not here."""
+        """The published bases that are missing here."""
         self._removed = 0
-        """Number of those replaced that were removed."""
+        """Number of replaced bases that were removed."""
         self._in_engine: tuple[Bases, ...] = ()
-        """Those that the engine was told of, or has to be told of again if there are none."""
+        """Bases that the engine was told of; empty if it must be told again."""
         self._here: set[bytes] = set()
-        """Digests of the files that were found right."""
+        """Digests of the checked files."""
         self._refused: set[tuple[Path, int]] = set()
-        """Files that are not what they should be, with the times of their last changes."""
+        """Files with wrong content, with the times of their last changes."""
         self._fetching: asyncio.Task[None] | None = None
         self._fetched = b""
-        """Digest of what is being fetched."""
+        """Digest of the file under download."""
         self._failed: dict[bytes, UserError] = {}
-        """Reasons for which files are not here, by digest."""
+        """Reasons for which files are missing, by digest."""
 
     @property
     def size(self) -> int:
@@ -75,39 +77,42 @@ class PublishedBases:
         return files.size_of(self._targets, self._columns)
 
     def lacking(self) -> list[Bases]:
-        """Return those without which this node makes no updates now; a relay needs none."""
+        """Return the missing bases without which this node makes no updates now; none for a relay."""
         self._follow()
         subspace = self._machine.run.subspace_of(self._machine.epoch)
         return [] if self._is_relay else [one for one in self._lacked if one.subspace <= subspace]
 
     def problem(self) -> UserError | None:
-        """Return what keeps these from being here, if it does not come right by itself."""
+        """Return the error that keeps missing bases away, if it does not pass by itself; else None."""
         return next(filter(None, (self._failed.get(one.digest) for one in self.lacking())), None)
 
     def tell(self, engine: EngineThread) -> None:
-        """Tell the engine of bases that are new or have come."""
+        """Tell the engine of new bases."""
         self._follow()
         if self._published is not self._in_engine:
             self._in_engine = published = self._published
             engine.call(lambda engine: engine.use_bases(published))
 
     async def run(self) -> None:
-        """Look after the bases. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
-        with disk_faults(self._folder):
-            self._folder.mkdir(exist_ok=True)
+        """Find, download and remove bases until cancelled. Raises UserError DATA_DIR_UNUSABLE."""
+        await self._disk.patiently(self._make_folder)
         try:
             while True:
                 self._follow()
                 await self._remove_replaced()
                 for one in self._lacked[:LOOKED_FOR]:
-                    await self._look_here(one)
+                    await self._disk.patiently(partial(self._look_here, one))
                 self._look_among_peers()
                 await asyncio.sleep(LOOK_INTERVAL)
         finally:
             await self._stop_fetching()
 
+    async def _make_folder(self) -> None:
+        with disk_faults(self._folder):
+            self._folder.mkdir(exist_ok=True)
+
     def _follow(self) -> None:
-        """Find out what is wanted as of now; costs nothing while nothing has been decided."""
+        """Find out which bases are wanted. Costs nothing without a new decision."""
         run, run_state = self._machine.run, self._machine.frontier.run_state
         subspace = run.subspace_of(self._machine.epoch)
         as_of = run_state, run_state.decisions if run_state else 0, subspace
@@ -125,7 +130,7 @@ class PublishedBases:
         self._lacked = tuple(one for one in self._published if one.digest not in self._here)
 
     async def _remove_replaced(self) -> None:
-        """Remove the files that others took the place of before any update could be along them."""
+        """Remove the files of bases that were replaced before any update could be along them."""
         run_state = self._machine.frontier.run_state
         replaced = run_state.replaced[self._removed :] if run_state else []
         if run_state is None or not replaced:
@@ -142,7 +147,7 @@ class PublishedBases:
         self._compare()
 
     async def _look_here(self, one: Bases) -> None:
-        """Take a file that is here."""
+        """Use a file that is in the folder, or beside the manifest."""
         with disk_faults(self._folder):
             listed = await asyncio.to_thread(self._local, one.digest.hex())
         if listed:
@@ -154,9 +159,9 @@ class PublishedBases:
             self._come()
 
     def _look_among_peers(self) -> None:
-        """Have what is lacking fetched, one file at a time, those first that have not failed before.
+        """Download missing files, one at a time. Files that failed before come last.
 
-        Raises UserError DISK_FULL, DATA_DIR_UNUSABLE.
+        Raises UserError DATA_DIR_UNUSABLE.
         """
         if self._fetching:
             if not self._fetching.done():
@@ -164,7 +169,9 @@ class PublishedBases:
             self._fetching.result()
         possible = [one for one in self._lacked if self._may_come(one)] if self._fetches else []
         first = min(possible, key=lambda one: (one.digest in self._failed, one.subspace), default=None)
-        self._fetching = asyncio.create_task(self._fetch(first)) if first else None
+        self._fetching = (
+            asyncio.create_task(self._disk.patiently(partial(self._fetch, first))) if first else None
+        )
         self._fetched = first.digest if first else b""
 
     async def _stop_fetching(self) -> None:
@@ -174,12 +181,12 @@ class PublishedBases:
             self._fetching = None
 
     def _may_come(self, one: Bases) -> bool:
-        """Return whether it is not known that nobody could use this file."""
+        """Return False for a file that is known to be of no use to anybody."""
         known = self._failed.get(one.digest)
         return known is None or known.code != Code.BASES_UNUSABLE
 
     def _note(self, one: Bases, error: UserError) -> None:
-        """Remember why a file could not be had. Raises the error if the fault is on this machine."""
+        """Remember why a download failed. Raises the error if the fault is on this machine."""
         if error.code == Code.MODEL_NOT_FOUND:
             error = files.missing(
                 f"no peer sends the directions of training number {one.subspace}, "
@@ -191,7 +198,7 @@ class PublishedBases:
         log.warning("%s", error.what)
 
     def _local(self, digest: str) -> Listed | None:
-        """Return a file that is here and right; remove one that is not."""
+        """Return a file that is here and right. Remove a wrong one."""
         for folder in filter(None, (self._folder, self._beside)):
             with suppress(FileNotFoundError):  # who has put it there may take it away
                 if found := self._right(files.path_in(folder, digest), digest):
@@ -199,7 +206,7 @@ class PublishedBases:
         return None
 
     def _right(self, file: Path, digest: str) -> Listed | None:
-        """Return a file in its place among those that are kept, if it is right. Raises OSError."""
+        """Return a file if it is right, and copy it into the folder if need be. Raises OSError."""
         kept = files.path_in(self._folder, digest)
         if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
             return None
@@ -216,7 +223,7 @@ class PublishedBases:
             return None
 
     async def _fetch(self, one: Bases) -> None:
-        """Get a file from peers. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
+        """Download a file from peers. Raises UserError DISK_FULL, DATA_DIR_UNUSABLE."""
         digest = one.digest.hex()
         try:
             await self._sharing.fetch_file(

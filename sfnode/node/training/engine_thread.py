@@ -1,11 +1,10 @@
 """The engine thread: one queue in, callbacks out.
 
-Everything that touches the model happens here, one thing at a time, so that the engine needs no locks and the
-event loop never waits for a forward pass. Of updates the event loop passes on what counts alone, `{feed: how
-many steps, and with which factors}`: the thread reads what differs from what it has applied from the log,
-whether that is the whole history after loading, the news of a round, a cut, or a seal. However long the
-engine is busy, what waits for it is bounded by the number of feeds. This module knows no links, and of the
-log only that differences can be read.
+All work on the model happens here, one job at a time. So the engine needs no locks, and the event loop never
+waits for a forward pass. The event loop passes on only what counts: `{feed: number of steps, with factors}`.
+The thread compares that with the applied updates and reads the difference from the log. It may be the whole
+history after loading, the updates of a round, a cut, or a seal. So the queue is bounded by the number of
+feeds, however long the engine is busy. This module knows no links, and reads only differences from the log.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ if TYPE_CHECKING:  # they load torch
 T = TypeVar("T")
 
 ReadChanges = Callable[[Mapping[Feed, Counted], Mapping[Feed, Counted]], Iterator[UpdateBatch]]
-"""`read(applied, wanted)`: what takes the cores from the one to the other, in batches of bounded size;
-negated where something does not count any more (`store.replay.changes`). Called on the engine thread."""
+"""`read(applied, wanted)`: yields the difference of the cores in batches of bounded size. Updates that no
+longer count are negated (`store.replay.changes`). Called on the engine thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Evaluate these consecutive steps of our own feed, in one batched forward, with the whole of the groups
-    that they belong to (SPEC U2)."""
+    """An order to evaluate consecutive steps of our own feed in one batched forward, with the rest of their
+    groups (SPEC U2)."""
 
     feed: Feed
     first: int
     epoch: int
     seeds: tuple[int, ...]
-    """Those of whole groups."""
+    """Seeds of whole groups."""
     before: int = 0
-    """Seeds of steps before `first`."""
+    """Number of these seeds before step `first`."""
     after: int = 0
-    """Seeds of steps after the last one that is asked for."""
+    """Number of these seeds after the last ordered step."""
     rate: RateFrom | None = None
     """Rate of the label, with the unit and the limit of its updates; None in an open run."""
 
     def asked(self, scalars: tuple[Values, ...]) -> tuple[Values, ...]:
-        """Return, of what each seed has given, that of the steps that are asked for."""
+        """Return the scalars of the ordered steps, from those of all seeds."""
         return scalars[self.before : len(scalars) - self.after]
 
 
 class EngineThread:
-    """Runs an Engine in a daemon thread, from loading it to the end; `start` starts it.
+    """Runs an Engine in a daemon thread, from loading to the end. `start` starts it.
 
-    To be made and called on the event loop. `on_ready()`, `on_result(order, result)` and `on_failure(error)`
-    are called there, too: `on_ready` once the engine is loaded and has applied what was advanced before
-    `start`, `on_failure` also with what the other two raise.
+    It is made and called on the event loop. The callbacks run there, too: `on_ready()` once the engine is
+    loaded and has applied the updates advanced before `start`, `on_result(order, result)`, and
+    `on_failure(error)`, also with the errors of the other two.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class EngineThread:
         on_failure: Callable[[BaseException], None],
         begin: Callable[[Engine], Mapping[Feed, Counted]] = lambda engine: {},
     ) -> None:
-        """`begin` gives the loaded engine the cores of a checkpoint, and returns what they have of feeds."""
+        """`begin` gives the loaded engine the cores of a checkpoint, and returns their updates by feed."""
         self._load = load
         self._begin = begin
         self._read = read
@@ -89,35 +88,36 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._executor = DaemonExecutor("engine")
         self._before: list[Callable[[], None]] | None = []
-        """Requests from before `start`; None from then on."""
+        """Requests from before `start`; None afterwards."""
         self._last: asyncio.Future[None] | None = None
-        """The last request; all others are done when it is."""
+        """The last request. When it is done, all are."""
         self._engine: Engine | None = None
-        """None until it is loaded; the thread's own."""
+        """The engine; None until it is loaded. Used by the thread alone."""
         self.busy = 0.0
-        """Seconds in which a step ran, until now."""
+        """Seconds during which steps ran."""
         self.devices: Sequence[Replica] = ()
         """Devices that compute; none before the engine is loaded."""
         self._lock = threading.Lock()
-        """Guards the three below; held for moments only."""
+        """Guards the next three attributes. Held for moments only."""
         self._wanted: dict[Feed, Counted] | None = None
-        """Order of what is to count, which waits in the queue and may still change; None if none waits, or a
-        question has to be answered before anything later."""
+        """The queued request of `advance`, which may still change; None if there is none, or if a question
+        comes between it and later ones."""
         self._reads = False
-        """Whether the log may be read from now on: the engine is loaded, or what waits is not to change."""
+        """Whether the log may be read: the engine is loaded, or the queued request may not change any
+        more."""
         self._waiting: deque[Order] = deque()
-        """Orders that have not begun."""
+        """Orders not yet begun."""
         self._applied: dict[Feed, Counted] = {}
-        """Steps of each feed that are in the cores, with their weights; the thread's own."""
+        """Updates in the cores by feed, with their factors. Used by the thread alone."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
-        """Set once the engine is loaded."""
+        """Prepares mini-batches; None until the engine is loaded."""
         self._open: dict[asyncio.Future[Any], None] = {}
-        """Calls that have no answer yet; the event loop's own."""
+        """Calls without an answer. Used by the event loop alone."""
         self._ended = False
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Load the engine and begin with what has been asked for."""
+        """Load the engine and begin with the queued requests."""
         self._put(lambda engine: self._post(self._on_ready))
         waiting, self._before = self._before or [], None
         self._submit(partial(self._try, self._load_engine))
@@ -125,7 +125,7 @@ class EngineThread:
             self._submit(job)
 
     def advance(self, counted: Mapping[Feed, Counted]) -> None:
-        """Have the cores hold of these feeds, which the log has, exactly what counts."""
+        """Let the cores hold exactly these updates of these feeds, which the log has."""
         with self._lock:
             if self._wanted is None:
                 waiting: dict[Feed, Counted] = {}
@@ -134,9 +134,9 @@ class EngineThread:
             self._wanted.update(counted)
 
     async def retreat(self, counted: Mapping[Feed, Counted]) -> None:
-        """Like `advance`; returns when nothing is read from the log any more that counts no longer.
+        """Like `advance`, but return once the log is no longer read for updates that do not count.
 
-        At once while the engine loads: what waits can still change.
+        While the engine loads, return at once: the queued request can still change.
         """
         self.advance(counted)
         with self._lock:
@@ -145,7 +145,7 @@ class EngineThread:
             await asyncio.wait([self.ask(lambda engine: None)])
 
     def order(self, order: Order) -> None:
-        """Evaluate a step; the result comes through `on_result`."""
+        """Evaluate a step. The result comes through `on_result`."""
         if self._prepare is not None:
             self._prepare(order.seeds)
         with self._lock:
@@ -153,7 +153,7 @@ class EngineThread:
         self._put(lambda engine: self._step(engine, order))
 
     def withdraw(self) -> list[Order]:
-        """Withdraw the orders that have not begun, in the order in which they were given."""
+        """Withdraw the orders that have not begun, and return them in their order."""
         with self._lock:
             orders = list(self._waiting)
             self._waiting.clear()
@@ -162,11 +162,11 @@ class EngineThread:
     def call(
         self, function: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
     ) -> asyncio.Future[T]:
-        """Run `function(engine)` after what was asked before, between two steps; its result or exception.
+        """Run `function(engine)` after the earlier requests, between two steps. The future gets its result or
+        error.
 
-        With `of`, the cores hold exactly these updates meanwhile, which the log has, and no others;
-        afterwards what they held before, to the bit. The future is cancelled when the thread ends without an
-        answer.
+        With `of`, the cores hold exactly these updates meanwhile, which the log has, and afterwards the same
+        as before, to the bit. The future is cancelled if the thread ends without an answer.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         if self._ended:
@@ -194,19 +194,18 @@ class EngineThread:
     def ask(
         self, question: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
     ) -> asyncio.Future[T]:
-        """Like `call`, about exactly the updates that were advanced until now, and no later ones; or about
-        `of`."""
+        """Like `call`, but with exactly the updates advanced until now, or with `of`."""
         with self._lock:
             self._wanted, self._reads = None, True
         return self.call(question, of)
 
     @property
     def idle(self) -> bool:
-        """Whether all that was asked for is done."""
+        """Whether all requests are done."""
         return self._last is None or self._last.done()
 
     async def stop(self, grace: float) -> bool:
-        """Ask the thread to end and give it `grace` seconds. False if a long forward pass was left behind."""
+        """End the thread, and wait `grace` seconds for it. Return False if a long forward pass still runs."""
         self._stopping.set()
         self._executor.shutdown(wait=False)
         if self._last:
@@ -215,13 +214,13 @@ class EngineThread:
         return self.idle
 
     def _end(self) -> None:
-        """Answer nothing more: whoever waits for an answer must not wait for ever."""
+        """Cancel all calls: nobody may wait for ever."""
         self._ended = True
         for future in list(self._open):
             future.cancel()
 
     def _catch_up(self, engine: Engine, wanted: dict[Feed, Counted]) -> None:
-        """Bring the cores to what counts, unless the node stops meanwhile."""
+        """Let the cores hold the wanted updates, unless the node stops meanwhile."""
         with self._lock:
             self._reads = True
             if self._wanted is wanted:
@@ -229,8 +228,7 @@ class EngineThread:
         self._apply(engine, wanted)
 
     def _apply(self, engine: Engine, wanted: Mapping[Feed, Counted]) -> bool:
-        """Let the cores hold of these feeds what is wanted; return whether they do, and the node has not been
-        stopped meanwhile."""
+        """Let the cores hold the wanted updates of these feeds. Return False if the node stops meanwhile."""
         for batch in self._read(self._applied, wanted):
             if self._stopping.is_set():
                 return False
@@ -249,7 +247,7 @@ class EngineThread:
         self._post(self._on_result, order, result)
 
     def _put(self, job: Callable[[Engine], None]) -> None:
-        """Have a job done once the engine is loaded, after those before it."""
+        """Queue a job for the loaded engine."""
 
         def do() -> None:
             engine = self._engine
@@ -272,7 +270,7 @@ class EngineThread:
         self._engine = engine
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do a piece of work; if it fails, nothing more is done."""
+        """Do a piece of work. After a failure no other is done."""
         try:
             work()
         except BaseException as error:

@@ -1,8 +1,8 @@
-"""Keeps a node within its owner's limits: looks at the machine, asks the policy, holds back steps and bytes.
+"""Keeps a node within its owner's limits: reads the sensors, asks the policy, holds back steps and bytes.
 
-It opens and closes three gates: that of the steps handed to the engine, that of the bytes on the links, and
-that of the links themselves. It acts between two forward passes: a step that has begun is completed, one that
-has not is withdrawn. It knows neither updates nor peers.
+It opens and closes three gates: for the steps of the engine, for the bytes on the links, and for the links
+themselves. A step that has begun is completed. One that has not begun is withdrawn. The limiter knows neither
+updates nor peers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sfnode.descriptors import patiently
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.logging import log
-from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
+from sfnode.node.disk_wait import DiskWait
+from sfnode.resources.bandwidth_limits import FLUSH_INTERVAL, Bandwidth, DailyTraffic
 from sfnode.resources.policy import (
     ComputeRate,
     ComputeUsage,
@@ -34,21 +35,25 @@ if TYPE_CHECKING:
     from sfnode.node.training.step_scheduler import StepScheduler
     from sfnode.resources.sensors import Sensors
 
-LOOK_INTERVAL = 2.0
-"""Seconds between looks at the machine: soon enough for somebody who starts a game, and hardly any work."""
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at the machine. With the step under way, somebody who starts a game waits two for the
+device's memory. A look takes a millisecond, or some tens where it lists programs."""
 
-RETURN_INTERVAL = 30.0
-"""Seconds between two attempts to bring the model back to a device that has no room for it: each may move a
-part of it there and back."""
+RETURN_INTERVAL = 10.0
+"""Seconds between two attempts to move the model back to a device without room for it. Each may move a part
+of it there and back."""
 
 ASKED = "asked for"
-"""Reason for a pause that the owner has asked for."""
+"""Text of the reason for a pause that the owner asked for."""
 
 ASKED_BY_OWNER = "asked"
-"""Name of that reason, beside those of limits."""
+"""Name of that reason. The other names are those of limits, DISK and ROOM."""
+
+DISK = "disk"
+"""Name of the reason for a full disk, on which no update could be kept."""
 
 ROOM = "room"
-"""Name of the reason that is no limit: the model was offloaded, and other programs have taken its memory."""
+"""Name of the reason for a device without room: other programs took the memory of the offloaded model."""
 
 
 T = TypeVar("T")
@@ -67,42 +72,45 @@ class ResourceLimiter:
         machine: Sensors,
         bandwidth: Bandwidth,
         traffic: DailyTraffic,
+        disk: DiskWait,
         close_links: Callable[[bool], None],
         fail: Callable[[BaseException], None],
         clock: Callable[[], float],
     ) -> None:
-        """`close_links(True)` says that there may be no links; `fail` takes an error of the engine."""
+        """`close_links(True)` closes all links. `fail` is called with an error of the engine."""
         self.limits = limits
         self.reasons: list[PauseReason] = []
-        """Reasons why the node does not compute now; none if it does, or only rests between two steps."""
+        """Reasons for the pause under way; none if the node computes or only rests between two steps."""
         self.finishing = False
-        """Nothing more is begun, and the node leaves when the step in progress is done."""
+        """Whether no step begins any more, and the node leaves after the step in progress."""
         self._stopped = False
-        """The node stops: nobody waits for the result of an evaluation any more."""
+        """Whether the node stops, so that nothing waits for an evaluation any more."""
         self._machine = machine
         self._bandwidth = bandwidth
         self._traffic = traffic
+        self._disk = disk
         self._close_links = close_links
         self._fail = fail
         self._clock = clock
         self._scheduler: StepScheduler | None = None
         self._engine_thread: EngineThread | None = None
         self._steps_ahead = 1
-        """Steps that the scheduler hands out at a time when no rest is due after each."""
+        """Steps that the scheduler orders at a time when no limit asks for rests."""
         self._readings: Readings | None = None
         self._spare: int | None = None
-        """Cores on which threads of the engine find room; None until the machine was looked at."""
+        """Cores free for threads of the engine; None before the first look."""
         self._paused_until = -math.inf
         self._pause_count = 0
         self._beside_links = 0
-        """Bytes that went over the network and over no link."""
+        """Bytes that the network daemon moved beside the links."""
         self._links_closed = False
         self._offloaded = False
-        """The engine was told to offload the model, and has not brought it back."""
+        """Whether the engine was told to offload the model and has not restored it."""
         self._returning = False
-        """The engine was told to bring it back, and has not answered yet."""
+        """Whether the engine was told to restore the model and has not answered."""
         self._no_room: str | None = None
-        """Reason why the last attempt to bring it back failed; others will follow."""
+        """Reason for which the last attempt to restore the model failed; None if it did not. Others will
+        follow."""
         self._return_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._sensing = asyncio.Lock()
@@ -110,14 +118,15 @@ class ResourceLimiter:
         self._compute_rate = ComputeRate(Limits(), math.inf, ComputeUsage(0.0, 0.0, 0.0), clock())
 
     async def start(self) -> None:
-        """Put the limits in force. Raises UserError LIMIT_UNAVAILABLE."""
+        """Apply the limits. Raises UserError LIMIT_UNAVAILABLE."""
         async with self._sensing:
             await asyncio.to_thread(self._machine.check, self.limits)
             self._apply()
         self._bandwidth.on_exhausted = self._settle
+        self._disk.changed.append(self._settle)
 
     def serve(self, scheduler: StepScheduler, engine_thread: EngineThread) -> None:
-        """Limit this engine, too; nothing is ordered before the machine has been looked at."""
+        """Limit this engine, too. No step is ordered before the first look at the machine."""
         self._scheduler, self._engine_thread = scheduler, engine_thread
         self._steps_ahead = scheduler.ahead
         scheduler.held = True
@@ -127,7 +136,7 @@ class ResourceLimiter:
     # -- what the owner asks for -------------------------------------------------------------------
 
     def pause(self, seconds: float | None) -> None:
-        """Compute nothing for so long, or until `resume`. Raises UserError BAD_OPTION."""
+        """Pause for so many `seconds`; None: until `resume`. Raises UserError BAD_OPTION for a relay."""
         if self._scheduler is None:
             raise UserError(
                 Code.BAD_OPTION, "a relay computes nothing that could pause", "End it with `sfnode leave`."
@@ -136,23 +145,23 @@ class ResourceLimiter:
         self._settle()
 
     def resume(self) -> None:
-        """End a pause that was asked for; limits stay in force."""
+        """End a pause that the owner asked for. Limits still apply."""
         self._paused_until, self._no_room = -math.inf, None
         self._settle()
 
     def finish(self) -> None:
-        """Begin nothing more, for good."""
+        """Order no further steps."""
         self.finishing = True
         self._settle()
 
     def stop(self) -> None:
-        """End an evaluation in progress, for good."""
+        """Break off evaluations, because the node stops."""
         self._stopped = True
 
     async def limit(self, changes: Mapping[str, Any]) -> None:
-        """Replace some limits, all or none; they are in force when this returns.
+        """Replace some limits, all or none. They apply when this returns.
 
-        The sensors that they need are tried first, in a thread: that may load a driver. Raises pydantic's
+        Their sensors are tried first, on a thread, as that may load a driver. Raises pydantic's
         ValidationError, and UserError LIMIT_UNAVAILABLE.
         """
         async with self._sensing:
@@ -173,20 +182,20 @@ class ResourceLimiter:
         return bool(self.reasons)
 
     def reason_texts(self) -> list[str]:
-        """Return why the node pauses, for people."""
+        """Return the reasons for the pause as texts."""
         return [reason.text for reason in self.reasons]
 
     def reason_names(self) -> list[str]:
-        """Return the same as names: those of limits, ROOM, and ASKED_BY_OWNER."""
+        """Return the same as names: those of limits, DISK, ROOM, and ASKED_BY_OWNER."""
         return [reason.limit or ASKED_BY_OWNER for reason in self.reasons]
 
     def until_a_pause(self) -> Callable[[], bool]:
-        """Return a function that is true until the next pause or the end; any thread may call it."""
+        """Return a function that returns True until the next pause or the end. Any thread may call it."""
         count = self._pause_count
         return lambda: self._pause_count == count and not self._stopped
 
     def offloading_again(self, question: Callable[[Engine], T]) -> Callable[[Engine], T]:
-        """Return `question`, after which a model that was offloaded for a pause is offloaded again."""
+        """Return `question` with an end at which a model that a pause had offloaded is offloaded again."""
 
         def ask(engine: Engine) -> T:
             try:
@@ -200,24 +209,31 @@ class ResourceLimiter:
     # -- what it does ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Look at the machine regularly."""
+        """Look at the machine regularly, until cancelled."""
         try:
             while True:
                 await self._look()
-                await self._traffic.flush_if_due(self._carried())
                 await asyncio.sleep(LOOK_INTERVAL)
         finally:
             self._cancel_timer()
             self._bandwidth.on_exhausted = lambda: None
+
+    async def keep_traffic(self) -> None:
+        """Write the bytes of the day from time to time, and at the end. Raises DATA_DIR_UNUSABLE."""
+        try:
+            while True:
+                await asyncio.sleep(FLUSH_INTERVAL)
+                await self._disk.patiently(lambda: self._traffic.flush(self._carried()))
+        finally:
             await self._traffic.flush(self._carried())
 
     def step_done(self) -> None:
-        """Note that the engine has completed a step."""
+        """Count what a completed step has used."""
         if self._compute_rate.limited:
             self._settle()
 
     def model_loaded(self) -> None:
-        """Start measuring anew: what loading the model has used need not be made up for."""
+        """Start measuring anew: loading the model needs no rest."""
         self._compute_rate = self._new_compute_rate()
         self._settle()
 
@@ -236,12 +252,12 @@ class ResourceLimiter:
             self._scheduler.ahead = 1 if self._compute_rate.limited else self._steps_ahead
 
     def _apply_threads(self) -> None:
-        """Have the engine use as many threads as the owner says; otherwise no more than find a core."""
+        """Set the engine's threads to the owner's number, or to at most one for each free core."""
         count, most = self.limits.threads, self._spare
         self._tell_engine(lambda engine: engine.use_threads(count, most))
 
     def _tell_engine(self, job: Callable[[Engine], None]) -> None:
-        """Have the engine do this between two steps."""
+        """Run a job on the engine between two steps."""
         if self._engine_thread:
             self._engine_thread.call(job).add_done_callback(self._job_done)
 
@@ -269,7 +285,7 @@ class ResourceLimiter:
         self._settle()
 
     def _settle(self) -> None:
-        """Open or close the gates."""
+        """Open or close the gates by the present reasons."""
         self._cancel_timer()
         was_paused, self.reasons = self.paused, self._find_reasons()
         if was_paused != self.paused:
@@ -286,12 +302,12 @@ class ResourceLimiter:
             self._timer = asyncio.get_running_loop().call_later(wait, self._settle)
 
     def _may_compute(self, now: float) -> bool:
-        """Whether nothing keeps the node from computing; or nothing but room, and a new attempt is due."""
+        """Return whether there is no reason to pause, or only ROOM and the next attempt is due."""
         lacks_room = [reason.limit for reason in self.reasons] == [ROOM]
         return not self.paused or (lacks_room and now >= self._return_at)
 
     def _find_reasons(self) -> list[PauseReason]:
-        """Lack of room is a reason only where there is no other: it is not known as long as nobody tries."""
+        """Return the reasons to pause. ROOM is one only without others: without an attempt nobody knows."""
         reasons = self._present_reasons()
         return reasons or ([PauseReason(ROOM, self._no_room)] if self._no_room else [])
 
@@ -302,11 +318,13 @@ class ResourceLimiter:
             found = pause_reasons(self.limits, readings, {reason.limit for reason in self.reasons})
         if self._scheduler is None:
             return [reason for reason in found if reason.limit == "mb_per_day"]
+        if problem := self._disk.problem:
+            found = [PauseReason(DISK, f"disk: {problem.what}"), *found]
         left = self._paused_until - self._clock()
         return [PauseReason(None, asked_text(left)), *found] if left > 0 else found
 
     def _apply_quota(self) -> None:
-        """Allow the bytes that are left of the day, and no links when there are none."""
+        """Allow the bytes left of the day's quota, and no links once it is used up."""
         self._bandwidth.set_remaining(self._traffic.remaining(self.limits.mb_per_day, self._carried()))
         closed = any(reason.limit == "mb_per_day" for reason in self.reasons)
         if closed != self._links_closed:
@@ -314,9 +332,9 @@ class ResourceLimiter:
             self._close_links(closed)
 
     def _carried(self) -> int:
-        """Return the bytes since the start: those of the links, and what else the network daemon has moved.
+        """Return the bytes since the start: those of links, and other traffic of the network daemon.
 
-        The daemon moves twice what links carry, between this process and the network.
+        The daemon moves each byte of a link twice: between this process and itself, and over the network.
         """
         links = self._bandwidth.total
         if self._readings is not None:
@@ -344,7 +362,7 @@ class ResourceLimiter:
         self._scheduler.advance()
 
     def _restore(self, engine_thread: EngineThread) -> None:
-        """Bring the model back to its device, and then go on."""
+        """Move the model back to its device, and continue afterwards."""
 
         def restore(engine: Engine) -> None:
             engine.restore()
@@ -377,7 +395,7 @@ class ResourceLimiter:
 
 
 def asked_text(seconds: float) -> str:
-    """Return the reason for a pause that was asked for and lasts so much longer: `asked for, until 14:30`."""
+    """Describe a pause that the owner asked for and that ends in `seconds`: `asked for, until 14:30`."""
     if math.isinf(seconds):
         return ASKED
     end = datetime.now() + timedelta(seconds=seconds)

@@ -1,7 +1,8 @@
-"""The model of a running node: loaded, kept at what counts, trained, and asked about a state that is known.
+"""The model of a running node: loaded, kept at the updates that count, trained, and asked about a known
+state.
 
-The one place that knows both the engine's thread and the scheduler of its steps. A relay has neither: to it
-the rest of the node may say what it likes, and every question is refused.
+Only this module knows both the engine's thread and the scheduler of steps. A relay has neither. There all
+calls have no effect, and every question is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from sfprotocol.seeds import I64
 
 ENGINE_GRACE = 0.5
-"""Seconds that a step in progress may still take when the node stops; then it is abandoned."""
+"""Seconds for the step in progress when the node stops. Then it is abandoned."""
 
 LoadEngine = Callable[[Settings, Manifest], "Engine"]
 """Loads the model and the data; called on the engine's thread."""
@@ -49,22 +50,22 @@ T = TypeVar("T")
 
 
 class ModelMoment(NamedTuple):
-    """The state whose model an answer of the engine is about."""
+    """The state of the model about which the engine was asked."""
 
     digest: str
     known: int
     epoch: int | None = None
-    """Epoch of the seal; in an open run the one that is open."""
+    """Epoch of the seal; in an open run the open epoch."""
 
 
 @dataclass(eq=False, slots=True)
 class PendingQuestion:
-    """A question that the engine has not answered yet."""
+    """A question without an answer of the engine."""
 
     what: str
-    """Work that the engine does for it, such as `measuring epoch 3`; empty if that is soon done."""
+    """Work of the engine for it, such as `measuring epoch 3`; empty for short work."""
     since: float = math.inf
-    """Time at which it began with that."""
+    """Time at which the engine began with it; infinity before."""
 
 
 class LocalModel:
@@ -84,17 +85,17 @@ class LocalModel:
         caught_up: Callable[[], bool],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """`load` loads the engine, on its thread; `caught_up` says whether what is trained now is the run's
-        model; `fail` is called with the error that ends it."""
+        """`load` loads the engine, on its thread. `caught_up` returns whether the node has the run's model.
+        `fail` is called with the error that ends the engine."""
         self.doubts: list[Callable[[], UserError | None]] = []
-        """Say what keeps this node from knowing what counts."""
+        """Each returns the problem for which this node does not know what counts, or None."""
         self.limits: list[Callable[[], float]] = []
-        """Say how many updates it may still make."""
+        """Each returns how many more updates this node may make."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
         self._asked: list[PendingQuestion] = []
-        """Questions in the order in which the engine answers them."""
+        """Questions in the order of their answers."""
         self._context = context
         self._machine = context.machine
         self._driver = driver
@@ -109,9 +110,9 @@ class LocalModel:
     # -- living ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Load the model, and train it from then on; between two rounds of the driver.
+        """Load the model and begin to train it. Called between two rounds of the driver.
 
-        Raises UserError CHECKPOINT_UNUSABLE if the log has not everything without a checkpoint.
+        Raises UserError CHECKPOINT_UNUSABLE if the log lacks updates without a checkpoint.
         """
         self.thread = EngineThread(
             self._load,
@@ -127,25 +128,25 @@ class LocalModel:
         self.thread.start()
 
     def advance(self) -> None:
-        """Give the scheduler its turn."""
+        """Let the scheduler order steps."""
         if self.scheduler:
             self.scheduler.ready = self.scheduler.ready or (self.loaded and self._caught_up())
             self.scheduler.advance()
 
     def follow(self, feeds: Iterable[Feed]) -> None:
-        """Have the engine follow the feeds of which something else counts now."""
+        """Let the engine follow the feeds whose counted updates have changed."""
         outdated = self._machine.organised is not None and self._machine.organised.outdated
         if self.thread and not outdated:  # else what it would have to read is gone
             self.thread.advance({feed: self._machine.counted(feed) for feed in feeds})
 
     async def retreat(self, stops: Mapping[Feed, int]) -> None:
-        """Have the engine hold nothing of these feeds from some step on, and wait until it does."""
+        """Take the updates of these feeds from some step on out of the engine, and wait for that."""
         if self.thread:
             kept = {feed: self._machine.counted(feed, stop) for feed, stop in stops.items()}
             await self.thread.retreat(kept)
 
     async def stop(self) -> None:
-        """Stop computing; what is finished is posted."""
+        """Stop computing, and post the finished updates."""
         if self.thread and not await self.thread.stop(ENGINE_GRACE):
             log.debug("a step in progress was abandoned")
         if self.scheduler:
@@ -158,7 +159,7 @@ class LocalModel:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it has made the updates that it was asked for, or can no longer make them."""
+        """Whether this node has made the updates of its settings, or can make no more."""
         return self.scheduler is not None and self.scheduler.exhausted
 
     def _make_scheduler(self, thread: EngineThread) -> StepScheduler:
@@ -178,12 +179,12 @@ class LocalModel:
         return scheduler
 
     def _lacks_any(self, bases: PublishedBases, thread: EngineThread) -> bool:
-        """Tell the engine of new bases; return whether some are lacking for a step."""
+        """Tell the engine of new bases. Return whether bases for a step are missing."""
         bases.tell(thread)
         return bool(bases.lacking())
 
     def _beginning(self) -> Callable[[Engine], Mapping[Feed, Counted]]:
-        """Return what gives the engine the cores of the newest checkpoint that is here and usable."""
+        """Return the function that gives the engine the cores of the newest usable checkpoint stored here."""
         context, run_state = self._context, self._machine.frontier.run_state
         found = states.start(context.data_dir.checkpoints, run_state, context.log)
 
@@ -208,7 +209,7 @@ class LocalModel:
     # -- questions ---------------------------------------------------------------------------------
 
     async def is_abreast(self) -> bool:
-        """Wait until the engine has applied everything until now; False while it is still loading."""
+        """Wait until the engine has applied all updates until now. Return False while it is loading."""
         if self.thread is None:
             return self._context.settings.role == "relay"
         if self.loaded:
@@ -217,7 +218,7 @@ class LocalModel:
 
     @property
     def asked(self) -> PendingQuestion | None:
-        """The question that keeps the engine busy beside steps; None if none does that takes long."""
+        """The long question on which the engine works; None if there is none."""
         return next((one for one in self._asked if one.what and one.since < math.inf), None)
 
     async def ask(
@@ -226,11 +227,11 @@ class LocalModel:
         of: Callable[[], Mapping[Feed, Counted]] | None = None,
         what: str = "",
     ) -> tuple[ModelMoment, T]:
-        """Return the engine's answer, and the moment whose updates, and no others, it had applied by then.
+        """Return the engine's answer, and the moment whose updates it had applied, exactly.
 
-        With `of`, which is asked at that moment, it has applied those instead. `what` tells the owner
-        meanwhile what is being done. Raises UserError BAD_OPTION for a relay, NODE_NOT_RUNNING before the
-        model is loaded and if the node ends before it has answered, OUT_OF_MEMORY and DEVICE.
+        With `of`, which is called at that moment, it applies these updates instead. `what` describes the work
+        to the owner meanwhile. Raises UserError BAD_OPTION for a relay, NODE_NOT_RUNNING before the model is
+        loaded and if the node ends before the answer, OUT_OF_MEMORY and DEVICE.
         """
         if self._context.settings.role == "relay":
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
@@ -279,8 +280,8 @@ class LocalModel:
         before: Callable[[], Mapping[Feed, Counted]],
         what: str,
     ) -> T:
-        """Return the engine's answer about the way from one state to another: it holds that before, and is
-        given the cores after, which it is asked for first, with nothing else in between. Raises as `ask`."""
+        """Return the engine's answer about the step from one state to another. It first computes the cores
+        `after` it, and then answers at the state `before` it, with nothing in between. Raises as `ask`."""
         cores: list[Mapping[int, I64]] = []
         _, (_, answer) = await asyncio.gather(
             self.ask(lambda engine: cores.append(engine.cores()), after),
@@ -291,10 +292,10 @@ class LocalModel:
     async def ask_of_last_seal(
         self, question: Callable[[Engine], T], what: str = ""
     ) -> tuple[ModelMoment, T]:
-        """Return the engine's answer about the model that `sfnode export` would write: that of the last seal
-        which is here as a whole, with its core digest; in an open run, that of now.
+        """Return the engine's answer about the model that `sfnode export` would write, with its core digest:
+        the model of the last seal whose updates are all here; in an open run, the present model.
 
-        Until the first seal it is the base model. Raises as `ask`.
+        Before the first seal it is the base model. Raises as `ask`.
         """
         organised, held = self._machine.organised, self._machine.frontier.next
         if organised is None:
@@ -317,16 +318,17 @@ class LocalModel:
 
 
 SECRET_BYTES = 16
-"""Bytes of the secret that hides which of its own rows a node draws: new at every start, as nobody has to
-draw them again."""
+"""Bytes of the secret that hides which of its own rows a node draws. It is new at each start, as nobody draws
+them again."""
 
 _loading = Lock()
-"""transformers cannot load two models at the same time in one process, which may run several nodes."""
+"""Lock for loading: transformers cannot load two models at a time in one process, which may run several
+nodes."""
 
 
 def clip_of(settings: Settings, manifest: Manifest) -> float:
-    """Return the largest slope that a node with noise tells of, or the length of a row's gradient: unless it
-    says so the run's largest."""
+    """Return the bound on slopes, or on the length of a row's gradient, of a node with noise. By default it
+    is the run's bound."""
     numbers = manifest.training
     return settings.noise_clip or (numbers.norm_limit or numbers.scalar_limit) * numbers.scalar_delta
 

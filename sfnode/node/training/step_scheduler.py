@@ -1,11 +1,11 @@
 """Schedules the steps of the engine, and turns finished ones into updates.
 
-Between the protocol machine, which says whether to compute and at which step and epoch, and the engine
-thread, which evaluates. It knows neither links nor files.
+It stands between the protocol machine, which says whether to compute and at which step and epoch, and the
+engine thread, which evaluates. It knows neither links nor files.
 
-Positions in our feed: where this process started, what is admitted (the machine's frontier), posted, computed
-and ordered. Every limit is a distance between two of them. Between computed and posted lies what waits to be
-signed together; how long, `sfprotocol.own_feed` says.
+There are five positions in our feed: the start of this process, and the ends of the admitted (the machine's
+frontier), posted, computed and ordered steps. Each limit is a distance between two of them. Computed steps
+are posted together, and signed together: `sfprotocol.own_feed` says how long they wait.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ if TYPE_CHECKING:
     from sfnode.engine.trainable_model import StepResult
 
 ORDERS_AHEAD = 2
-"""Steps handed to the engine at a time: one that runs and one that follows at once."""
+"""Steps ordered at a time: one that runs and the next one."""
 
 BATCHES_A_DEVICE = 4
-"""Batches of a step for each of several devices: with few, devices of different speeds, or mini-batches of
-different lengths, have most of them wait for the last one; with many, a pause waits for a long step."""
+"""Batches of a step for each of several devices. With few, most devices wait for the slowest one or the
+longest mini-batch. With many, a pause waits for a long step."""
 
 LONG_STEP = 2.0
-"""Seconds of a step after which the next one is not handed over ahead. The engine then waits for a turn of
-the event loop, and who asks it something, such as an organiser about the rate, for one step and not two."""
+"""Seconds of a step from which the next one is not ordered ahead. The engine then waits for a turn of the
+event loop after each step, but a question, such as an organiser's about the rate, waits for one step and not
+for two."""
 
 LOSS_MEMORY = 0.95
 """Weight of the past in the moving average of the loss."""
 
 FAILURES = 10
-"""Measurements in a row without a finite number that end the node: one may be a mini-batch that overflows
-half precision; of so many, the model or the machine is the cause, and every further one would spend the run's
-budget on nothing."""
+"""Number of measurements in a row without a finite number that end the node. One may be a mini-batch that
+overflows half precision. So many come from the model or the machine, and more would waste the run's
+budget."""
 
 
 def batches_of(devices: int) -> int:
-    """Return the number of batches, each measured in one batched forward pass, of a step on so many devices;
-    a single one has nothing to divide."""
+    """Return the number of batches of a step on so many devices, each measured in one batched forward pass. A
+    single device gets one."""
     return devices * BATCHES_A_DEVICE if devices > 1 else 1
 
 
 class StepScheduler:
-    """Orders steps and posts updates; call `advance` whenever anything may have changed."""
+    """Orders steps and posts updates. Call `advance` whenever anything may have changed."""
 
     def __init__(
         self,
@@ -69,19 +70,19 @@ class StepScheduler:
         together: int = 1,
         left: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """A step has `queries` mini-batches, with `together` updates each; at most `steps` updates are made
-        (0: no limit), and no more than are `left` beside those of our feed."""
+        """A step has `queries` mini-batches, with `together` updates each. At most `steps` updates are made
+        (0: no limit), and no more than `left` returns."""
         self.ready = False
-        """The engine is loaded and the node has caught up."""
+        """Whether the engine is loaded and the node has caught up."""
         self.loss: float | None = None
         self.held = False
-        """No more steps are ordered for now."""
+        """Whether no steps are ordered for now."""
         self.hindered: Callable[[], bool] = lambda: False
-        """Whether something is lacking, at the moment of an order, without which no step can be made."""
+        """Returns whether something is missing, without which no step can be made."""
         self.paused = False
-        """The pause is longer than a rest between two steps: finished updates are posted at once."""
+        """Whether there is a pause, longer than a rest: finished updates are posted at once."""
         self.ahead = ORDERS_AHEAD
-        """Steps handed to the engine at a time."""
+        """Steps ordered at a time."""
         self._machine = machine
         self._order = order
         self._post = post
@@ -91,22 +92,21 @@ class StepScheduler:
         self._steps = steps
         self._left = left
         self._coalescing: Coalescing | None = None
-        """Finished updates of our feed that are not yet posted; None before the machine has a feed."""
+        """Finished updates of our feed, not yet posted; None before the machine has a feed."""
         self._made_before = 0
         """Updates made in earlier incarnations of this process."""
         self._started = self._ordered = 0
         """Positions in the feed."""
         self._epoch = 0
         self._at_work = 0
-        """Orders without a result so far."""
+        """Orders without a result."""
         self._rests_until = float("-inf")
-        """The time from which on the next step may be ordered: the run's pace."""
+        """Time from which the next step may be ordered, by the run's pace."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
         """Measurements of this process without a finite number."""
         self.begun = 0.0
-        """Time at which the step that is under way began."""
-        """Time at which the engine has begun its step, or will as soon as it can."""
+        """Time at which the step under way began, or will as soon as the engine is free."""
         self._long = False
         """Whether the last step took LONG_STEP."""
         self._finished, self._rate = 0, Rate()
@@ -122,23 +122,23 @@ class StepScheduler:
 
     @property
     def exhausted(self) -> bool:
-        """Whether this node has made the updates that it was asked for, or can no longer make them."""
+        """Whether this node has made the updates of its settings, or can make no more."""
         return bool(self._steps) and (self.made >= self._steps or self._machine.complete)
 
     @property
     def busy(self) -> bool:
-        """Whether more own updates are on their way."""
+        """Whether own updates are under way."""
         if self._coalescing is None:
             return False
         at_work = self._at_work > 0 and not self._machine.complete
         return at_work or self._coalescing.stop > self._machine.frontier.next(self._coalescing.feed)
 
     def rate(self) -> float:
-        """Return own updates per second of late."""
+        """Return the recent rate of own updates per second."""
         return self._rate.update(self._clock(), self._finished)
 
     def advance(self) -> None:
-        """Order as many steps as the engine should have, and post what has waited long enough."""
+        """Order steps up to the limit, and post the updates that have waited long enough."""
         coalescing = self._follow_feed()
         if coalescing is None:
             return
@@ -158,11 +158,10 @@ class StepScheduler:
         self._post_when_due(coalescing)
 
     def on_result(self, order: Order, result: StepResult) -> None:
-        """Take in a finished step.
+        """Add a finished step.
 
-        It is dropped when its feed has ended meanwhile, and when the run has: what a long step adds to a
-        complete run could come after others have left (SPEC U6). Raises UserError LOSS_NOT_FINITE when
-        measurements go on failing.
+        It is dropped if its feed or the run has ended meanwhile: updates of a long step could come after
+        others have left a complete run (SPEC U6). Raises UserError LOSS_NOT_FINITE after FAILURES in a row.
         """
         self._at_work -= 1
         self._long, self.begun = self._clock() - self.begun >= LONG_STEP, self._clock()
@@ -180,7 +179,7 @@ class StepScheduler:
         self.advance()
 
     def forget(self, orders: Sequence[Order]) -> None:
-        """Forget these orders, the last ones, which will not be evaluated."""
+        """Forget the last orders, which were withdrawn."""
         self._at_work -= len(orders)
         feed = self._coalescing.feed if self._coalescing else None
         if first := [order.first for order in orders if order.feed == feed]:
@@ -195,8 +194,8 @@ class StepScheduler:
             self._post(updates)
 
     def _post_when_due(self, coalescing: Coalescing) -> None:
-        """Flush, at once if nothing follows for a while or else when it is time (SPEC I4), and come back when
-        that is or the next step may be ordered."""
+        """Flush at once if no step follows soon, else at the deadline (SPEC I4). Set a timer for the deadline
+        or the next order."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -240,7 +239,7 @@ class StepScheduler:
             self.loss = LOSS_MEMORY * past + (1 - LOSS_MEMORY) * loss
 
     def _follow_feed(self) -> Coalescing | None:
-        """Start at the machine's position when our feed is new: at the start, and in a new incarnation."""
+        """Begin at the machine's position for a new own feed: at the start, and in a new incarnation."""
         own, frontier = self._machine.own, self._machine.frontier
         if own is not None and (self._coalescing is None or own != self._coalescing.feed):
             self._made_before = self.made
@@ -252,8 +251,8 @@ class StepScheduler:
     def _allowed(self, feed: Feed) -> int:
         """Return how many more updates may be ordered.
 
-        Counting what is under way keeps our feed within the budget (SPEC U6) or quota (SPEC O6); what is not
-        yet admitted must fit one segment (SPEC S4), however slow the disk is.
+        Updates under way are counted, so that our feed stays within the budget (SPEC U6) or quota (SPEC O6).
+        The updates not yet admitted must fit one segment (SPEC S4), however slow the disk is.
         """
         under_way = self._ordered - self._machine.frontier.next(feed)
         room = min(self._machine.room, self._machine.run.form.segment_updates, self._left())
@@ -263,11 +262,10 @@ class StepScheduler:
         return min(allowed, self._steps - self._made_before - (self._ordered - self._started))
 
     def _next(self, feed: Feed, allowed: int) -> Order:
-        """Return an order for the next steps, up to the end of their last group, but for no more than
-        `allowed`.
+        """Return an order for the next steps: up to the end of a group, but at most `allowed`.
 
-        Groups are measured whole (SPEC U2). What is left of one that was cut short, by a quota or at the end
-        of an earlier process, is ordered later, and the group then measured anew.
+        Groups are measured whole (SPEC U2). A quota or the end of a process may divide a group. Then its rest
+        is ordered later, and the group measured again.
         """
         self._epoch = max(self._epoch, self._machine.epoch)
         key = self._machine.frontier.state(feed).key

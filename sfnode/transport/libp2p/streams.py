@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+from sfnode import descriptors
 from sfnode.transport.base import (
     REQUEST_DEADLINE,
     SEND_DEADLINE,
@@ -44,6 +45,9 @@ MAX_REQUESTS = 128
 """Maximum inbound streams that are requests. So many ids that send slowly leave half of the room to links,
 about which the peer manager decides at once."""
 
+USUAL = 1024
+"""Descriptors that many systems allow a process: streams may take a quarter of them."""
+
 ARRIVAL_DEADLINE = 5.0
 """Seconds from an open stream to the whole request, which has a few bytes."""
 
@@ -58,6 +62,12 @@ MAX_WASTEFUL = 1024
 """Maximum peers whose wasted streams are remembered; then the oldest is forgotten."""
 
 log = logging.getLogger(__name__)
+
+
+def _share(most: int) -> int:
+    """Return `most`, or the same part of the descriptors where this process has fewer than USUAL: each stream
+    takes one."""
+    return min(most, most * descriptors.limit() // USUAL)
 
 
 async def _leave_connected(peer: str) -> None:
@@ -211,7 +221,7 @@ class Switchboard:
     ) -> None:
         """Answer the single request on an inbound stream in the current task."""
         link = StreamLink(str(caller.peer_id), False, reader, writer, seen_at(caller))
-        if self._requests >= MAX_REQUESTS:
+        if self._requests >= _share(MAX_REQUESTS):
             await self._refuse(link)
             return
         self._requests += 1
@@ -267,7 +277,7 @@ class Switchboard:
         spent = self._wasted.get(peer)
         if spent and not spent.holds(1.0, asyncio.get_running_loop().time(), rate=WASTE_RATE):
             return False
-        return len(self._inbound) < MAX_INBOUND and self._inbound_of[peer] < MAX_INBOUND_OF_PEER
+        return len(self._inbound) < _share(MAX_INBOUND) and self._inbound_of[peer] < MAX_INBOUND_OF_PEER
 
     async def _answer(self, link: StreamLink) -> None:
         try:

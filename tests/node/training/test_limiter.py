@@ -19,6 +19,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.limits import Limits
 from sfnode.node import readiness
+from sfnode.node.disk_wait import DiskWait
 from sfnode.node.training import limiter
 from sfnode.node.training.limiter import asked_text
 from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
@@ -127,6 +128,25 @@ async def test_a_pause_ends_an_evaluation_in_progress_but_not_one_asked_for_late
     a.engine.endless = False
     own = await steady(a)
     assert (await a.client.evaluate()).value == own
+
+
+async def test_a_pause_ends_what_follows_an_evaluation(swarm: Swarm) -> None:
+    a = await swarm.first()
+    await a.until(lambda: a.node.model.loaded)
+    evaluate, loop, paused = a.engine.evaluate, asyncio.get_running_loop(), threading.Event()
+
+    def evaluated(*asked: Any) -> Any:
+        found = evaluate(*asked)
+        loop.call_soon_threadsafe(lambda: (a.node.limiter.pause(None), paused.set()))
+        assert paused.wait(10)
+        return found
+
+    a.engine.evaluate = evaluated
+    a.engine.drift = None  # is not called any more
+    with pytest.raises(UserError) as refusal:
+        await a.client.evaluate()
+    assert refusal.value.code is Code.PAUSED
+    await eventually(lambda: a.engine.aside)
 
 
 async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) -> None:
@@ -494,6 +514,7 @@ def test_nothing_is_measured_or_limited_before_the_limiter_starts() -> None:
         machine=sensors,
         bandwidth=bandwidth,
         traffic=cast(DailyTraffic, None),
+        disk=cast(DiskWait, None),
         close_links=lambda _: None,
         fail=lambda _: None,
         clock=time.monotonic,
