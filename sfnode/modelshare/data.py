@@ -14,7 +14,8 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole
-from sfnode.modelshare.sharing import Sharing, one_file
+from sfnode.modelshare.listed import one_file
+from sfnode.modelshare.sharing import Sharing
 from sfnode.printable import size_text
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout

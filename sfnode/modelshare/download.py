@@ -1,7 +1,8 @@
 """Downloads a base model from peers: piece by piece, from several at once, each piece checked on arrival.
 
-Fills a folder that may hold parts of the model already. Does not know who the peers are, where the finished
-model goes, or whether it is the run's.
+Fills a folder that may hold parts of the model already. Pieces come in random order, rare ones first: peers
+that download at the same time then have different pieces, and give them to each other. Does not know who the
+peers are, where the finished model goes, or whether it is the run's.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models.files import missing, require_safe, write_piece
+from sfnode.modelshare.listed import Listed, add_piece, has_piece, map_bytes
 from sfnode.printable import size_text
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.schema.status import FetchStatus
@@ -43,6 +47,9 @@ MAX_SOURCES = 64
 """Peers that are asked. Most may be strangers from the roster, where ids cost nothing: whoever was asked
 first and has given nothing makes room for others."""
 
+LOOK_AHEAD = 32
+"""Missing pieces of a peer among which the rarest is chosen: looking at all takes long in a large model."""
+
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
@@ -54,11 +61,10 @@ SLOW = 30.0
 two: neither one peer that stalls nor two that work together can hold it up."""
 
 MIN_PAUSE, MAX_PAUSE = 0.25, 8.0
-"""Seconds before a peer that had nothing for us is asked again; the pause doubles from the first to the
-second."""
+"""Seconds before a peer that gave nothing is asked again. The pause doubles from the first to the second."""
 
 PATIENCE = 180.0
-"""Seconds without a single part after which the download fails."""
+"""Seconds after which the download fails if no peer has sent a part, or said that it will send one later."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """`Transport.request`: from an address and an encoded request to the encoded reply."""
@@ -73,10 +79,15 @@ class Givers(NamedTuple):
     rate_limit: RateLimit
     """Limit on what this node receives."""
     clock: Callable[[], float]
+    random: Random
 
 
 class _NothingNow(Exception):  # noqa: N818 (an answer, not an error)
-    """The peer has nothing for us, at least not now."""
+    """The peer gives nothing at the moment."""
+
+
+class _NotHere(_NothingNow):
+    """The peer does not have the part."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,11 +97,19 @@ class _Source:
     peer: str
     addresses: list[str] = field(default_factory=list)
     """Full addresses, the one to try next first."""
+    map: bytes | None = b""
+    """Map of the pieces that it has (SPEC B3), as it said last; None if it has all."""
+    learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is asked for its map."""
     banned: bool = False
     pause: float = MIN_PAUSE
-    """Seconds before it is asked again, should it have nothing for us."""
+    """Seconds before it is asked again if it gives nothing."""
     gave: bool = False
-    """It has sent a part."""
+    """Whether it sent a part."""
+
+    def has(self, number: int) -> bool:
+        """Return whether it has a piece, by its map."""
+        return self.map is None or has_piece(self.map, number)
 
     def add(self, address: str) -> None:
         if address not in self.addresses:
@@ -126,21 +145,25 @@ class ModelDownload:
         self._what = what
         self._named = named
         self._checked = checked or _safe_listing
-        self._wanted = wanted
+        self.wanted = wanted
+        self.listed: Listed | None = None
+        """The files, with a map of the pieces that are here; None while their listing is missing."""
         self._folder = folder
-        self._peers, self._request, self._rate_limit, self._clock = givers
+        self._peers, self._request, self._rate_limit, self._clock, self._random = givers
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[asyncio.Task[None], _Source] = {}
         """Tasks that ask a peer for one part after the other, and which peer."""
         self._encoded = b""
         self._pieces: list[Piece] = []
-        self._queue: deque[int] = deque()
-        """Missing parts that no peer is being asked for."""
+        self._held = bytearray()
+        """Map of the pieces that are here."""
+        self._queue: dict[int, None] = {}
+        """Missing parts that no peer is being asked for, in random order."""
         self._requested: dict[int, _Requested] = {}
         """Missing parts that some peers are being asked for."""
         self._total = self._done = 0
         self._progress_at = self._clock()
-        """Time at which a part last came, or could have come."""
+        """Time at which a part last came, or could have come, or a peer said that it will come."""
         self._waiting = 0
         """Requests that wait until this node may receive more."""
         self._listed, self._complete = asyncio.Event(), asyncio.Event()
@@ -159,7 +182,7 @@ class ModelDownload:
         if listing:
             self._encoded = listing
         else:
-            await self.first_part(MAX_LISTING, lambda data: self._named(data) == self._wanted)
+            await self.first_part(MAX_LISTING, lambda data: self._named(data) == self.wanted)
         found = self._checked(self._encoded)
         self._pieces = found.pieces()
         self._total = found.size
@@ -184,7 +207,7 @@ class ModelDownload:
     async def _examine_folder(self, listing: Listing) -> None:
         with disk_faults(self._folder):
             lacking_parts, free = await asyncio.to_thread(_prepare, self._folder, listing)
-        self._queue.extend(lacking_parts)
+        self._hold_all_but(lacking_parts)
         lacking = sum(self._pieces[number - 1].size for number in self._queue)
         self._done = self._total - lacking
         if not self._queue:
@@ -198,6 +221,16 @@ class ModelDownload:
             )
         sizes = size_text(lacking), size_text(self._total)
         log.info("%s: %s of %s to download from peers", self._what, *sizes)
+
+    def _hold_all_but(self, lacking: list[int]) -> None:
+        """Note which pieces are here, and which are to come."""
+        self._random.shuffle(lacking)
+        self._queue = dict.fromkeys(lacking)
+        self._held = bytearray(map_bytes(len(self._pieces)))
+        for number in range(1, len(self._pieces) + 1):
+            if number not in self._queue:
+                add_piece(self._held, number)
+        self.listed = Listed(self._encoded, self._pieces, self._folder, self._held)
 
     # -- from which peers --------------------------------------------------------------------------
 
@@ -288,29 +321,54 @@ class ModelDownload:
         """Ask for one piece after the other."""
         while not (self._complete.is_set() or source.banned):
             number = self._next_part(source)
-            if number is None:
+            if number is not None:
+                if not await self._get_piece(source, number):
+                    await self._pause(source)
+            elif source.map is None or source.learning.locked():
                 await asyncio.sleep(MIN_PAUSE)
-            elif not await self._get_piece(source, number):
-                await self._pause(source)
+            else:
+                async with source.learning:
+                    await self._learn(source)
+
+    async def _learn(self, source: _Source) -> None:
+        """Ask for the map of a peer. If nothing of it is missing here, wait before it is asked again."""
+        with self._blaming(source):
+            try:
+                number = len(self._pieces) + 1
+                source.map = await self._read_part(source, number, map_bytes(len(self._pieces)))
+            except _NotHere:
+                source.map = None  # it has all, or nothing, which it says when it is asked for a piece
+        if not any(map(source.has, self._queue)):
+            await self._pause(source)
 
     async def _pause(self, source: _Source) -> None:
-        """Wait until a peer that had nothing for us may be asked again."""
+        """Wait until a peer that gave nothing may be asked again."""
         if not source.banned:
             await asyncio.sleep(source.pause)
             source.pause = min(2 * source.pause, MAX_PAUSE)
 
     def _next_part(self, source: _Source) -> int | None:
-        """Return a part to ask this peer for: one that no peer is asked for; at the end, a slow one."""
-        number = self._queue.popleft() if self._queue else next(self._slow(source), None)
+        """Return a part to ask this peer for: a rare one that nobody is asked for; at the end, a slow one."""
+        if self._queue:
+            number = min(islice(filter(source.has, self._queue), LOOK_AHEAD), key=self._holders, default=None)
+            if number is not None:
+                del self._queue[number]
+        else:
+            number = next(self._slow(source), None)
         if number is not None:
             self._requested.setdefault(number, _Requested(self._clock(), set())).sources.add(source)
         return number
+
+    def _holders(self, number: int) -> int:
+        """Return how many of the peers that have some pieces have this one."""
+        return sum(source.map is not None and source.has(number) for source in self._sources.values())
 
     def _slow(self, source: _Source) -> Iterator[int]:
         """Yield the parts that only one other peer is asked for, or that are slow for no fault of ours."""
         for number, request in self._requested.items():
             stuck = not self._waiting and self._clock() - request.since > SLOW
-            if source not in request.sources and (stuck or len(request.sources) == 1):
+            useless = source in request.sources or not source.has(number)
+            if not useless and (stuck or len(request.sources) == 1):
                 yield number
 
     async def _get_piece(self, source: _Source, number: int) -> bool:
@@ -328,18 +386,26 @@ class ModelDownload:
         self, source: _Source, number: int, most: int, right: Callable[[bytes], bool]
     ) -> bytes | None:
         """Return a part of at most `most` bytes that is `right`; None if the peer does not send it."""
-        try:
+        with self._blaming(source):
             data = await self._read_part(source, number, most)
             if right(data):
                 return data
             self._ban(source)
+        return None
+
+    @contextmanager
+    def _blaming(self, source: _Source) -> Iterator[None]:
+        """End the block without an error when the peer fails in it, gives nothing, or breaks a rule."""
+        try:
+            yield
         except RemoteProtocolError as error:
             log.debug("%s: %s: %s", self._what, source.peer, error)
             self._ban(source)
         except (TransportError, _NothingNow) as error:
             log.debug("%s: %s: %s", self._what, source.peer, error)
             source.addresses.append(source.addresses.pop(0))
-        return None
+            if isinstance(error, _NotHere):
+                source.map = b""  # to be asked for again
 
     def _end_request(self, source: _Source, number: int) -> None:
         """Note that this peer is no longer asked for the part, whatever became of it."""
@@ -348,7 +414,7 @@ class ModelDownload:
             request.sources.discard(source)
             if not request.sources:
                 del self._requested[number]
-                self._queue.appendleft(number)
+                self._queue[number] = None
 
     async def _store(self, source: _Source, number: int, piece: Piece, data: bytes) -> None:
         if number not in self._requested:
@@ -357,6 +423,7 @@ class ModelDownload:
             await asyncio.to_thread(write_piece, self._folder, piece, data)
         if self._requested.pop(number, None) is None:
             return
+        add_piece(self._held, number)  # others may have it from now on
         source.gave, source.pause = True, MIN_PAUSE
         self._done += len(data)
         self._progress_at = self._clock()
@@ -380,9 +447,12 @@ class ModelDownload:
                 if len(data) >= reply.size:
                     return bytes(data)
                 continue
+            if reply.size == 0:
+                raise _NotHere("it does not have the part")
+            self._progress_at = self._clock()
             silent_since = silent_since or self._clock()
-            if not data or reply.size == 0 or self._clock() - silent_since > STALL:
-                raise _NothingNow("it has nothing for us, at least not now")
+            if not data or self._clock() - silent_since > STALL:
+                raise _NothingNow("it gives nothing at the moment")
             await asyncio.sleep(MIN_PAUSE)  # giving up would lose what has come of this part
 
     async def _read_range(self, source: _Source, number: int, offset: int, most: int) -> PartReply:
@@ -390,7 +460,7 @@ class ModelDownload:
         address = source.addresses[0]
         most_at_once = RELAYED_BYTES if "/p2p-circuit" in address else wire_codec.MAX_PART_BYTES
         length = int(min(most - offset, most_at_once, self._rate_limit.largest_bulk))
-        question = PartRequest(self._wanted, number, offset, length)
+        question = PartRequest(self.wanted, number, offset, length)
         frame = await self._limited_request(address, question)
         reply = wire_codec.decode(frame)
         if not isinstance(reply, PartReply):
