@@ -7,6 +7,7 @@ meanwhile and answers other nodes. Knows files and messages; does not look into 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
@@ -223,7 +224,10 @@ class Sharing:
         try:
             data = await asyncio.to_thread(found.read, *wanted)
         except OSError as error:
-            log.warning("cannot read part %d in %s: %s", question.part, found.folder, error)
+            level = (
+                logging.WARNING if found.held is None else logging.DEBUG
+            )  # these files move when all is here
+            log.log(level, "cannot read part %d in %s: %s", question.part, found.folder, error)
             data = b""
         return PartReply(size, data) if data else NOT_HERE
 

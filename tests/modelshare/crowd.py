@@ -77,7 +77,7 @@ class Liar(Member):
     """A member whose pieces have only the right length."""
 
     def twisted(self, question: PartRequest, reply: PartReply) -> PartReply:
-        return reply._replace(data=bytes(len(reply.data))) if question.part else reply
+        return PartReply(reply.size, bytes(len(reply.data))) if question.part else reply
 
 
 class Outcome(NamedTuple):
@@ -116,9 +116,7 @@ async def _crowd(folder: Path, count: int, size: int, uplink: float, seed: int, 
     return Outcome([one.served_at for one in others], donor.given / size, right)
 
 
-def crowd(
-    folder: Path, count: int, size: int, uplink: float, *, seed: int = 0, liars: int = 0
-) -> Outcome:
+def crowd(folder: Path, count: int, size: int, uplink: float, *, seed: int = 0, liars: int = 0) -> Outcome:
     """Let `count` newcomers come at the same moment to one donor of a file of `size` bytes. Everybody sends
     `uplink` bytes per second; `liars` claim to have the file, and send other bytes."""
     return virtual_time.run(_crowd(folder, count, size, uplink, seed, liars), seed)
