@@ -1,7 +1,7 @@
 """The base model of one node: finds its folder, downloads it from peers if need be, and serves it to others.
 
-The engine thread calls `find` and waits there until the folder is complete; the event loop downloads
-meanwhile and answers other nodes. Knows files and messages; does not look into models.
+The engine thread calls `find`, which returns when the folder is complete. Meanwhile the event loop downloads
+and answers other nodes. Knows files and messages, and does not look into models.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from sfprotocol.model_listing import Listing, decode, hash_listing
 
 Kind = Literal["data", "base model", "bases"]
 KINDS: tuple[Kind, ...] = ("data", "base model", "bases")
-"""Kinds of files, in the order in which a node waits for them."""
+"""Kinds of files, in the order in which a node needs them."""
 
 SHARE_BURST, SHARE_RATE = float(64 << 20), float(2 << 20)
-"""Bytes of the model that a node sends to all others together, at once and per second (SPEC B6): a small
-model goes at once, a large one at what a home line can spare. `uplink.Shares` divides them."""
+"""Maximum bytes that a node sends to all others together: at once, and per second after that (SPEC B6). A
+small model is sent at once, a large one at a rate that a home line can spare. `Shares` divides them."""
 
 ANSWER_PATIENCE = 3.0
-"""Seconds that an answer may wait for the owner's limit on sending; then the peer is told to ask again."""
+"""Maximum seconds for which an answer waits for the owner's limit on sending. Then the peer asks again."""
 
 NOT_HERE, NOT_NOW = PartReply(0, b""), PartReply(1, b"")
-"""Answers without data: this node does not have the part; it has it and is too busy (SPEC B3)."""
+"""Answers without data (SPEC B3). This node does not have the part; it has the part and is too busy."""
 
 
 class Sharing:
@@ -58,7 +58,7 @@ class Sharing:
     def __init__(
         self, settings: Settings, manifest: Manifest, layout: Layout, givers: Givers, upload: RateLimit
     ) -> None:
-        """`upload` limits what this node sends."""
+        """`upload` limits the bytes that this node sends."""
         self.givers = givers
         self._settings = settings
         self._manifest = manifest
@@ -73,9 +73,10 @@ class Sharing:
         self._shares, self._uplink = Shares(), Uplink()
         self._downloads: dict[Kind, ModelDownload] = {}
         self.files: dict[bytes, Path] = {}
-        """Files that others may have besides the model: part 0 of a listing of their own."""
+        """Files that others may have besides the model, by hash. Each is part 0 of a listing of its own."""
         self.listed: dict[bytes, Listed] = {}
-        """Files that others may have by the hash of their listing; those of the model once it is listed."""
+        """Complete files that others may have, by the hash of their listing. The model is added when it is
+        first asked for."""
 
     @property
     def gives(self) -> bool:
@@ -85,12 +86,12 @@ class Sharing:
 
     @property
     def progress(self) -> FetchStatus | None:
-        """Progress of the download from peers that others wait for; None while there is none."""
+        """Progress of the download that the node needs first; None while there is none."""
         kind = next((kind for kind in KINDS if kind in self._downloads), None)
         return self._downloads[kind].progress(kind) if kind else None
 
     def close(self) -> None:
-        """Stop: nobody waits for the model any longer."""
+        """Cancel the download that a thread waits for, and the listing of the model."""
         self._closed = True
         for waited in (self._downloading, self._listing_task):
             if waited:
@@ -106,8 +107,8 @@ class Sharing:
     def find(self) -> Settings:
         """Return the node's settings with the folder of the base model in them.
 
-        Call it on another thread than the event loop's: it waits until the model has been downloaded, if need
-        be. Raises UserError MODEL_*, DISK_FULL, and CancelledError when the node stops meanwhile.
+        Call it on another thread than the event loop's, as it waits for the download if there is one. Raises
+        UserError MODEL_*, DISK_FULL, and CancelledError when the node stops meanwhile.
         """
         if not self._wanted:
             return self._settings
@@ -115,7 +116,8 @@ class Sharing:
         return self._settings.model_copy(update={"model": self._folder})
 
     def _find_local(self) -> Path | None:
-        """Return the model's folder if it is on this machine or the hub has it."""
+        """Return the model's folder on this machine, after a download from the hub if need be; None if only
+        peers can have it. Raises UserError MODEL_*, DISK_FULL."""
         wanted = self._manifest.model
         try:
             override = model_of(self._layout, self._settings.model)
@@ -131,8 +133,8 @@ class Sharing:
         return self._layout.model
 
     def wait_for(self, downloading: Coroutine[Any, Any, None]) -> None:
-        """Download on the event loop, from another thread; one thing at a time. Raises what the download
-        raises, and CancelledError when the node stops meanwhile."""
+        """Run a download on the event loop, and wait for it on another thread. Only one thread may wait.
+        Raises the errors of the download, and CancelledError when the node stops meanwhile."""
         self._downloading = asyncio.run_coroutine_threadsafe(downloading, self._loop)
         if self._closed:
             self._downloading.cancel()
@@ -149,7 +151,7 @@ class Sharing:
 
     @contextmanager
     def _shown(self, download: ModelDownload, kind: Kind) -> Iterator[None]:
-        """Show a download to the owner, and its pieces to other nodes, during the block."""
+        """During the block, show the progress of a download to the owner, and give its pieces to others."""
         self._downloads[kind] = download
         try:
             yield
@@ -167,8 +169,8 @@ class Sharing:
         checked: Callable[[bytes], Listing],
         check: Callable[[Path], object] = lambda _: None,
     ) -> None:
-        """Get the one file that a listing names from peers, to where it is kept; `check` raises UserError for
-        one that is not right. For the others see `ModelDownload`, and for what is raised."""
+        """Get the one file of a listing from peers, and move it to `kept`. `check` raises UserError for a
+        wrong file. For the other parameters and errors see `ModelDownload`."""
         arriving = kept.parent / f"{digest.hex()}.partial"
         log.info("%s %s: asking peers", what, digest.hex()[:16])
         download = ModelDownload(digest, arriving, self.givers, what=what, named=named, checked=checked)
@@ -178,8 +180,8 @@ class Sharing:
         log.info("%s %s: complete, and what the run names", what, digest.hex()[:16])
 
     def _accept(self, partial: Path, encoded: bytes) -> None:
-        """Move the download to its place. Its pieces are as listed; only now it shows whether the listing is
-        the model's."""
+        """Check the digest of a complete download, and move it to its place. The pieces are those of the
+        listing, but the listing may be of another model. Raises UserError MODEL_DIGEST."""
         names = {file.name for file in decode(encoded).files}
         wanted = self._manifest.model.digest
         found = _digest(partial, names)
@@ -196,7 +198,7 @@ class Sharing:
         log.info("base model: complete, and the one that the manifest names")
 
     def _stored_listing(self) -> bytes | None:
-        """Return the listing that an earlier start has left, if its hash is right."""
+        """Return the listing that an earlier start stored, if its hash is right."""
         with suppress(OSError):
             encoded = self._layout.listing.read_bytes()
             if hash_listing(encoded) == self._wanted:
@@ -206,7 +208,7 @@ class Sharing:
     # -- for others --------------------------------------------------------------------------------
 
     async def answer(self, question: PartRequest, asker: Asker) -> PartReply:
-        """Return what this node sends of a part (SPEC B3)."""
+        """Return the reply to a request for bytes of a part (SPEC B3)."""
         if file := self.files.get(question.listing):
             return await self._answer_from(file, question, asker)
         if not self.gives:
@@ -218,7 +220,7 @@ class Sharing:
         size = found.size(question.part) if found else 0
         if found is None or question.offset >= size:
             return NOT_HERE
-        if not await self._may_send(question, size, asker):  # what gets no data uses up nobody's share
+        if not await self._may_send(question, size, asker):  # a reply without data costs no share
             return NOT_NOW
         wanted = question.part, question.offset, question.length
         try:
@@ -237,7 +239,7 @@ class Sharing:
         return next((one.listed for one in downloads), None)
 
     async def _answer_from(self, file: Path, question: PartRequest, asker: Asker) -> PartReply:
-        """Return what this node sends of a file that is one part."""
+        """Return the reply to a request for bytes of a file that is one part."""
         try:
             size = (await asyncio.to_thread(file.stat)).st_size
             if question.part or question.offset >= size or self._settings.share_model is False:
@@ -251,8 +253,8 @@ class Sharing:
             return NOT_HERE
 
     async def _may_send(self, question: PartRequest, size: int, asker: Asker) -> bool:
-        """Return whether the uplink and the limits have room for an answer; if so, it is counted at once.
-        `size` is that of the whole part."""
+        """Return whether the uplink and the limits have room for an answer. If so, the answer is counted.
+        `size` is the size of the whole part in bytes."""
         stop = min(question.offset + question.length, size)
         length, part = stop - question.offset, Part(asker.peer, question.listing, question.part)
         clock, uplink = self.givers.clock, self._uplink
@@ -270,7 +272,7 @@ class Sharing:
         return True
 
     async def _is_allowed(self) -> bool:
-        """Return whether the owner's limit on sending has room soon."""
+        """Return whether the owner's limit on sending has room within ANSWER_PATIENCE."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_PATIENCE):
                 await self._upload.ready_for_bulk()
@@ -278,7 +280,7 @@ class Sharing:
         return False
 
     async def _is_listed(self) -> bool:
-        """Return whether the model is listed, which takes as long as reading all of it."""
+        """Return whether the model is listed, after a short wait: to list it, all of it must be read."""
         if self._listing_task is None:
             self._listing_task = asyncio.create_task(self._list())
         await asyncio.wait([self._listing_task], timeout=ANSWER_PATIENCE)
@@ -315,13 +317,13 @@ def _read_range(file: Path, offset: int, length: int) -> bytes:
 
 
 def _fits(folder: Path, listing: bytes) -> bool:
-    """Return whether a folder has the files of this listing, by name and size; receivers check the rest."""
+    """Return whether a folder has the files of this listing, by name and size. Receivers check the hashes."""
     files = ((folder / file.name, file.size) for file in decode(listing).files)
     return all(path.is_file() and path.stat().st_size == size for path, size in files)
 
 
 def _digest(folder: Path, names: set[str]) -> str:
-    """Return the digest of a folder, after removing everything that is not one of these files."""
+    """Remove everything from a folder but the files with these `names`, and return its digest."""
     for stray in folder.iterdir():
         if stray.name not in names:
             _remove(stray)
