@@ -79,6 +79,8 @@ def served(newcomers: Sequence[Node]) -> list[float]:
         assert time.monotonic() < give_up, f"only {len(seconds)} of {len(newcomers)} have it"
         time.sleep(LOOK)
         for node in newcomers:
+            if not node.running:
+                node.start()  # as a volunteer would, whose machine was too busy to join
             layout = Layout(node.folder)
             if layout.partial_model.exists():
                 began = min(began, time.monotonic())
