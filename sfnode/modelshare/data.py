@@ -1,8 +1,8 @@
-"""The files of a run's public data on one node: finds those that the manifest names, gets them from peers,
-and gives them on.
+"""The files of a run's public data on one node: finds the files that the manifest names, gets missing ones
+from peers, and lists them for others.
 
-They lie in files of the data folder that their digests name. The engine thread finds them and waits for
-what is to come, as it does for the model. Does not read rows.
+In the data folder each file is called by its digest. The engine thread looks for the files and waits for
+downloads, as it does for the model. Does not read rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data, DataRole
-from sfnode.modelshare.sharing import Sharing, one_file
+from sfnode.modelshare.listed import one_file
+from sfnode.modelshare.sharing import Sharing
 from sfnode.printable import size_text
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
@@ -26,16 +27,16 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import MAX_DATA, Listing, decode, hash_data
 
 NOT_OURS = frozenset({Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_TOO_LARGE, Code.BAD_MANIFEST})
-"""Errors that are no fault of this machine: without held-out rows a node trains all the same."""
+"""Errors that are no fault of this machine. A node trains without held-out rows."""
 
 
 def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: Sharing) -> None:
-    """Have every file of the run's public data that this node needs in its data folder, and list it for
-    others; call it on another thread than the loop's. Files are taken from where the owner has named them, or
-    from the folder of the manifest that the settings name, if they are there.
+    """Put every file of the run's public data that this node needs into its data folder, and list it for
+    others. Call it on another thread than the event loop's. A file is first looked for at the path that the
+    owner named, and beside the manifest that the settings name.
 
     Raises UserError DATA_* for training data, DISK_FULL and DATA_DIR_UNUSABLE, and CancelledError when the
-    node stops meanwhile. What is wrong with other data is logged.
+    node stops meanwhile. Errors in other data are logged.
     """
     own = settings.data is not None and not settings.organise
     places = with_run(places_of(layout), settings.run)
@@ -51,7 +52,7 @@ def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: S
 
 
 def _find(data: Data, role: DataRole, places: Places, sharing: Sharing) -> None:
-    """Have the file of a role in the first of the folders, whoever has it."""
+    """Put the file of a role into the first of the folders, from this machine or from peers."""
     digest, kept = data.digests[role], files.path_in(places.folders[0], data, role)
     found = files.find(data, role, places)
     if found is None:
@@ -84,8 +85,8 @@ def _from_peers(lacking: UserError, role: DataRole, digest: str, kept: Path, sha
 
 
 def _checked(encoded: bytes, what: str) -> Listing:
-    """Decode the listing of a run's data. The manifest vouches for its bytes, but may itself be hostile (SPEC
-    B9): raises UserError BAD_MANIFEST, DATA_TOO_LARGE."""
+    """Decode the listing of a run's data. Its bytes are those that the manifest names, but the manifest may
+    be hostile (SPEC B9). Raises UserError BAD_MANIFEST, DATA_TOO_LARGE."""
     own = "Tell the person who started the run; or train on data of your own with --data FILE."
     try:
         listing = decode(encoded)

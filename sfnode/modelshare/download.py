@@ -1,7 +1,8 @@
 """Downloads a base model from peers: piece by piece, from several at once, each piece checked on arrival.
 
-Fills a folder that may hold parts of the model already. Does not know who the peers are, where the finished
-model goes, or whether it is the run's.
+Fills a folder that may hold parts of the model already. Pieces come in random order, rare ones first: peers
+that download at the same time then have different pieces, and give them to each other. Does not know who the
+peers are, where the finished model goes, or whether it is the run's.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models.files import missing, require_safe, write_piece
+from sfnode.modelshare.listed import Listed, add_piece, has_piece, map_bytes
 from sfnode.printable import size_text
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.schema.status import FetchStatus
@@ -31,7 +35,7 @@ from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import MAX_LISTING, Listing, Piece, decode, hash_listing, hash_piece
 
 AT_A_TIME = 2
-"""Parts asked of one peer at a time (SPEC B6): a transport lets a peer open four streams."""
+"""Number of parts requested from one peer at a time (SPEC B6). A transport lets a peer open four streams."""
 
 RELAYED_BYTES = 60 * 1024
 """Largest reply in bytes that may go through a relay (SPEC B3)."""
@@ -40,57 +44,73 @@ LOOK_INTERVAL = 2.0
 """Seconds between looks for further peers."""
 
 MAX_SOURCES = 64
-"""Peers that are asked. Most may be strangers from the roster, where ids cost nothing: whoever was asked
-first and has given nothing makes room for others."""
+"""Maximum number of peers that are asked. Most may be strangers from the roster, where ids cost nothing. The
+peer that was asked first and gave nothing makes room for another."""
+
+LOOK_AHEAD = 32
+"""Missing pieces of a peer among which the rarest is chosen: looking at all takes long in a large model."""
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 STALL = 20.0
-"""Seconds that a peer may leave a part half sent: as long as a request may take (REQUEST_DEADLINE)."""
+"""Maximum seconds for which a peer may leave a part half sent: as long as a request may take."""
 
 SLOW = 30.0
-"""Seconds after which a part is slow. At the end of a download a slow part is asked of every peer, others of
-two: neither one peer that stalls nor two that work together can hold it up."""
+"""Seconds after which a part is slow. At the end of a download a slow part is requested from every peer,
+another part from two. So neither one peer that stalls nor two that work together can hold the download up."""
 
 MIN_PAUSE, MAX_PAUSE = 0.25, 8.0
-"""Seconds before a peer that had nothing for us is asked again; the pause doubles from the first to the
-second."""
+"""Seconds before a peer that gave nothing is asked again. The pause doubles from the first to the second."""
 
 PATIENCE = 180.0
-"""Seconds without a single part after which the download fails."""
+"""Seconds after which the download fails if no peer has sent a part, or said that it will send one later."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """`Transport.request`: from an address and an encoded request to the encoded reply."""
 
 
 class Givers(NamedTuple):
-    """Peers that may have what this node lacks, and how they are asked."""
+    """Peers that may have the missing files, and the means to ask them."""
 
     peers: Callable[[], Sequence[str]]
-    """Returns their full addresses."""
+    """Returns the full addresses of the peers."""
     request: Request
     rate_limit: RateLimit
-    """Limit on what this node receives."""
+    """Limit on the bytes that this node receives."""
     clock: Callable[[], float]
+    random: Random
+    """The node's own generator."""
 
 
 class _NothingNow(Exception):  # noqa: N818 (an answer, not an error)
-    """The peer has nothing for us, at least not now."""
+    """The peer gives nothing at the moment."""
+
+
+class _NotHere(_NothingNow):
+    """The peer does not have the part."""
 
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """A peer that may have the model."""
+    """A peer that may have the files."""
 
     peer: str
     addresses: list[str] = field(default_factory=list)
     """Full addresses, the one to try next first."""
+    map: bytes | None = b""
+    """Map of the pieces that it has (SPEC B3), from its last answer; None if it has all."""
+    learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is asked for its map."""
     banned: bool = False
     pause: float = MIN_PAUSE
-    """Seconds before it is asked again, should it have nothing for us."""
+    """Seconds before it is asked again if it gives nothing."""
     gave: bool = False
-    """It has sent a part."""
+    """Whether it sent a part."""
+
+    def has(self, number: int) -> bool:
+        """Return whether it has a piece, by its map."""
+        return self.map is None or has_piece(self.map, number)
 
     def add(self, address: str) -> None:
         if address not in self.addresses:
@@ -120,46 +140,50 @@ class ModelDownload:
         named: Callable[[bytes], bytes] = hash_listing,
         checked: Callable[[bytes], Listing] | None = None,
     ) -> None:
-        """`wanted` is the listing's hash; `what` names the thing to people. `named` hashes listings, and
-        `checked` decodes one or raises UserError for what must not be downloaded: by default those of a base
-        model."""
+        """`wanted` is the hash of the listing, and `named` the function that hashes listings. `checked`
+        decodes a listing, or raises UserError for files that must not be downloaded. `what` is the name of
+        the files in messages. The defaults are those of a base model."""
         self._what = what
         self._named = named
         self._checked = checked or _safe_listing
-        self._wanted = wanted
+        self.wanted = wanted
+        self.listed: Listed | None = None
+        """The files, with a map of the pieces that are here; None while their listing is missing."""
         self._folder = folder
-        self._peers, self._request, self._rate_limit, self._clock = givers
+        self._peers, self._request, self._rate_limit, self._clock, self._random = givers
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[asyncio.Task[None], _Source] = {}
-        """Tasks that ask a peer for one part after the other, and which peer."""
+        """Tasks, each of which asks one peer for one part after the other, with that peer."""
         self._encoded = b""
         self._pieces: list[Piece] = []
-        self._queue: deque[int] = deque()
-        """Missing parts that no peer is being asked for."""
+        self._held = bytearray()
+        """Map of the pieces that are here."""
+        self._queue: dict[int, None] = {}
+        """Missing parts that no peer is being asked for, in random order."""
         self._requested: dict[int, _Requested] = {}
         """Missing parts that some peers are being asked for."""
         self._total = self._done = 0
         self._progress_at = self._clock()
-        """Time at which a part last came, or could have come."""
+        """Time since which no part came, no peer said that it has one, and this node could receive."""
         self._waiting = 0
         """Requests that wait until this node may receive more."""
         self._listed, self._complete = asyncio.Event(), asyncio.Event()
         self._reported_at = self._clock()
 
     def progress(self, what: str) -> FetchStatus:
-        """Return the progress of this download, which is of this kind of files."""
+        """Return the progress of this download. `what` is the kind of its files."""
         givers = sum(source.gave for source in self._sources.values())
         return FetchStatus(what=what, done=self._done, total=self._total, peers=givers)
 
     async def run(self, listing: bytes | None = None) -> bytes:
-        """Fill the folder and return the encoded listing. `listing` is that of an earlier attempt, if any.
+        """Fill the folder and return the encoded listing. `listing` is the one of an earlier attempt, if any.
 
         Raises UserError MODEL_NOT_FOUND when nobody has the model, DISK_FULL, or DATA_DIR_UNUSABLE.
         """
         if listing:
             self._encoded = listing
         else:
-            await self.first_part(MAX_LISTING, lambda data: self._named(data) == self._wanted)
+            await self.first_part(MAX_LISTING, lambda data: self._named(data) == self.wanted)
         found = self._checked(self._encoded)
         self._pieces = found.pieces()
         self._total = found.size
@@ -168,7 +192,7 @@ class ModelDownload:
         return self._encoded
 
     async def first_part(self, most: int, right: Callable[[bytes], bool]) -> bytes:
-        """Return part 0, of at most `most` bytes, as the first peer gives it whose bytes are `right`.
+        """Return part 0 from the first peer whose bytes are `right`. It has at most `most` bytes.
 
         Raises UserError MODEL_NOT_FOUND when nobody has it.
         """
@@ -184,7 +208,7 @@ class ModelDownload:
     async def _examine_folder(self, listing: Listing) -> None:
         with disk_faults(self._folder):
             lacking_parts, free = await asyncio.to_thread(_prepare, self._folder, listing)
-        self._queue.extend(lacking_parts)
+        self._hold_all_but(lacking_parts)
         lacking = sum(self._pieces[number - 1].size for number in self._queue)
         self._done = self._total - lacking
         if not self._queue:
@@ -199,6 +223,16 @@ class ModelDownload:
         sizes = size_text(lacking), size_text(self._total)
         log.info("%s: %s of %s to download from peers", self._what, *sizes)
 
+    def _hold_all_but(self, lacking: list[int]) -> None:
+        """Note which pieces are stored here, and put the missing ones in random order."""
+        self._random.shuffle(lacking)
+        self._queue = dict.fromkeys(lacking)
+        self._held = bytearray(map_bytes(len(self._pieces)))
+        for number in range(1, len(self._pieces) + 1):
+            if number not in self._queue:
+                add_piece(self._held, number)
+        self.listed = Listed(self._encoded, self._pieces, self._folder, self._held)
+
     # -- from which peers --------------------------------------------------------------------------
 
     def _find_sources(self) -> list[_Source]:
@@ -211,7 +245,7 @@ class ModelDownload:
         return [source for source in self._sources.values() if not source.banned]
 
     def _has_room(self) -> bool:
-        """Return whether one more peer may be asked, after letting one go if need be."""
+        """Return whether one more peer may be asked. At the limit, the first that gave nothing is dropped."""
         useless = next((source for source in self._sources.values() if not source.gave), None)
         if len(self._sources) >= MAX_SOURCES and useless:
             useless.banned = True  # so that its tasks end
@@ -219,7 +253,7 @@ class ModelDownload:
         return len(self._sources) < MAX_SOURCES
 
     async def _ask_peers(self, work: _Work, at_a_time: int, done: asyncio.Event) -> None:
-        """Run `work` for every peer that we know, until `done`."""
+        """Run `work` for every known peer until `done`, in `at_a_time` tasks each."""
         try:
             while not done.is_set():
                 self._raise_faults()
@@ -254,7 +288,7 @@ class ModelDownload:
             task.result()
 
     def _ban(self, source: _Source) -> None:
-        """Ask a peer no more that sends what it should not (SPEC B4)."""
+        """Stop asking a peer that sent wrong bytes or broke a rule (SPEC B4)."""
         if not source.banned:
             log.warning(
                 "%s: %s sends something else than it should; it is not asked again", self._what, source.peer
@@ -275,7 +309,7 @@ class ModelDownload:
     # -- piece by piece ----------------------------------------------------------------------------
 
     async def _get_first(self, source: _Source, most: int, right: Callable[[bytes], bool]) -> None:
-        """Ask for part 0. All peers are asked at once, as it is small, and some may be dead or lie."""
+        """Ask for part 0. It is small, and peers may be dead or lie, so all are asked at once."""
         while not (self._listed.is_set() or source.banned):
             encoded = await self._get_part(source, 0, most, right)
             if encoded is not None:
@@ -288,33 +322,59 @@ class ModelDownload:
         """Ask for one piece after the other."""
         while not (self._complete.is_set() or source.banned):
             number = self._next_part(source)
-            if number is None:
+            if number is not None:
+                if not await self._get_piece(source, number):
+                    await self._pause(source)
+            elif source.map is None or source.learning.locked():
                 await asyncio.sleep(MIN_PAUSE)
-            elif not await self._get_piece(source, number):
-                await self._pause(source)
+            else:
+                async with source.learning:
+                    await self._learn(source)
+
+    async def _learn(self, source: _Source) -> None:
+        """Ask for the map of a peer. If nothing of it is missing here, wait before it is asked again."""
+        with self._blaming(source):
+            try:
+                number = len(self._pieces) + 1
+                source.map = await self._read_part(source, number, map_bytes(len(self._pieces)))
+            except _NotHere:
+                source.map = None  # it has all, or nothing, which it says when it is asked for a piece
+        if not any(map(source.has, self._queue)):
+            await self._pause(source)
 
     async def _pause(self, source: _Source) -> None:
-        """Wait until a peer that had nothing for us may be asked again."""
+        """Wait until a peer that gave nothing may be asked again."""
         if not source.banned:
             await asyncio.sleep(source.pause)
             source.pause = min(2 * source.pause, MAX_PAUSE)
 
     def _next_part(self, source: _Source) -> int | None:
-        """Return a part to ask this peer for: one that no peer is asked for; at the end, a slow one."""
-        number = self._queue.popleft() if self._queue else next(self._slow(source), None)
+        """Return a part to request from this peer: a rare one that is not requested yet. At the end of the
+        download, return one that is requested from another peer; None if there is none."""
+        if self._queue:
+            number = min(islice(filter(source.has, self._queue), LOOK_AHEAD), key=self._holders, default=None)
+            if number is not None:
+                del self._queue[number]
+        else:
+            number = next(self._slow(source), None)
         if number is not None:
             self._requested.setdefault(number, _Requested(self._clock(), set())).sources.add(source)
         return number
 
+    def _holders(self, number: int) -> int:
+        """Return the number of peers that have this piece, without peers that have all."""
+        return sum(source.map is not None and source.has(number) for source in self._sources.values())
+
     def _slow(self, source: _Source) -> Iterator[int]:
-        """Yield the parts that only one other peer is asked for, or that are slow for no fault of ours."""
+        """Yield the parts that are requested from only one other peer, or that peers are slow to send."""
         for number, request in self._requested.items():
             stuck = not self._waiting and self._clock() - request.since > SLOW
-            if source not in request.sources and (stuck or len(request.sources) == 1):
+            useless = source in request.sources or not source.has(number)
+            if not useless and (stuck or len(request.sources) == 1):
                 yield number
 
     async def _get_piece(self, source: _Source, number: int) -> bool:
-        """Download a piece from this peer; return whether it came, as it should be."""
+        """Download a piece from this peer, and return whether it came with the right hash."""
         piece = self._pieces[number - 1]
         try:
             data = await self._get_part(source, number, piece.size, lambda d: hash_piece(d) == piece.hash)
@@ -328,27 +388,35 @@ class ModelDownload:
         self, source: _Source, number: int, most: int, right: Callable[[bytes], bool]
     ) -> bytes | None:
         """Return a part of at most `most` bytes that is `right`; None if the peer does not send it."""
-        try:
+        with self._blaming(source):
             data = await self._read_part(source, number, most)
             if right(data):
                 return data
             self._ban(source)
+        return None
+
+    @contextmanager
+    def _blaming(self, source: _Source) -> Iterator[None]:
+        """Catch the errors of a peer in the block. A peer that breaks a rule is banned."""
+        try:
+            yield
         except RemoteProtocolError as error:
             log.debug("%s: %s: %s", self._what, source.peer, error)
             self._ban(source)
         except (TransportError, _NothingNow) as error:
             log.debug("%s: %s: %s", self._what, source.peer, error)
             source.addresses.append(source.addresses.pop(0))
-        return None
+            if isinstance(error, _NotHere):
+                source.map = b""  # to be asked for again
 
     def _end_request(self, source: _Source, number: int) -> None:
-        """Note that this peer is no longer asked for the part, whatever became of it."""
+        """Note that the part is no longer requested from this peer. If it did not come, put it back."""
         request = self._requested.get(number)
         if request is not None:
             request.sources.discard(source)
             if not request.sources:
                 del self._requested[number]
-                self._queue.appendleft(number)
+                self._queue[number] = None
 
     async def _store(self, source: _Source, number: int, piece: Piece, data: bytes) -> None:
         if number not in self._requested:
@@ -357,6 +425,7 @@ class ModelDownload:
             await asyncio.to_thread(write_piece, self._folder, piece, data)
         if self._requested.pop(number, None) is None:
             return
+        add_piece(self._held, number)  # others may have it from now on
         source.gave, source.pause = True, MIN_PAUSE
         self._done += len(data)
         self._progress_at = self._clock()
@@ -380,17 +449,20 @@ class ModelDownload:
                 if len(data) >= reply.size:
                     return bytes(data)
                 continue
+            if reply.size == 0:
+                raise _NotHere("it does not have the part")
+            self._progress_at = self._clock()
             silent_since = silent_since or self._clock()
-            if not data or reply.size == 0 or self._clock() - silent_since > STALL:
-                raise _NothingNow("it has nothing for us, at least not now")
-            await asyncio.sleep(MIN_PAUSE)  # giving up would lose what has come of this part
+            if not data or self._clock() - silent_since > STALL:
+                raise _NothingNow("it gives nothing at the moment")
+            await asyncio.sleep(MIN_PAUSE)  # giving up would lose the bytes of this part that came
 
     async def _read_range(self, source: _Source, number: int, offset: int, most: int) -> PartReply:
-        """Return what one request brings of a part from `offset` on."""
+        """Return the answer to one request for bytes of a part from `offset` on."""
         address = source.addresses[0]
         most_at_once = RELAYED_BYTES if "/p2p-circuit" in address else wire_codec.MAX_PART_BYTES
         length = int(min(most - offset, most_at_once, self._rate_limit.largest_bulk))
-        question = PartRequest(self._wanted, number, offset, length)
+        question = PartRequest(self.wanted, number, offset, length)
         frame = await self._limited_request(address, question)
         reply = wire_codec.decode(frame)
         if not isinstance(reply, PartReply):
@@ -400,7 +472,7 @@ class ModelDownload:
         return reply
 
     async def _limited_request(self, address: str, question: PartRequest) -> bytes:
-        """Return the encoded reply to a request that is made once this node may receive more."""
+        """Wait until this node may receive more, send a request, and return the encoded reply."""
         await self._wait_turn()
         self._rate_limit.reserve(question.length)
         frame = b""
@@ -422,9 +494,9 @@ class ModelDownload:
 
 
 def put_in_place(partial: Path, name: str, file: Path, check: Callable[[Path], object]) -> None:
-    """Move the one file of a complete download to its place once it is found right, and remove the rest.
+    """Check the one file of a complete download, move it to its place, and remove the folder `partial`.
 
-    Raises what `check(file)` raises, UserError DISK_FULL, DATA_DIR_UNUSABLE.
+    Raises the errors of `check(file)`, and UserError DISK_FULL, DATA_DIR_UNUSABLE.
     """
     with disk_faults(file.parent):
         try:
@@ -447,7 +519,10 @@ def _prepare(folder: Path, listing: Listing) -> tuple[list[int], int]:
 
 
 def _safe_listing(encoded: bytes) -> Listing:
-    """Decode a listing. The manifest vouches for its bytes, but may itself be hostile (SPEC B5)."""
+    """Decode a listing, and refuse files that no base model has: the manifest may be hostile (SPEC B5).
+
+    Raises UserError MODEL_UNSAFE.
+    """
     try:
         listing = decode(encoded)
         require_safe(listing)

@@ -166,7 +166,8 @@ class RunningNode:
 
     def _make_sharing(self) -> Sharing:
         bandwidth = self.driver.bandwidth
-        givers = Givers(self.peering.sources, self.transport.request, bandwidth.download, self.clock)
+        ways = self.peering.sources, self.transport.request, bandwidth.download
+        givers = Givers(*ways, clock=self.clock, random=self.outside.random)
         return Sharing(self.settings, self.manifest, self.data_dir, givers, bandwidth.upload)
 
     def _make_readiness(self) -> Readiness:

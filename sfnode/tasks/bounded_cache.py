@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 BUDGET = 512 << 20
@@ -63,5 +63,5 @@ class BoundedCache(Generic[K, V]):
                 total -= size
 
 
-_caches: WeakSet[BoundedCache[object, object]] = WeakSet()
+_caches: WeakSet[BoundedCache[Any, Any]] = WeakSet()
 _lock = Lock()

@@ -42,7 +42,8 @@ class Example(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays, with their heads."""
-        return sum(part.nbytes + ARRAY_BYTES for part in (*self.inputs, *self.types, self.targets))
+        arrays: tuple[NDArray[Any], ...] = (*self.inputs, *self.types, self.targets)
+        return sum(one.nbytes + ARRAY_BYTES for one in arrays)
 
 
 class _TokenCache(BoundedCache[tuple[RowText, int], Example]):

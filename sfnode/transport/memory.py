@@ -352,6 +352,10 @@ class MemoryTransport:
         self.plain = plain
         self.clock = clock
         self.address = address or f"/memory/{peer}"
+        self.uplink = 0.0
+        """Bytes a second that the answers to requests take together; 0 means any number."""
+        self._free_at = 0.0
+        """Time at which all answers so far have left."""
         self.links: list[MemoryLink] = []
         """Open links, and perhaps some that have just ended."""
         self._network = network
@@ -424,6 +428,7 @@ class MemoryTransport:
                 await self._exchange()
                 other = self._network.node(self.peer, peer)
                 reply = await other._reply(self, frame)
+                await other._send(reply or b"")
         except TimeoutError:
             reply = None
         if reply is None:
@@ -472,6 +477,13 @@ class MemoryTransport:
         finally:
             task.cancel()
         return None if task.cancelled() else task.result()
+
+    async def _send(self, reply: bytes) -> None:
+        """Let the time pass until an answer has left, after those before it."""
+        if self.uplink:
+            now = asyncio.get_running_loop().time()
+            self._free_at = max(self._free_at, now) + len(reply) / self.uplink
+            await asyncio.sleep(self._free_at - now)
 
     def _accept(self, link: MemoryLink) -> None:
         self._begin(serve_link(self._link_handler, self._keep(link)))

@@ -225,7 +225,7 @@ class Stranger:
         question = wire_codec.decode(frame)
         assert isinstance(question, PartRequest)
         self.asked += 1
-        whole = bytes(PIECE) if question.part else self._listing
+        whole = [self._listing, bytes(PIECE), b""][min(question.part, 2)]
         data = whole[question.offset : question.offset + question.length]
         return wire_codec.encode(PartReply(len(whole), data))
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -109,6 +110,8 @@ class Stranger:
     async def _answer(self, _: Asker, frame: bytes) -> bytes:
         question = wire_codec.decode(frame)
         assert isinstance(question, PartRequest)
+        if question.part > len(self._pieces):  # it has all, and therefore no map
+            return wire_codec.encode(sharing.NOT_HERE)
         self.asked.append(question.part)
         return wire_codec.encode(self._twist(question, self._honest(question)))
 
@@ -400,7 +403,7 @@ async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
 
 
 class FailingRequest:
-    """The request function of a download: notes how many bytes are asked for, and fails after a moment."""
+    """The request function of a download: notes how many bytes of pieces are asked for, and fails then."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -408,6 +411,8 @@ class FailingRequest:
     async def __call__(self, address: str, frame: bytes) -> bytes:
         question = wire_codec.decode(frame)
         assert isinstance(question, PartRequest)
+        if question.length < 8:  # for the map: it has all pieces
+            return wire_codec.encode(sharing.NOT_HERE)
         self.lengths.append(question.length)
         await asyncio.sleep(0.3)
         raise TransportError("it is gone")
@@ -423,7 +428,11 @@ def model_download(
         hash_listing(encoded),
         into,
         download.Givers(
-            lambda: peers, request or FailingRequest(), rate_limit, asyncio.get_running_loop().time
+            lambda: peers,
+            request or FailingRequest(),
+            rate_limit,
+            asyncio.get_running_loop().time,
+            Random(1),
         ),
     )
 

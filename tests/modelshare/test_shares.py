@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from sfnode.modelshare import sharing
-from sfnode.modelshare.sharing import ASKING_TIME, SHARE_BURST, SHARE_RATE, Shares
+from sfnode.modelshare import uplink
+from sfnode.modelshare.sharing import SHARE_BURST, SHARE_RATE
+from sfnode.modelshare.uplink import ASKING_TIME, Shares
 from sfnode.transport.base import Asker
 from sfprotocol.wire_codec import MAX_PART_BYTES
 
@@ -69,7 +70,7 @@ def test_peers_of_one_range_have_equal_shares() -> None:
 
 def test_a_share_works_however_many_there_are() -> None:
     divided = Shares()
-    for number in range(2 * sharing.MAX_RANGES):
+    for number in range(2 * uplink.MAX_RANGES):
         crowd = Asker("x", f"/ip4/9.{number % 256}.0.1/tcp/1")
         divided.take(crowd, 1, 0.0, rate=SHARE_RATE, burst=SHARE_BURST)
     assert divided.take(HONEST, MAX_PART_BYTES, 0.0, rate=SHARE_RATE, burst=SHARE_BURST)
@@ -77,12 +78,12 @@ def test_a_share_works_however_many_there_are() -> None:
 
 def test_what_is_remembered_is_bounded_and_forgotten() -> None:
     divided = Shares()
-    for number in range(3 * sharing.MAX_RANGES):
+    for number in range(3 * uplink.MAX_RANGES):
         one = Asker(f"{number}", f"/ip4/{number % 200 + 11}.{number % 251}.0.1/tcp/1")
         divided.take(one, 1, 0.0, rate=1.0, burst=1e9)
         same_range = Asker(f"{number}", "/ip4/8.8.8.8/tcp/1")
         divided.take(same_range, 1, 0.0, rate=1.0, burst=1e9)
-    assert len(divided._ranges) == sharing.MAX_RANGES
-    assert len(divided._ranges.get("0808", 0.0).peers) == sharing.MAX_PEERS
+    assert len(divided._ranges) == uplink.MAX_RANGES
+    assert len(divided._ranges.get("0808", 0.0).peers) == uplink.MAX_PEERS
     divided.take(HONEST, 1, ASKING_TIME + 1, rate=1.0, burst=1e9)
     assert len(divided._ranges) == 1

@@ -120,9 +120,16 @@ class Place:
 
     def limit_rate(self, rate: str) -> None:
         """Limit the cable to `rate` in each direction."""
-        for namespace, device in self._ends:
-            bucket = f"tbf rate {rate} burst {BURST} latency {QUEUE_LATENCY}"
-            sh(f"tc -n {namespace} qdisc replace dev {device} root {bucket}")
+        for end in self._ends:
+            self._shape(*end, rate)
+
+    def limit_uplink(self, rate: str) -> None:
+        """Limit what this place sends to `rate`."""
+        self._shape(*self._ends[0], rate)
+
+    def _shape(self, namespace: str, device: str, rate: str) -> None:
+        bucket = f"tbf rate {rate} burst {BURST} latency {QUEUE_LATENCY}"
+        sh(f"tc -n {namespace} qdisc replace dev {device} root {bucket}")
 
 
 class World:

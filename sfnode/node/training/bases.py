@@ -17,7 +17,8 @@ from pathlib import Path
 from sfnode.errors import Code, UserError
 from sfnode.logging import log
 from sfnode.models import bases as files
-from sfnode.modelshare.sharing import Listed, Sharing, one_file
+from sfnode.modelshare.listed import Listed, one_file
+from sfnode.modelshare.sharing import Sharing
 from sfnode.node.disk_wait import DiskWait
 from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread

@@ -222,7 +222,7 @@ class Switchboard:
         """Answer the single request on an inbound stream in the current task."""
         link = StreamLink(str(caller.peer_id), False, reader, writer, seen_at(caller))
         if self._requests >= _share(MAX_REQUESTS):
-            await self._refuse(link)
+            link.abort()  # no waste: others have taken the room
             return
         self._requests += 1
         try:
@@ -238,9 +238,11 @@ class Switchboard:
 
     async def _serve(self, serving: Coroutine[Any, Any, None], link: StreamLink) -> None:
         task = asyncio.current_task()
-        if task is None or not self._has_room(link.peer):
+        if task is None or len(self._inbound) >= _share(MAX_INBOUND) or not self._has_room(link.peer):
             serving.close()
-            await self._refuse(link)
+            link.abort()
+            if len(self._inbound) < _share(MAX_INBOUND):  # otherwise others have taken the room
+                await self._note_waste(link.peer)
             return
         self.keep(link)
         self._inbound.add(task)
@@ -253,12 +255,8 @@ class Switchboard:
             if not (link.bytes_received and link.bytes_sent):
                 await self._note_waste(link.peer)
 
-    async def _refuse(self, link: StreamLink) -> None:
-        link.abort()
-        await self._note_waste(link.peer)
-
     async def _note_waste(self, peer: str) -> None:
-        """Count a wasted stream of this peer: refused, empty, or without a response."""
+        """Count a wasted stream of this peer: one too many, empty, or without a response."""
         now = asyncio.get_running_loop().time()
         bucket = self._wasted.pop(peer, None) or Bucket(WASTE_BURST, now)
         self._wasted[peer] = bucket
@@ -274,10 +272,11 @@ class Switchboard:
             self._disconnecting.discard(peer)
 
     def _has_room(self, peer: str) -> bool:
+        """Return whether a peer may have one more stream, by the streams that it has and has wasted."""
         spent = self._wasted.get(peer)
         if spent and not spent.holds(1.0, asyncio.get_running_loop().time(), rate=WASTE_RATE):
             return False
-        return len(self._inbound) < _share(MAX_INBOUND) and self._inbound_of[peer] < MAX_INBOUND_OF_PEER
+        return self._inbound_of[peer] < MAX_INBOUND_OF_PEER
 
     async def _answer(self, link: StreamLink) -> None:
         try:

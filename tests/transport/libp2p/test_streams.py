@@ -133,10 +133,15 @@ async def test_inbound_streams_beyond_the_limit_are_closed_at_once(wire, monkeyp
 
 
 async def refused(board, caller):
-    """That a stream is closed without a word, and no handler sees it."""
+    """That a link is closed without a word, and no handler sees it."""
+    await refused_by(board.accept_link, caller)
+
+
+async def refused_by(accept, caller):
+    """The same of any stream."""
     near, far = socket.socketpair()
     far.setblocking(False)
-    await board.accept_link(caller, *await asyncio.open_connection(sock=near))
+    await accept(caller, *await asyncio.open_connection(sock=near))
     async with asyncio.timeout(5):
         assert await read(far, 1) == b""
     far.close()
@@ -249,6 +254,30 @@ async def test_a_peer_that_opens_streams_for_nothing_loses_its_connection(monkey
     assert gone == ["somebody"]
     await wasted(board, SimpleNamespace(peer_id="another", addr=""), 5)
     assert gone == ["somebody"]
+
+
+async def test_streams_for_which_others_have_taken_the_room_are_no_waste(wire, monkeypatch):
+    monkeypatch.setattr(streams, "WASTE_BURST", 2.0)
+    gone = Gone()
+    board, served = Switchboard(gone.disconnect), asyncio.Event()
+
+    async def hold(link):
+        served.set()
+        await read_all(link)
+
+    board.link_handler = hold
+    other = SimpleNamespace(peer_id="another", addr="")
+    first = asyncio.create_task(board.accept_link(other, *await streams_of(wire[1])))
+    await served.wait()
+    monkeypatch.setattr(streams, "MAX_INBOUND", 1)
+    for _ in range(5):
+        await refused(board, CALLER)
+    monkeypatch.setattr(streams, "MAX_REQUESTS", 0)
+    for _ in range(5):
+        await refused_by(board.accept_request, CALLER)
+    assert gone == []
+    await board.hang_up()
+    await first
 
 
 async def test_what_a_peer_wastes_is_forgiven_with_time_and_no_list_of_peers_grows(monkeypatch):

@@ -1,0 +1,156 @@
+"""A crowd at one donor: how long until all newcomers have the run's model, and what it costs the donor.
+
+    python -m benchmarks.crowd [--nodes 20] [--megabytes 50] [--rate 10] [--virtual]
+
+As root, with each node in a process and a network namespace of its own: one node that trains has the model,
+and what it sends is limited to `rate` Mbit/s; the newcomers come together and only fetch (relays that share).
+Prints the seconds from the first request until half and all of them have the model, the time that a queue at
+the donor would take, the copies of the model that left the donor (all its bytes, headers and updates
+included), and its own updates per second of its CPU time before they come and until all are served.
+
+`--virtual`: the sharing that ships, over memory transports in virtual time. There everybody sends at `rate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from sfnode.models import files
+from sfnode.store.data_folder import Layout
+from tests.modelshare.crowd import crowd
+from tests.network.namespaces import Place, unavailable, world
+from tests.processes.helpers import Node, here, nodes, until
+
+PATIENCE = 1200.0
+"""Seconds after which what should happen counts as failed."""
+
+BEFORE = 30.0
+"""Seconds for which the donor trains alone before the crowd comes."""
+
+LOOK = 0.5
+"""Seconds between two looks at all nodes: the figures are no finer."""
+
+OPTIONS = ("training.update_budget=10000000", "task.loss=plain", "init.measure=no")
+LISTENS = ("--host-maddrs", "/ip4/0.0.0.0/tcp/4001", "--set", "node.samples=0")
+FETCHES = ("--role", "relay", "--set", "data.share_model=yes")
+
+
+class Work(NamedTuple):
+    """What a node has done until now."""
+
+    updates: int
+    cpu: float
+    """Seconds, of all its processes."""
+
+    def per_second(self, since: Work) -> float:
+        """Return the updates per second of CPU time since then."""
+        return (self.updates - since.updates) / (self.cpu - since.cpu)
+
+
+def work(node: Node) -> Work:
+    """Return what a node has done."""
+    status = node.until("it answers", lambda _: True)
+    process = psutil.Process(node.pid)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return Work(status.own_updates, sum(one.user + one.system for one in times))
+
+
+def sent(place: Place) -> int:
+    """Return the bytes that a place has sent."""
+    with place.entered():
+        return psutil.net_io_counters(pernic=True)["net0"].bytes_sent
+
+
+def served(newcomers: Sequence[Node]) -> list[float]:
+    """Return the seconds until each of these has the model, since the first one has asked for pieces."""
+    give_up, began, seconds = time.monotonic() + PATIENCE, math.inf, dict[str, float]()
+    while len(seconds) < len(newcomers):
+        assert time.monotonic() < give_up, f"only {len(seconds)} of {len(newcomers)} have it"
+        time.sleep(LOOK)
+        for node in newcomers:
+            if not node.running:
+                node.start()  # as a volunteer would, whose machine was too busy to join
+            layout = Layout(node.folder)
+            if layout.partial_model.exists():
+                began = min(began, time.monotonic())
+            if node.folder.name not in seconds and layout.model.exists():
+                seconds[node.folder.name] = time.monotonic() - min(began, time.monotonic())
+    return [*seconds.values()]
+
+
+def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: float) -> None:
+    """Print the figures of processes."""
+    model = Path(shutil.copytree(files.EMBEDDED / "tiny", home / "first"))
+    (model / "vocab.bpe").write_bytes(os.urandom(size))
+    options = [word for option in OPTIONS for word in ("--set", option)]
+    run = ("--out", home / "run.toml", "--open", "--model", model, "--task", "reviews")
+    here("init", "builtin:reviews:train", *run, *options)
+    model = model.rename(home / "kept")
+    with world() as internet:
+        places = [internet.place(f"n{number}", f"5.{number + 1}.0.1") for number in range(count + 1)]
+        places[0].limit_uplink(f"{rate:g}mbit")
+        donor = make(
+            "donor", "--run", home / "run.toml", "--model", model, *LISTENS, namespace=places[0].name
+        )
+        donor.start()
+        until("it trains", lambda: (status := donor.status()) and status.own_updates, PATIENCE)
+        link, start = donor.link(), work(donor)
+        time.sleep(BEFORE)
+        before, bytes_before = work(donor), sent(places[0])
+        newcomers = [
+            make(f"n{number}", link, *FETCHES, *LISTENS, namespace=places[number].name).start()
+            for number in range(1, count + 1)
+        ]
+        seconds = served(newcomers)
+        after, copies = work(donor), (sent(places[0]) - bytes_before) / size
+        for node in newcomers:
+            assert files.digest(node.folder / "model") == files.digest(model)
+    show(seconds, copies, count, size, rate)
+    alone, together = before.per_second(start), after.per_second(before)
+    print(f"own updates per CPU second: {alone:.1f} before, {together:.1f} then: {together / alone:.2f}")
+
+
+def show(seconds: list[float], copies: float, count: int, size: int, rate: float) -> None:
+    """Print how long it took, and what left the donor."""
+    queue, last = count * size / (rate * 125_000), max(seconds)
+    print(
+        f"{count} newcomers, {size / 1e6:g} MB, {rate:g} Mbit/s: half have it after "
+        f"{statistics.median(seconds):.0f} s, all after {last:.0f} s, {last / queue:.2f} of {queue:.0f} s; "
+        f"{copies:.2f} copies left the donor",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=20)
+    parser.add_argument("--megabytes", type=float, default=50)
+    parser.add_argument("--rate", type=float, default=10, help="Mbit/s")
+    parser.add_argument("--virtual", action="store_true")
+    given = parser.parse_args()
+    size = int(given.megabytes * 1e6)
+    with tempfile.TemporaryDirectory() as folder:
+        if given.virtual:
+            found = crowd(Path(folder), given.nodes, size, given.rate * 125_000)
+            assert found.right
+            show(found.seconds, found.copies, given.nodes, size, given.rate)
+        elif reason := unavailable():
+            print(reason)
+        else:
+            with nodes(Path(folder)) as make:
+                real(Path(folder), make, given.nodes, size, given.rate)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""The uplink of a node that gives files to others: how much is sent at once, and to whom.
+
+At most as many answers are on their way as the uplink carries within QUEUE. A piece that has been begun is
+finished before another one begins: only whole pieces can spread.
+
+What is sent is shared out fairly: for every range of addresses, and within it for every peer. Ids cost
+nothing and addresses of one range little (`peers.selection`), so askers are first counted by range: a
+stranger with a thousand ids gets as much as one range gets. A peer that asks alone gets everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from sfnode.peers.selection import address_range
+from sfnode.transport.base import REQUEST_DEADLINE, Asker
+from sfprotocol.rate_limit import Bucket
+from sfprotocol.wire_codec import MAX_PART_BYTES
+
+ASKING_TIME = 20.0
+"""Seconds for which a peer keeps its share after its last request. A waiting peer asks again every 8 s
+(`download.MAX_PAUSE`)."""
+
+MAX_RANGES, MAX_PEERS = 256, 64
+"""Maximum number of ranges, and of peers of one range, whose shares are remembered. Beyond that the one that
+asked longest ago is forgotten. All together take 5 MiB."""
+
+MAX_ON_WAY = 4 * MAX_PART_BYTES
+"""Maximum bytes on their way to all peers: enough to keep a fast uplink busy during a round trip."""
+
+QUEUE = 2.0
+"""Maximum seconds that what is on its way may take: links wait behind it."""
+
+IDLE = 1.0
+"""Seconds for which a piece keeps its place while its receiver asks for no more of it, at least. A slow
+receiver has four times as long as its last answer should have taken."""
+
+SAMPLES = 16
+"""Arrivals from which the speed of the uplink is known: the fastest of them, as receivers may be slow."""
+
+WORTH_MEASURING = 32 * 1024
+"""Minimum size in bytes of an answer whose arrival says something about speed."""
+
+T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """A part on its way to a peer."""
+
+    peer: str
+    listing: bytes
+    number: int
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The last answer that a peer got of a part."""
+
+    length: int
+    on_way: int
+    """Bytes that were on their way when it left, its own included."""
+    left_at: float
+    until: float
+    """Time after which it no longer counts as on its way."""
+    ends: bool
+    """Whether it is the end of the part."""
+
+
+class Uplink:
+    """The answers that are on their way, and the speed at which they arrive.
+
+    A peer that asks for the next bytes of a part has the bytes before them: its requests acknowledge answers.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[Part, _Answer] = {}
+        self._speeds: deque[float] = deque(maxlen=SAMPLES)
+
+    @property
+    def speed(self) -> float:
+        """Bytes per second that the uplink carries, as measured; infinite before the first measurement."""
+        return max(self._speeds, default=math.inf)
+
+    def is_sending(self, part: Part, now: float) -> bool:
+        """Return whether a part keeps its place: it was begun, and its receiver was not silent for long."""
+        answer = self._answers.get(part)
+        return answer is not None and answer.until > now
+
+    def take(self, part: Part, length: int, now: float, *, ends: bool) -> bool:
+        """Return whether an answer of `length` bytes may leave: the part keeps its place, or there is room.
+        If so, the answer counts as on its way. `ends`: it is the end of the part."""
+        begun = self.is_sending(part, now)
+        self._note_arrivals(part, now)
+        on_way = length + sum(answer.length for answer in self._answers.values() if answer.until > now)
+        if not begun and on_way > max(length, min(MAX_ON_WAY, self.speed * QUEUE)):
+            return False
+        self._answers[part] = _Answer(length, on_way, now, now + REQUEST_DEADLINE, ends)
+        return True
+
+    def leave(self, part: Part, now: float) -> None:
+        """Note that the answer that was taken leaves now."""
+        if answer := self._answers.get(part):
+            due = answer.on_way / self.speed if self._speeds else IDLE
+            answer.left_at, answer.until = now, now + (due if answer.ends else max(IDLE, 4 * due))
+
+    def drop(self, part: Part) -> None:
+        """Note that the answer that was taken does not leave."""
+        self._answers.pop(part, None)
+
+    def _note_arrivals(self, part: Part, now: float) -> None:
+        """Note what a request shows: the answer before it has come, or the whole part that the peer asked for
+        before this one."""
+        ended = (one for one, answer in self._answers.items() if one.peer == part.peer and answer.ends)
+        arrived = part if part in self._answers else next(ended, None)
+        if arrived and (answer := self._answers.pop(arrived)).length >= WORTH_MEASURING:
+            self._speeds.append(answer.on_way / max(now - answer.left_at, 1e-3))
+        for one in [one for one, answer in self._answers.items() if now > answer.left_at + REQUEST_DEADLINE]:
+            del self._answers[one]
+
+
+class _Recent(Generic[T]):
+    """Those who asked lately, the last one at the end."""
+
+    def __init__(self, most: int, make: Callable[[], T]) -> None:
+        self._most = most
+        self._make = make
+        self._seen: dict[str, tuple[float, T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def get(self, name: str, now: float) -> T:
+        """Return what is kept of `name`, who asks now, after forgetting those who no longer ask."""
+        _, kept = self._seen.pop(name, (now, None))
+        self._seen[name] = now, self._make() if kept is None else kept
+        while len(self._seen) > self._most or now - next(iter(self._seen.values()))[0] > ASKING_TIME:
+            del self._seen[next(iter(self._seen))]
+        return self._seen[name][1]
+
+
+class _Range:
+    """One range of addresses: its share, and the shares of its peers."""
+
+    def __init__(self) -> None:
+        self.bucket = _full()
+        self.peers: _Recent[Bucket] = _Recent(MAX_PEERS, _full)
+
+
+def _full() -> Bucket:
+    return Bucket(float("inf"), 0.0)
+
+
+class Shares:
+    """A token bucket for all together, and one for everybody who asks: an equal part of the whole."""
+
+    def __init__(self) -> None:
+        self._all = _full()
+        self._ranges: _Recent[_Range] = _Recent(MAX_RANGES, _Range)
+
+    def take(
+        self, asker: Asker, tokens: float, now: float, *, rate: float, burst: float, begun: bool = False
+    ) -> bool:
+        """Take `tokens` if all three buckets allow it; otherwise take nothing and return False.
+
+        The shares of a range and a peer may go into debt by one piece, so that they work however small they
+        are: they are asked only about the beginning of a piece, not about one that is `begun`. Peers without
+        a public address are one range.
+        """
+        where = self._ranges.get(address_range(asker.address) or "", now)
+        peer = where.peers.get(asker.peer, now)
+        of_range = len(self._ranges)
+        of_peer = of_range * len(where.peers)
+        parts = (self._all, 1), (where.bucket, of_range), (peer, of_peer)
+        for bucket, of in parts:
+            bucket.take(0.0, now, rate=rate / of, burst=burst / of)  # what has come back since
+        in_debt = min(where.bucket.level, peer.level) <= 0
+        if self._all.level < tokens or (in_debt and not begun):
+            return False
+        for bucket, of in parts:
+            bucket.spend(tokens, now, rate=rate / of, burst=burst / of)
+        return True
