@@ -60,7 +60,7 @@ RUN touch /before \
  && mkdir /own && cd / && find opt/sfnode -type f -cnewer /before -print0 | tar --null -T - -cf - | tar -C /own -xf -
 
 FROM ${BASE}
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="sfnode" \
       org.opencontainers.image.description="Train a language model together over the internet" \

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
     from sfnode.swarm import LocalSwarm
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["Client", "LocalSwarm", "Manifest", "Node", "Settings", "SyncClient", "Trainer", "UpdateLog"]
 
