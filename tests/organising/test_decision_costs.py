@@ -41,9 +41,9 @@ from sfprotocol.decisions import (
 from sfprotocol.messages import Authority, Entry, RunParameters
 from tests.protocol.organised import DIGEST, admit, close, origin, seal
 
-FEW = 1_000
+FEW = 2_000
 """Decisions of a kind, and then twice as many. Calls are counted and not timed, so that 10,000, which take
-ten times as long, tell nothing else."""
+five times as long, tell nothing else."""
 
 RUN = RunParameters(
     bytes(32), 100, 1 << 31, 2, 1000, Authority(bytes(32), bytes(32), (), 1), 1 << 20, bases=DIGEST

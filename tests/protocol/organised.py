@@ -158,7 +158,7 @@ class Reference:
             return 0
         return self.factors.get(step, decisions.FACTOR_ONE)
 
-    def runs(self, feed: int, held: int) -> tuple[tuple[int, int], ...]:
+    def spans(self, feed: int, held: int) -> tuple[tuple[int, int], ...]:
         factors = [(step, self.factor((feed, step))) for step in range(held)]
         return tuple(
             (max(step for step, _ in group) + 1, factor)
