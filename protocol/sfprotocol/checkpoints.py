@@ -17,7 +17,7 @@ class Base(NamedTuple):
 
     feed: Feed
     step: int
-    """Number of updates before it; at least one."""
+    """Number of updates before it; at least one in a checkpoint."""
     chain: bytes
     """Chain hash after these updates, 32 bytes."""
     epoch: int
@@ -27,8 +27,8 @@ class Base(NamedTuple):
 
 
 def listing(feeds: bytes, cores: bytes) -> bytes:
-    """Return the listing's name under which peers share the state of the checkpoint with these digests (SPEC
-    O15); 32 bytes."""
+    """Return the name of the listing under which peers share a checkpoint's state (SPEC O15); 32 bytes.
+    `feeds` and `cores` are the digests in the checkpoint."""
     return hashlib.blake2b(feeds + cores, digest_size=32, person=b"sfnode-cp-state").digest()
 
 

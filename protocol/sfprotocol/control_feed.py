@@ -51,12 +51,13 @@ MAX_DEPUTIES = 64
 """Maximum number of deputies of a run. Bounds the signatures that are checked for a succession."""
 
 MAX_TERMS = 64
-"""Maximum number of terms whose successions are stored, the highest ones. Only a majority of the deputies can
-make more."""
+"""Maximum number of terms whose successions are stored; the highest terms are kept. Only a majority of the
+deputies can make more."""
 
 MAX_CONTROL = 1 << 28
-"""Maximum size of a control feed, in bytes, with ENTRY_COST for each decision: 1,000 epochs in which 10,000
-feeds move. The holder of the key cannot cost others more memory than a few times that."""
+"""Maximum size of a control feed, in bytes, including ENTRY_COST for each decision. It is enough for 1,000
+epochs in which 10,000 feeds make updates. The holder of the key cannot cost others more memory than a few
+times that."""
 
 ENTRY_COST = 256
 """Bytes of memory for a decision besides its record: signature, chain hash, places in lists."""
@@ -143,15 +144,18 @@ class ControlFeed:
         self.chains = [genesis(authority.run_id)]
         """Chain hashes after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
-        """The fork at the lowest position, by term."""
+        """The proof of the fork at the lowest position, keyed by term."""
         self.liars: dict[bytes, DoubleVote] = {}
-        """Proofs, by key, that a stand-in has elected two keys for one term. Its statements are ignored."""
+        """Proofs that a stand-in has elected two keys for one term, keyed by the stand-in's key. Statements
+        of such a stand-in are ignored."""
         self.successions: dict[bytes, Succession] = {}
-        """Successions by their signed message: one of each term, or the lowest two, which void each other."""
+        """Successions, keyed by their signed message. There is one for each term, or two that void each other
+        (of more, the two with the lowest messages)."""
         self.succession: Succession | None = None
-        """The succession that counts: that of the highest term that has only one."""
+        """The succession that counts, which is of the highest term with only one succession; None if there is
+        none."""
         self._sizes = [0]
-        """Size of the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
+        """Total size of the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
         self._named: list[_Turn] = []
         """Stored decisions that name stand-ins, in order."""
         self._elected: list[_Turn] = []
@@ -164,7 +168,7 @@ class ControlFeed:
 
     @property
     def chain(self) -> bytes:
-        """The chain hash after all of them."""
+        """The chain hash after all stored decisions."""
         return self.chains[-1]
 
     @property
@@ -174,7 +178,8 @@ class ControlFeed:
 
     @property
     def stand_ins(self) -> tuple[bytes, ...]:
-        """The keys of the stand-ins, of which a majority elects and decides; empty if there are none."""
+        """The keys of the stand-ins; empty if there are none. A majority of them elects an organiser and
+        confirms its decisions."""
         return self._stand_ins_at(self.stop, self.term)
 
     @property
@@ -207,13 +212,13 @@ class ControlFeed:
 
     @property
     def standing(self) -> dict[bytes, int]:
-        """The numbers of the members that stand in, by their keys."""
+        """The member numbers of the stand-ins, keyed by the keys with which they stand in."""
         named = _last_before(self._named, self.stop)
         return dict(zip(named.keys, named.members, strict=True)) if named and self.stand_ins else {}
 
     @property
     def begun(self) -> int:
-        """The position at which the present term has begun."""
+        """Number of decisions before the present term began."""
         last = self._elected[-1] if self._elected else None
         if last and last.term == self.term:
             return last.position
@@ -237,8 +242,8 @@ class ControlFeed:
         return [(self.chains[place], place, self.entries[place]) for place in places]
 
     def after(self, turns: Iterable[tuple[bytes, int, Entry]]) -> tuple[int, bytes | None]:
-        """Return the present term and its key by the `turns` of another node and the successions known here.
-        The key is None if one of the decisions is not valid at its position."""
+        """Return the present term and its key, as they follow from the `turns` of another node and the
+        successions known here. The key is None if one of the decisions is not valid at its position."""
         told, last = ControlFeed(self.authority), -1
         told.successions, told.succession = self.successions, self.succession
         for chain, place, entry in turns:
@@ -271,7 +276,8 @@ class ControlFeed:
         return self._sign(Entry(self.term, record, b""), sign)
 
     def elect(self, term: int, elected: Elected, sign: Sign) -> Entry:
-        """Return the decision that begins a term, signed by the key that it names; raises as `sign`."""
+        """Return the decision that begins a term, signed by the key that it names. Raises LocalProtocolError
+        in the same cases as `sign`."""
         return self._sign(Entry(term, decisions.encode(elected), b""), sign)
 
     def _sign(self, entry: Entry, sign: Sign) -> Entry:
@@ -284,10 +290,12 @@ class ControlFeed:
     # -- what comes in -----------------------------------------------------------------------------
 
     def add(self, first: int, entries: Iterable[Entry]) -> int | ControlFork:
-        """Add decisions from position `first` on; return how many at the end are new, or a fork.
+        """Add decisions from position `first` on. Return how many decisions at the end of the sequence are
+        new, or the proof of a fork.
 
-        Stops at the first decision that does not follow, is not signed or may not be taken yet; a Want asks
-        again later. Stored decisions may be replaced if this node misses decisions or has missed an election.
+        Stops at the first decision that does not follow, is not signed or may not be taken yet. The others
+        are requested again later. Stored decisions may be replaced if this node misses decisions or has
+        missed an election.
         """
         if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
             new = trial.stop - next(
@@ -386,7 +394,8 @@ class ControlFeed:
 
     @staticmethod
     def _lowest_two(successions: dict[bytes, Succession]) -> dict[bytes, Succession]:
-        """Return the lowest two of each of the highest terms; the order of arrival does not matter."""
+        """Return the two successions with the lowest messages of each of the highest MAX_TERMS terms. The
+        result does not depend on the order of arrival."""
         by_term: dict[int, list[bytes]] = {}
         for name in sorted(successions):
             by_term.setdefault(successions[name].term, []).append(name)
@@ -417,7 +426,7 @@ class ControlFeed:
         return last.term if last and self._follows(begun, last.term) else begun
 
     def _follows(self, begun: int, term: int) -> bool:
-        """Return whether a term is later and of the same succession."""
+        """Return whether `term` is later than `begun` and belongs to the same succession."""
         return begun < term < begun - begun % self.authority.terms + self.authority.terms
 
     def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
@@ -445,7 +454,7 @@ class ControlFeed:
 
     def _is_later(self, position: int, entry: Entry, chain: bytes) -> bool:
         """Return whether a signed decision replaces ours at the same position. It does if it begins a later
-        term. It also does if two were elected for one term and its chain hash is lower."""
+        term. It also does if two keys were elected for the same term and its chain hash is the lower one."""
         ours = self.entries[position]
         if self.succession and position < self.succession.kept:
             return False
@@ -555,8 +564,8 @@ class ControlFeed:
 
 
 def double_vote(one: Statement, other: Statement) -> DoubleVote | None:
-    """Return the proof that one stand-in has elected two keys for one term; None if these do not show
-    that."""
+    """Return the proof that one stand-in has elected two keys for one term; None if these two statements do
+    not show that."""
     if not _elect_two(one, other):
         return None
     stripped = replace(one, entries=()), replace(other, entries=())

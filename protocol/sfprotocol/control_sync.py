@@ -25,8 +25,9 @@ from sfprotocol.signing import Sign
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 WANT_AGAIN = 5.0
-"""Seconds until decisions are requested again. The largest decision takes 15 s over a line of 100 kbit/s and
-arrives after a repeated request; a dead peer costs little time."""
+"""Seconds without an answer after which decisions are requested again, so that a dead peer costs little time.
+The largest decision takes 15 s over a line of 100 kbit/s. It arrives all the same, after repeated
+requests."""
 
 PUSHED_BYTES = 1024
 """Maximum size of new decisions that are sent without a request, in bytes. Longer ones are announced, and the
@@ -60,9 +61,10 @@ class ControlSync:
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)
         self.changed: set[int] = set()
-        """Numbers of feeds whose listed steps or factors have changed; the machine empties it."""
+        """Numbers of feeds whose listed steps or factors have changed since the machine last emptied this
+        set."""
         self.dropped = False
-        """Whether stored decisions were dropped; the machine clears it."""
+        """Whether stored decisions were dropped since the machine last cleared this mark."""
         self._strange: list[messages.Feed] = []
         """Stored feeds whose origin is no member any more."""
         self._run = run
@@ -91,8 +93,8 @@ class ControlSync:
 
     @property
     def claimed(self) -> tuple[int, str]:
-        """The largest number of decisions that a neighbour of this term or a later one claims to have, with
-        its peer id; 0 without such a claim."""
+        """The largest number of decisions that a neighbour in our term or a later one claims to have, with
+        the neighbour's peer id; 0 and an empty id without such a claim."""
         heads = [(link.control.theirs, link.peer) for link in self._links.values()]
         return max(
             ((head.stop, peer) for head, peer in heads if head and head.term >= self.feed.term),
@@ -105,7 +107,7 @@ class ControlSync:
         return self.elections.key
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature by that key. Raises LocalProtocolError if there is no key."""
+        """Return the signature of `message` by `key`. Raises LocalProtocolError if this node has no key."""
         if self._sign is None:
             raise LocalProtocolError("a signature without a key")
         return self._sign(message)
@@ -142,7 +144,7 @@ class ControlSync:
         return self._ask(link, now)
 
     def wanted(self, link: Link, want: messages.ControlWant, now: float) -> list[Action]:
-        """Send decisions from a position on, as many as fit one message."""
+        """Send the decisions from the wanted position on, up to the size of one message."""
         entries: list[messages.Entry] = []
         size = 0
         for entry in self.feed.entries[want.first : want.first + MAX_ENTRIES]:

@@ -47,8 +47,8 @@ FACTOR_ONE = 1 << 12
 """A factor of 1: factors are counted in units of 2^-12 (SPEC O8)."""
 
 LEAST_NORM = 8
-"""Part of the limit (an eighth) that an update's norm must reach to count. A smaller one would take as much
-of the budget as a useful one."""
+"""Divisor of the limit. To count, an update's norm must reach this part of the limit (an eighth). A smaller
+update would take as much of the budget as a useful one."""
 
 INCARNATIONS = 64
 """Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times its member's, plus its
@@ -59,16 +59,18 @@ TAG_BYTES = 8
 processor takes minutes for 4 bytes and thousands of years for 8 (SPEC O7)."""
 
 MAX_DECISION = 192 * 1024
-"""Maximum size of one decision, in bytes. It fits a message, and a close of 10,000 feeds fits it."""
+"""Maximum size of one decision, in bytes. A decision of this size fits a message, and a close of 10,000 feeds
+stays below it."""
 
 MAX_MOVES = 16_384
 """Maximum number of entries of a list in a decision. The decoder allocates a list before it reads it."""
 
 MAX_STAND_INS = 15
-"""Maximum number of stand-ins of a run. Seven of them may be away; every decision waits for eight of them."""
+"""Maximum number of stand-ins of a run. With 15, every decision waits for eight of them, and seven may be
+away."""
 
 MAX_TEXT = 1000
-"""Maximum size of an announcement, in bytes: a paragraph."""
+"""Maximum size of an announcement, in bytes; enough for a paragraph."""
 
 
 class Move(NamedTuple):
@@ -77,7 +79,7 @@ class Move(NamedTuple):
     feed: int
     """Number of the feed."""
     steps: int
-    """Number of steps after the last one listed before."""
+    """Number of listed steps. They follow the last step that an earlier close lists."""
     tag: bytes
     """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last listed step), which identify the
     history. The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
@@ -121,15 +123,15 @@ class RateFrom(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The effect on the validation loss of the updates of one feed that a close lists."""
+    """The measured effect of one feed's updates in a close on the validation loss."""
 
     feed: int
     updates: int
     """Number of listed updates that were measured."""
     worth: int
-    """Nats by which they lower the loss with factor 1, in units of 10^-9."""
+    """Nats by which the measured updates lower the loss with factor 1, in units of 10^-9."""
     score: int
-    """Standard deviations by which this exceeds chance, in units of 10^-3 (SPEC O16)."""
+    """Standard deviations by which the worth exceeds chance, in units of 10^-3 (SPEC O16)."""
 
 
 class StandIn(NamedTuple):
@@ -227,8 +229,8 @@ class RevokeInvitation:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Remove the steps for good that the closes of epochs `first` to `last` list, of these members or of
-    all."""
+    """Remove for good the steps that the closes of epochs `first` to `last` list of these members, or of all
+    members if `members` is empty."""
 
     first: int
     last: int
@@ -249,7 +251,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """Use published bases for a subspace and for later ones without their own."""
+    """Use published bases for a subspace, and for later subspaces without bases of their own."""
 
     subspace: int
     digest: bytes
@@ -259,12 +261,12 @@ class Bases:
 @dataclass(frozen=True, slots=True)
 class StandIns:
     """Name the stand-ins, the organiser among them: more than half of them elect another organiser when it
-    falls silent. No names end this (SPEC O21)."""
+    falls silent. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
 
     keys: tuple[StandIn, ...]
     admission: int = 0
-    """Newcomers whom an elected stand-in admits by itself: 0 those with an invitation; 1 the same, while
-    others wait for a person; 2 also those with a proof of work."""
+    """Rule by which an elected stand-in admits newcomers by itself. 0: newcomers with an invitation. 1: the
+    same, while other newcomers wait for a person. 2: also newcomers with a proof of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +291,7 @@ class Evaluated:
     epoch: int
     metric: str
     value: int
-    """The value in units of 10^-6, which are also those of `low`, `high` and `loss`."""
+    """The value, in units of 10^-6, like `low`, `high` and `loss`."""
     low: int
     high: int
     loss: int
@@ -489,8 +491,8 @@ def _pack(value: Any) -> bytes:
 
 
 def _unpack(data: bytes) -> Any:
-    """Return the one value in `data`. As the unpacker allocates announced arrays, 128 KiB for 3 bytes, a
-    first pass checks that all announced elements are there."""
+    """Return the one value in `data`. The unpacker allocates arrays as they are announced, and 3 bytes can
+    announce 128 KiB. So a first pass checks that all announced elements are there."""
     unpacker = msgpack.Unpacker(max_buffer_size=MAX_DECISION, **_BOUNDS)
     unpacker.feed(data)
     try:

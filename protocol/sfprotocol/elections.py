@@ -45,15 +45,18 @@ LEASE = 60.0
 stand-ins look for another organiser. Six beats, so that a lost link or a busy machine causes no election."""
 
 SPREAD = 10.0
-"""Seconds over which candidates spread their elections. Two at once would get half of the votes each."""
+"""Maximum random delay, in seconds, before a stand-in becomes a candidate. Two candidates at once would get
+half of the votes each."""
 
 STATEMENT_BYTES, STATEMENT_RATE, STATEMENT_BURST = 320, 8_192.0, 524_288.0
-"""Bytes of a statement without entries; bytes that are forwarded of one stand-in, per second and at once. The
-largest decision has 192 KiB, in runs with thousands of members, whose epochs last minutes."""
+"""Size of a statement without entries, in bytes; maximum size of the statements of one stand-in that are
+forwarded, in bytes per second and at once. The largest decision has 192 KiB, in runs with thousands of
+members, whose epochs last minutes."""
 
 LEAP = 1024
-"""Maximum number of terms by which others may be ahead. Each term takes seconds in which more than half are
-silent."""
+"""Maximum number of terms by which the statements of others may be ahead of our own term; later ones are
+ignored. Each term takes seconds in which more than half of the stand-ins are silent, so that honest ones stay
+within it."""
 
 KEPT_VOTES = 8
 """Maximum number of stored votes of one stand-in, for comparison with later ones. An honest stand-in has
@@ -92,25 +95,26 @@ class Elections:
         self._grow, self._prove = grow, prove
         self._heard: dict[bytes, _Heard] = {}
         self._votes: dict[bytes, list[Statement]] = {}
-        """Statements, by key, that elect somebody: one of each term that is not over."""
+        """Statements that elect somebody, keyed by the stand-in's key: one for each term that is not over."""
         self._own = own
         self._sign: Sign | None = None
         self.key = b""
         """The public key with which this node stands in, or offers to."""
         self.restored = False
-        """Whether our key may have made promises that are unknown here. It then elects nobody until it has
+        """Whether our key may have made promises that are unknown here. We then elect nobody until we have
         learnt which terms have begun."""
         self._tail: tuple[int, tuple[Entry, ...]] = (own.decided, own.entries) if own else (0, ())
         self._organiser_at = float("-inf")
         """The time of the organiser's last statement, or the time at which we began to listen."""
         self._beats: dict[int, float] = {}
-        """The times of our own recent statements, by number."""
+        """The times of our own recent statements, keyed by statement number."""
         self._answered: dict[bytes, float] = {}
-        """Times, by key, of our latest statement that the key has answered."""
+        """The time of our latest statement that a stand-in has answered, keyed by the stand-in's key."""
         self._way: LinkId | None = None
         """The link that brought the organiser's last statement."""
         self._told_at: dict[bytes, float] = {}
-        """Times, by key, at which its statement was last forwarded to all neighbours."""
+        """The time at which a stand-in's statement was last forwarded to all neighbours, keyed by the
+        stand-in's key."""
         self._stand_at: float | None = None
         self._stood = 0, 0
         """Number of decisions when we last stood as a candidate, and number of our candidacies since."""
@@ -137,7 +141,7 @@ class Elections:
 
     @property
     def settled(self) -> bool:
-        """Whether this node knows, durably, the terms in which our key must promise nothing."""
+        """Whether this node has stored durably in which terms our key must make no promise."""
         return not self.restored and self._own is not None
 
     def leads(self, now: float) -> bool:
@@ -250,8 +254,9 @@ class Elections:
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
-        """Elect another stand-in for the next term once our proposal is decided. It stands at once, and
-        others elect it, too. Do nothing if we may not decide or the other one is away."""
+        """Elect another stand-in for the next term once our proposal is decided. That stand-in becomes a
+        candidate at once, and others elect it, too. Do nothing if we may not decide or the stand-in is
+        away."""
         if not self.leads(now) or key not in self.present(now) or key == self.key:
             return []
         self._hands_to = key, now + LEASE
@@ -378,7 +383,8 @@ class Elections:
         return self._sign(election_message(run_id, term, ahead.stop, ahead.chain, key))
 
     def _handed_over(self) -> tuple[int, bytes] | None:
-        """Return the term for which the organiser itself has elected another key, and that key."""
+        """Return the term for which the organiser itself has elected another key, with that key; None if it
+        has not."""
         heard = self._heard.get(self._feed.key or b"")
         if heard is None or heard.said.voted <= max(heard.said.term, self._feed.term):
             return None
@@ -529,7 +535,7 @@ class Elections:
         return own is not None and not _may_not(own) and (ahead.key, ahead.term) == (self.key, own.term)
 
     def _leads_since(self, said: Statement) -> bool:
-        """Return whether we organise, in no earlier term than a statement's."""
+        """Return whether we organise, in the term of this statement or a later one."""
         return self._organises() and self._ahead().term >= said.term
 
     def _stands(self) -> bool:
@@ -560,8 +566,9 @@ class Elections:
         return 1 + max(self._ours(), self._reached(now, self._in_vain()))
 
     def _reached(self, now: float, more: int = 0) -> int:
-        """Return the latest term of the stand-ins with the earliest terms: as many as are more than half with
-        us, and `more`. Terms that are too late for others to accept are left out."""
+        """Return the latest term that a group of stand-ins has reached. The group consists of the stand-ins
+        with the earliest terms: enough to be more than half together with us, and `more` further ones. Terms
+        that are too late for others to accept are left out."""
         terms = {
             key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
         }
@@ -599,7 +606,8 @@ class Elections:
         return ahead if (ahead.stop, ahead.chain) == (said.stop, said.chain) else None
 
     def _grown(self, first: int, entries: tuple[Entry, ...]) -> ControlFeed | None:
-        """Return the control feed with these entries, too; None if they do not follow from our decisions."""
+        """Return the control feed with these entries added; None if they do not follow from our decisions or
+        bring nothing new."""
         if not entries or first + len(entries) <= self._feed.stop or first > self._feed.stop:
             return None
         asked = self._feed.chain, first, entries
@@ -612,12 +620,14 @@ class Elections:
         return self._memo[asked]
 
     def _groups(self) -> list[Collection[bytes]]:
-        """Return the keys of the present stand-ins, and of those that an undecided decision names."""
+        """Return groups of keys: the present stand-ins, and the stand-ins that each undecided decision
+        names."""
         return [group for group in (self._feed.stand_ins, *_named(self._tail[1])) if group]
 
     def _everybody(self) -> set[bytes]:
-        """Return the keys whose statements we accept: all stand-ins, also those that a proposal names which
-        follows from our decisions. Keys with a proven double vote are left out."""
+        """Return the keys whose statements we accept. They are the keys of all stand-ins, including stand-ins
+        that are only named by a proposal, if it follows from our decisions. Keys with a proven double vote
+        are left out."""
         told = (
             group
             for one in self._heard.values()

@@ -141,8 +141,8 @@ class Traced:
 class CheckpointKept:
     """This node stores the state of a usable checkpoint, so that updates before these bases are not needed.
 
-    `bases` has every feed with listed steps up to the checkpoint's epoch. `checkpoint` is None if a node that
-    has waited for one begins with step 0 of every feed after all.
+    `bases` contains the base of every feed with listed steps up to the checkpoint's epoch. `checkpoint` is
+    None if this node has waited for a checkpoint and begins with step 0 of every feed after all.
     """
 
     checkpoint: Checkpoint | None
@@ -162,8 +162,9 @@ Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined
 class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
-    `chain` is the head after the segment. `counted` is less than all only for a feed that is cut (SPEC E4).
-    The updates after the cut are stored because the signature vouches for the whole segment.
+    `chain` is the head after the segment. `counted` is less than the number of all updates only for a feed
+    that is cut (SPEC E4). The updates after the cut are stored because the signature vouches for the whole
+    segment.
     """
 
     feed: messages.Feed
@@ -304,11 +305,11 @@ class Rebase:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """Show this join request, or offer to stand in, to the organiser if it is this node."""
+    """If this node is the organiser, show it this join request or offer to stand in."""
 
     join_request: messages.JoinRequest | messages.Offer
     via: str
-    """The peer that brought it; empty if it is our own."""
+    """The peer that brought the request or offer; empty if it is our own."""
 
 
 OrganisedAction = KeepControl | KeepAuthority | KeepStatement | Recounted | Trace | Rebase | JoinRequested
@@ -344,7 +345,7 @@ class Counters:
 
     @property
     def news(self) -> int:
-        """Number that increases with every message of others that is no waste, because it changes our state
-        or is left for later."""
+        """Number that increases with every useful message of others, which changes our state or is left for
+        later."""
         told = self.cards + self.decisions + self.statements
         return self.admitted + self.cuts + told + self.put_off

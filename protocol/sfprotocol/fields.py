@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_NAME = 32
-"""Maximum size of a name and of a team, in bytes of UTF-8: a line of a table."""
+"""Maximum size of a name and of a team, in bytes of UTF-8, so that both fit a line of a table."""
 
 _UNREADABLE = (
     (0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x180B, 0x180F),
@@ -37,8 +37,8 @@ NAMELESS = Names()
 
 
 def text_fault(text: str, most: int = MAX_NAME) -> str | None:
-    """Return the fault of a name, a team or another text of at most `most` bytes; None without one (SPEC
-    K2)."""
+    """Return the fault of a name, a team or another text, as a sentence that begins with "it"; None if the
+    text has no fault. A text of more than `most` bytes has one (SPEC K2)."""
     if len(text.encode("utf-8", "surrogatepass")) > most:
         return f"it takes more than {most} bytes"
     if text != text.strip(" "):
@@ -69,7 +69,8 @@ def flat(every: Sequence[Values]) -> Sequence[Scalar]:
 
 
 def cells_of(values: Values) -> int:
-    """Return `messages.RunParameters.cells` of the run with such updates; 0 if an update has one scalar."""
+    """Return the number of cells of an update of a first-order run; 0 for an update with one scalar. It is
+    `messages.RunParameters.cells` of the update's run."""
     return 0 if isinstance(values, int) else len(values)
 
 
@@ -89,7 +90,7 @@ def require(condition: bool, rule: str, reason: str) -> None:
 
 
 class Field(NamedTuple):
-    """A part of a message that takes `width` consecutive values of an array."""
+    """The reader and the writer of a part of a message that takes `width` consecutive values of an array."""
 
     width: int
     read: Callable[[list[Any], int], Any]
@@ -153,7 +154,7 @@ def pair(part: Field) -> Field:
 
 
 def array(inside: Field) -> Field:
-    """Return the field for an array with the values of a row."""
+    """Return the field for an array whose elements are the values of the row `inside`."""
     reason = f"not {inside.width} fields"
 
     def read(values: list[Any], at: int) -> Any:

@@ -1,8 +1,8 @@
 """Invitations: one line of text that leads a newcomer to a run (SPEC N1-N6).
 
 People read invitation links, copy them through chats and type them off screens. So a link is short and has a
-checksum. It has the run and some peers to ask, but nothing that the manifest has, too. This module knows no
-sockets; the caller finds out whether a peer still answers.
+checksum. It contains the run's id and some peers to ask, and leaves out everything that the manifest
+contains. This module knows no sockets; the caller finds out whether a peer still answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ VERSION = 3
 URL has version 2, or version 1 if it has no ticket either."""
 
 SECRET_BYTES = 16, 32
-"""Minimum and maximum size of a ticket's secret, in bytes. Nobody guesses 16; the key has 32."""
+"""Minimum and maximum size of a ticket's secret, in bytes. Nobody can guess 16 bytes, and the key itself has
+32."""
 
 MAX_LINK = 2048
 """Maximum length of a link, in characters. A QR code of this size can still be read from a screen."""
@@ -61,11 +62,11 @@ _BOUNDS = {"max_array_len": MAX_PEERS, "max_map_len": 0, "max_ext_len": 0}
 
 
 class NewerLinkError(RemoteProtocolError):
-    """The link is intact, and of a later version than this code reads."""
+    """The link is intact, but its version is later than the versions that this code reads."""
 
 
 class Contact(NamedTuple):
-    """A peer and its addresses, which do not end with the peer's id here ("way" in SPEC N3)."""
+    """A peer and its addresses, without the peer's id at their end ("way" in SPEC N3)."""
 
     peer: str
     addresses: tuple[str, ...]
@@ -77,7 +78,7 @@ class Ticket(NamedTuple):
     invitation: int
     """Number of the invitation in the control feed, counted from 1."""
     secret: bytes
-    """The seed of its key."""
+    """The seed of the invitation's key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from sfprotocol.decisions import Part
 from sfprotocol.fields import Values
 
 ELECTED_TERMS = 1 << 20
-"""Number of terms from one succession to the next if stand-ins elect (SPEC O4): one a minute for two
-years."""
+"""Number of terms between one succession and the next if stand-ins elect organisers (SPEC O4). It is enough
+for an election every minute for two years."""
 
 PROTOCOL_VERSION = 4
-"""The newest version of the protocol (SPEC V1). Each run has its own. Peers with different versions part with
-a Goodbye."""
+"""The newest version of the protocol (SPEC V1). Each run has a version. Peers with different versions part
+with a Goodbye."""
 
 OLDEST_VERSION = 3
-"""The oldest version of runs in which a node takes part."""
+"""The oldest version of the protocol whose runs a node can take part in."""
 
 MAX_UPDATE_BYTES = 16 * 1024
 """Maximum size of one update of a first-order run, in bytes (SPEC U11)."""
@@ -45,7 +45,7 @@ class Form(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Bytes of an update."""
+        """Size of the scalars of one update, in bytes."""
         return self.scalar_bytes * (self.cells or 1)
 
     @property
@@ -96,7 +96,7 @@ class RunParameters:
     cells: int = 0
     """Number of scalars of an update of a first-order run; 0 in a zeroth-order run (SPEC U11)."""
     norm_limit: int = 0
-    """Maximum norm of an update of a first-order run until a seal changes it."""
+    """Maximum norm of an update of a first-order run until a seal changes it; 0 in a zeroth-order run."""
 
     @property
     def form(self) -> Form:
@@ -154,8 +154,8 @@ class Segment:
     """Consecutive updates of one feed, with the origin's signature over the chain head after the last.
 
     The feed is named by its 64-bit key only; the receiver has learnt the full name from a Summary. Two
-    consecutive segments can be joined by dropping the first signature, because the chain head in the second
-    one commits to everything before it (SPEC S6).
+    consecutive segments can be joined by dropping the first signature, because the chain head that the second
+    one signs commits to everything before it (SPEC S6).
     """
 
     feed_key: int
@@ -171,7 +171,7 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The step after the last one."""
+        """The step after the last update."""
         return self.first + self.count
 
 
@@ -237,7 +237,8 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """A request to announce these feeds instead of pushing them, as others bring them (SPEC FL8)."""
+    """A request to announce these feeds instead of pushing them, as other links bring them sooner (SPEC
+    FL8)."""
 
     feed_keys: tuple[int, ...]
 
@@ -267,7 +268,8 @@ class Card:
 
     feed: Feed
     step: int
-    """Number of updates in the feed when the card was signed. The card with more of them counts."""
+    """Number of updates in the feed when the card was signed. Of two cards of a feed, the one with the larger
+    number counts."""
     name: str
     team: str
     signature: bytes
@@ -332,7 +334,7 @@ class Succession:
     kept: int
     """Number of decisions that stay valid."""
     chain: bytes
-    """The chain hash after them."""
+    """The chain hash after the kept decisions."""
     key: bytes
     votes: tuple[Vote, ...]
 
@@ -400,7 +402,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The state of a stand-in. Of two with one key, the one with the higher number counts (SPEC O22)."""
+    """The state of a stand-in. Of two statements with the same key, the one with the higher number counts
+    (SPEC O22)."""
 
     key: bytes
     number: int
@@ -409,19 +412,20 @@ class Statement:
     voted: int
     """The latest term for which it has voted; 0 if none."""
     candidate: bytes
-    """The key for which it has voted then; empty if none."""
+    """The key for which it has voted in that term; empty if none."""
     ballot: bytes
     """Its signature over `control_feed.election_message` for the candidate; empty without one."""
     decided: int
-    """Number of decisions that it has."""
+    """Number of decisions in its control feed, which are all decided."""
     stop: int
-    """Number of decisions that it holds, undecided ones included."""
+    """Number of all decisions that it holds, including undecided ones after the decided ones."""
     last: int
-    """Term of the last of these."""
+    """Term of the last decision that it holds."""
     chain: bytes
-    """The chain hash after them."""
+    """The chain hash after all decisions that it holds."""
     heard: int
-    """Number of the organiser's latest statement that it has heard; its own number if it organises."""
+    """The `number` of the organiser's latest statement that it has heard; its own `number` if it
+    organises."""
     silent: bool
     """Whether it has missed too many of the organiser's statements."""
     entries: tuple[Entry, ...]
@@ -446,14 +450,15 @@ HigherWord = Succession | ControlFork | DoubleVote
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A notice that the sender does not keep the steps that closes before an epoch list (SPEC O15)."""
+    """A notice that the sender does not keep the steps listed by the closes of epochs before `epoch` (SPEC
+    O15)."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A promise of a validator of a version before 0.3. It is ignored, and so is its Finding (SPEC O18)."""
+    """A validator's promise of a Finding, as sent by versions before 0.3. Both are ignored (SPEC O18)."""
 
     epoch: int
     origin: bytes
@@ -463,7 +468,7 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Measurements of a validator of a version before 0.3; ignored (SPEC O18)."""
+    """A validator's measurements, as sent by versions before 0.3; ignored (SPEC O18)."""
 
     epoch: int
     origin: bytes

@@ -21,13 +21,15 @@ class MissingStepsError(ValueError):
 
 
 def size_of(parts: Iterable[EpochScalars]) -> int:
-    """Return the number of scalars of these updates: for each update one, or one for every cell."""
+    """Return the total number of scalars of these updates. Each update has one scalar, or one for every
+    cell."""
     told = [part.scalars for part in parts if part.scalars]
     return sum(map(len, told)) * scalars_in(told[0][0]) if told else 0
 
 
 def most_updates(parts: Sequence[EpochScalars]) -> int:
-    """Return how many updates like these fit one Segment, for scalars of any width."""
+    """Return how many updates like these fit one Segment. The result assumes 2-byte scalars, so that it also
+    holds for 1-byte scalars."""
     return Form(2, cells_of(parts[0].scalars[0])).segment_updates
 
 
