@@ -95,8 +95,8 @@ class Cards:
         return [Transmit(link.id, card)]
 
     def _is_due(self, state: FeedState, step: int) -> bool:
-        """Return whether a card of this feed that counts from `step` on would replace the present one (SPEC
-        K3)."""
+        """Return whether a card of this feed with this `step` may replace the stored one (SPEC K3). It must
+        be at least CARD_STEPS updates newer, and the updates before `step` must be stored here."""
         known = self._cards.get(state.feed)
         return (known.step + CARD_STEPS if known else 1) <= step <= state.next
 

@@ -60,7 +60,7 @@ epochs in which 10,000 feeds make updates. The holder of the key cannot cost oth
 times that."""
 
 ENTRY_COST = 256
-"""Bytes of memory for a decision besides its record: signature, chain hash, places in lists."""
+"""Bytes of memory that a decision takes besides its record: signature, chain hash, places in lists."""
 
 
 def genesis(run_id: bytes) -> bytes:
@@ -69,7 +69,7 @@ def genesis(run_id: bytes) -> bytes:
 
 
 def extend(chain: bytes, term: int, record: bytes) -> bytes:
-    """Return the chain hash after one more decision."""
+    """Return the chain hash after one more decision, with the chain hash `chain` before it."""
     return hashlib.blake2b(chain + term.to_bytes(4, "big") + record, digest_size=32, person=_CHAIN).digest()
 
 
@@ -111,7 +111,7 @@ def hash_of(entries: Iterable[Entry]) -> bytes:
 
 
 def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
-    """Return the votes with a valid signature, one of each deputy."""
+    """Return the votes with a valid signature, at most one for each deputy, in the order of deputies."""
     message = succession_message(authority.run_id, succession)
     deputies, votes = authority.deputies, dict(succession.votes)
     return [
@@ -136,7 +136,8 @@ _POSITION, _TERM = attrgetter("position"), attrgetter("term")
 
 
 class ControlFeed:
-    """The decisions of one run, as far as this node has them."""
+    """The decisions of one run that this node has, and the successions and proofs that decide who signs
+    them."""
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
@@ -189,8 +190,8 @@ class ControlFeed:
 
     @property
     def frozen(self) -> bool:
-        """Whether nobody can decide until a succession: the key has signed two sequences, or half of the
-        stand-ins have voted twice."""
+        """Whether nobody can decide before the next succession, because the present term's key has signed two
+        sequences or half of the stand-ins have voted twice in a term."""
         honest = sum(key not in self.liars for key in self.stand_ins)
         return self.forked or (bool(self.stand_ins) and 2 * honest <= len(self.stand_ins))
 
@@ -226,7 +227,8 @@ class ControlFeed:
 
     @property
     def next_term(self) -> int:
-        """The first term after those of all known successions, void or not."""
+        """The term that a new succession would begin: the first one after the terms of all known successions,
+        void ones included."""
         terms = self.authority.terms
         return terms + max((succession.term for succession in self.successions.values()), default=0)
 
@@ -271,7 +273,8 @@ class ControlFeed:
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
 
-        Raises LocalProtocolError if it cannot follow the stored ones, as it would fork the feed.
+        Raises LocalProtocolError if the decision cannot follow the stored decisions, as it would fork the
+        feed.
         """
         return self._sign(Entry(self.term, record, b""), sign)
 
@@ -497,7 +500,8 @@ class ControlFeed:
                 turns.pop()
 
     def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
-        """Return the proof that one key has signed both our decision at this position and another one."""
+        """Return the proof that one key has signed both our decision at this position and the decision
+        `entry`."""
         chains = self.chains[position + 1], chain
         return ControlFork(
             entry.term, position + 1, chains, (self.entries[position].signature, entry.signature)
@@ -506,7 +510,8 @@ class ControlFeed:
     # -- signatures --------------------------------------------------------------------------------
 
     def _keys(self, term: int) -> set[bytes]:
-        """Return the keys of a term: two if the deputies have named two."""
+        """Return the keys that sign in a term. There are two if the deputies have signed two successions for
+        it, and none if the term is unknown."""
         if term % self.authority.terms:
             place = bisect_left(self._elected, term, key=_TERM)
             return {turn.keys[0] for turn in self._elected[place : place + 1] if turn.term == term}
@@ -519,8 +524,8 @@ class ControlFeed:
         return next(iter(keys)) if len(keys) == 1 else None
 
     def _lasting(self, term: int) -> bool:
-        """Return whether a term is valid: it has one succession, is the first, or began with an election
-        here."""
+        """Return whether a term is valid: it is the first term, has exactly one succession, or begins with a
+        stored election."""
         if term % self.authority.terms:
             return bool(self._keys(term))
         same = sum(succession.term == term for succession in self.successions.values())

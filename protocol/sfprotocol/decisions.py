@@ -37,26 +37,27 @@ from sfprotocol.fields import (
 )
 
 RATE_ONE = 1 << 32
-"""A rate of 1: rates are counted in units of 2^-32 (SPEC O8)."""
+"""Number that stands for a rate of 1, as rates are stored in units of 2^-32 (SPEC O8)."""
 
 UNIT_ONE = 1 << 16
-"""A unit of 1: the unit of a first-order run's scalars is counted in units of 2^-16 of scalar_delta (SPEC
-U11)."""
+"""Number that stands for a unit of scalar_delta, as the unit of a first-order run's scalars is stored in
+units of 2^-16 of scalar_delta (SPEC U11)."""
 
 FACTOR_ONE = 1 << 12
-"""A factor of 1: factors are counted in units of 2^-12 (SPEC O8)."""
+"""Number that stands for a factor of 1, as factors are stored in units of 2^-12 (SPEC O8)."""
 
 LEAST_NORM = 8
 """Divisor of the limit. To count, an update's norm must reach this part of the limit (an eighth). A smaller
 update would take as much of the budget as a useful one."""
 
 INCARNATIONS = 64
-"""Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times its member's, plus its
-incarnation."""
+"""Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times the number of its member, plus
+its incarnation."""
 
 TAG_BYTES = 8
-"""Bytes of a tag. After a close a member may search for another history of its feed with the same tag. One
-processor takes minutes for 4 bytes and thousands of years for 8 (SPEC O7)."""
+"""Bytes of the tag of a history in a close. After the close, a member may search for another history of its
+feed with the same tag. With one processor, this takes minutes for 4 bytes and thousands of years for 8 bytes
+(SPEC O7)."""
 
 MAX_DECISION = 192 * 1024
 """Maximum size of one decision, in bytes. A decision of this size fits a message, and a close of 10,000 feeds
@@ -93,7 +94,7 @@ class Move(NamedTuple):
 
 
 class Recount(NamedTuple):
-    """Steps that an earlier seal has skipped and a later one counts."""
+    """Steps that an earlier seal has skipped and a later seal counts."""
 
     feed: int
     epoch: int
@@ -101,8 +102,8 @@ class Recount(NamedTuple):
 
 
 class RateFrom(NamedTuple):
-    """The rate of updates with the label `epoch` or a later one. In a first-order run it also has the unit
-    and the limit of their scalars."""
+    """The rate of updates with the label `epoch` or a later label. In a first-order run, also the unit of the
+    updates' scalars and the limit of their norm."""
 
     epoch: int
     rate: int
@@ -198,7 +199,8 @@ class Admit:
 
     origin: bytes
     quota: int
-    """Maximum number of its updates with one label; 0 for a stranger, for whom nobody vouches (SPEC O20)."""
+    """Maximum number of updates of the origin with one label; 0 for a stranger, for whom nobody vouches (SPEC
+    O20)."""
     invitation: int
     """1 + number of its invitation; 0 for none."""
 
@@ -373,7 +375,7 @@ def _text(most: int) -> Field:
 
 
 def _read_move(values: list[Any], at: int) -> Move:
-    """Return a move. Its zeros are a fourth field, which is missing if there are none."""
+    """Return a move. The number of zeros is a fourth field, which is missing if there are none."""
     value = values[at]
     named = isinstance(value, list) and len(value) == 4
     move: Move = (_MOVE_WITH_ZEROS if named else _MOVE).read(values, at)
@@ -434,7 +436,7 @@ _KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
     9: (Validators, (_NUMBERS,)),
     11: (Oversized, (U32, _NUMBERS)),
 }
-"""The fields of each kind. Even kinds change the state of a run, odd ones do not."""
+"""The fields of each kind. Even kinds change the state of a run, odd kinds do not."""
 
 _KIND_OF = {decision: kind for kind, (decision, _) in _KINDS.items()}
 _FIELDS = {kind: row(decision, *fields) for kind, (decision, fields) in _KINDS.items()}
@@ -476,7 +478,8 @@ def _decode(data: bytes) -> Recorded:
 
 
 def read(record: bytes) -> Recorded:
-    """Return the decision of a signed record. A record without a valid one changes nothing (SPEC O2)."""
+    """Return the decision of a signed record. For a record without a valid decision, return a decision that
+    changes nothing (SPEC O2)."""
     try:
         return decode(record)
     except RemoteProtocolError:

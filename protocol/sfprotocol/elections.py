@@ -63,8 +63,8 @@ KEPT_VOTES = 8
 fewer votes in terms that are not over."""
 
 LAST_NUMBER = (1 << 63) - 1
-"""Maximum number of a statement. Higher ones are ignored, as the key's owner could not continue after
-them."""
+"""Maximum number of a statement. Statements with higher numbers are ignored, as the key's owner could not
+continue after them."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,8 @@ class _Heard:
 
 
 class Elections:
-    """The stand-ins of one run, as one machine knows them, and its own part if it is one."""
+    """The stand-ins of one run, as one machine knows them. If this machine is a stand-in, also its own
+    part."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Elections:
         nothing."""
         self._beat_at = self._wake_at = float("-inf")
         self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
-        """The control feed with the proposals of a few statements: a cache."""
+        """A cache of results of `_grown`: the control feed with the proposal of a statement added."""
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class Elections:
     # -- what comes in -----------------------------------------------------------------------------
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Take part with this key from now on. `restored`: it may have made promises that are unknown
+        """Take part with this key from now on. `restored`: the key may have made promises that are unknown
         here."""
         self.key, self._sign, self.restored = key, sign, restored
         self._organiser_at = self._beat_at = self._wake_at = now
@@ -411,7 +412,7 @@ class Elections:
         return bool(own and own.silent) and self._most(silent)
 
     def _delay(self, now: float) -> float:
-        """Return the seconds until we stand. Stand-ins that hold more go first."""
+        """Return the seconds until we become a candidate. Stand-ins that hold more decisions go first."""
         drawn = hashlib.blake2b(self.key + self._latest().to_bytes(4, "big"), digest_size=4).digest()
         draw = int.from_bytes(drawn, "big") / 2**32
         ahead = self._ahead()
@@ -508,7 +509,8 @@ class Elections:
         return replace(told, signature=self._sign(statement_message(self._feed.authority.run_id, told)))
 
     def _remember(self, said: Statement) -> None:
-        """Take over an unknown statement of our own key: this node's folder was restored or is old."""
+        """Take over a statement of our own key that is unknown here, because this node's folder was restored
+        or is old."""
         assert self._own is None or said.number > self._own.number
         own = self._own
         term, voted = max(said.term, own.term if own else 0), max(said.voted, own.voted if own else 0)
@@ -516,8 +518,8 @@ class Elections:
         self.restored = True
 
     def _knows_too_little(self) -> bool:
-        """Return whether our key may have made promises that are unknown here. This ends once more than half
-        of the others have told their terms: we promise nothing in these terms."""
+        """Return whether our key may still have made promises that are unknown here. This ends once more than
+        half of the others have told their terms, in which we then promise nothing."""
         if self.restored:
             others = [key for key in self._feed.stand_ins if key != self.key]
             if 2 * sum(key in self._heard for key in others) <= len(others):
@@ -561,7 +563,7 @@ class Elections:
         """Return the first term in which more than half may elect us, by their statements.
 
         A single stand-in with a late term, honest or not, does not raise it. As some of the others may lie,
-        each failed candidacy takes one more of them into account.
+        each failed candidacy takes one more stand-in into account.
         """
         return 1 + max(self._ours(), self._reached(now, self._in_vain()))
 
@@ -651,8 +653,8 @@ def _stance(said: Statement) -> tuple[int, int, bytes, bool]:
 
 def _may_not(said: Statement) -> bool:
     """Return whether a stand-in must not organise in its term, because it has voted in a later one. The key
-    that it elected need not keep new decisions of this term, or its own key may have signed lost ones
-    there."""
+    that it elected need not keep further decisions of its term. Or, after its folder was restored, its own
+    key may have signed decisions of this term that are lost."""
     return said.voted > said.term
 
 

@@ -52,7 +52,7 @@ class Writable:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A Serve was carried out, up to (not including) step `stop`. `hops` is the Serve's."""
+    """A Serve was carried out, up to (not including) step `stop`. `hops` is the hop count of the Serve."""
 
     link: LinkId
     feed: messages.Feed
@@ -162,9 +162,9 @@ Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined
 class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
-    `chain` is the head after the segment. `counted` is less than the number of all updates only for a feed
-    that is cut (SPEC E4). The updates after the cut are stored because the signature vouches for the whole
-    segment.
+    `chain` is the head after the segment. `counted` is less than the number of all updates only if the feed
+    is cut (SPEC E4), or later updates are revoked or not allowed (SPEC O6). These are stored because the
+    signature vouches for the whole segment.
     """
 
     feed: messages.Feed
@@ -194,7 +194,7 @@ class Serve:
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Store the proof durably. Then subtract the updates from step `proof.cut` to step `stop` from the cores
-    (SPEC E4). Every Cut of a feed is lower than the ones before."""
+    (SPEC E4). Every Cut of a feed is lower than the Cuts before."""
 
     proof: messages.Proof
     stop: int
@@ -270,7 +270,7 @@ class KeepAuthority:
 
 @dataclass(frozen=True, slots=True)
 class KeepStatement:
-    """Store our own statement durably, in place of the one before."""
+    """Store our own statement durably, in place of our previous one."""
 
     statement: messages.Statement
 

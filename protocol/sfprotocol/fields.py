@@ -57,8 +57,8 @@ Scalar = int
 """A quantised derivative, in units of the manifest's scalar_delta or of the unit for the update's label."""
 
 Values = Scalar | tuple[Scalar, ...]
-"""The content of an update: one scalar along its direction; in a first-order run one for every cell of the
-cores, in their order (SPEC U11)."""
+"""The content of an update. In a zeroth-order run it is one scalar along the update's direction. In a
+first-order run it is one scalar for every cell of the cores, in the order of cells (SPEC U11)."""
 
 
 def flat(every: Sequence[Values]) -> Sequence[Scalar]:
@@ -96,7 +96,7 @@ class Field(NamedTuple):
     read: Callable[[list[Any], int], Any]
     """Returns the part, given all values and the place of its first. Raises RemoteProtocolError."""
     write: Callable[[Any], list[Any]] | None = None
-    """Returns the values of a part; None if the part itself is the one value."""
+    """Returns the values of the part. None stands for a part that is itself the one value."""
 
 
 def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:

@@ -1,4 +1,4 @@
-"""Fork proofs: an origin has signed two histories of one feed (SPEC E1-E6).
+"""Fork proofs, which show that an origin has signed two histories of one feed (SPEC E1-E6).
 
 Pure functions on segments, chain heads and signatures. The module fork_resolution decides whom to ask and
 acts on proofs.

@@ -376,7 +376,8 @@ class _Frames:
         return self._encoded[id(message)][1]
 
     def segment(self, serve: events.Serve, stop: int) -> messages.Segment:
-        """Return the segment for a Serve of a feed that counts up to `stop`, with its hop count."""
+        """Return the segment that a Serve asks for, with its hop count. The updates of the feed count up to
+        step `stop`."""
         asked = serve.feed, serve.first, serve.hops
         if asked not in self._served:
             self._served[asked] = replace(self._from_log(serve.feed, serve.first, stop), hops=serve.hops)

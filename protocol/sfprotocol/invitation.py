@@ -35,20 +35,22 @@ MAX_LINK = 2048
 
 MAX_PEERS = 8
 MAX_ADDRESSES = 4
-"""Maximum number of peers, and of addresses of each. One that answers is enough; some may be offline."""
+"""Maximum number of peers, and of addresses of each peer. One address that answers is enough, and some peers
+may be offline."""
 
 MAX_ADDRESS = 200
-"""Maximum length of an address, in characters. A relayed one with two ids and a long host name fits."""
+"""Maximum length of an address, in characters. A relayed address with two ids and a long host name fits."""
 
 MAX_URL = 300
 """Maximum length of a URL, in characters. It leaves room for eight peers in a link."""
 
 CHECKSUM_BYTES = 4
-"""Bytes of the checksum. Of four billion links with a typo one passes, and its run id belongs to no run."""
+"""Bytes of the checksum. Of four billion links with a typo, one passes the check, and its run id belongs to
+no run."""
 
 PLAIN = r"A-Za-z0-9%+,\-./:=@_~"
-"""Characters of an address and of a URL, for the brackets of a regular expression: those of RFC 3986 that
-mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
+"""Characters of an address and of a URL, for the brackets of a regular expression: the characters of RFC 3986
+that mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
 
 URL_FORM = "https://HOST/PATH of letters, digits and %+,-./:=@_~, without a name and a password"
 """The form of a URL (SPEC N6), in words."""
@@ -134,7 +136,8 @@ def write(invitation: Invitation) -> str:
 def read(link: str) -> Invitation:
     """Return the invitation in a link; white space around it does not count.
 
-    Raises NewerLinkError, and RemoteProtocolError (N rules) if it is no link or has a typo.
+    Raises NewerLinkError for a link of a later version, and RemoteProtocolError (N rules) for a text that is
+    no link or has a typo.
     """
     body = _body(link.strip())
     if body[0] > VERSION:

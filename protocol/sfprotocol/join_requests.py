@@ -1,7 +1,8 @@
 """Join requests: the way of a newcomer's request to the organiser (SPEC O13).
 
 A node forwards a join request once, and only while its origin is not admitted. A token bucket bounds the
-requests of one link, and a table the memory. The author repeats its request, as it may get lost.
+requests of one link, and MAX_JOIN_REQUESTS bounds the memory. The author repeats its request, as it may get
+lost.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ ALLOWED: dict[LinkState, frozenset[type]] = {
 
 @dataclass(slots=True)
 class FeedNames:
-    """The feeds that one side can name to the other by their keys (SPEC A3)."""
+    """The feeds whose full names were told on a link, so that their keys are enough from then on (SPEC
+    A3)."""
 
     known: set[Feed] = field(default_factory=set)
     """Feeds whose full name the peer knows."""
@@ -99,7 +100,8 @@ class FeedNames:
         return True
 
     def held(self, feed: Feed, key: int) -> None:
-        """Note that updates of `feed` are stored now: this link need not remember its name any more."""
+        """Note that updates of `feed` are stored now, so that this link need not remember the feed's name any
+        more."""
         if feed in self.taught.get(key, ()):
             self.taught[key].remove(feed)
             if not self.taught[key]:
@@ -127,7 +129,7 @@ class Outbox:
     lazy: set[Feed] = field(default_factory=set)
     """Feeds that the peer has asked us not to push: the link is lazy for them (SPEC FL8)."""
     announce_at: float = float("inf")
-    """Time at which to announce what has changed and is not pushed (SPEC FL9)."""
+    """Time at which to announce the changed feeds that are not pushed (SPEC FL9)."""
 
 
 @dataclass(slots=True)
@@ -262,7 +264,7 @@ class Link:
 
     @property
     def heard_out(self) -> bool:
-        """Whether the peer has told everything it has, also if it was asked to tell it again. Its later
+        """Whether the peer has told everything it has, and has done so again if it was asked to. Its later
         claims are then about new updates."""
         return self.synced and not self.retelling
 

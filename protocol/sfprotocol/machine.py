@@ -135,8 +135,8 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """Number of updates that this node may still add in the open epoch; updates that it has begun and not
-        finished use up some of it (SPEC U6, O6)."""
+        """Number of updates that this node may still add in the open epoch. Updates that it has begun but not
+        finished are included (SPEC U6, O6)."""
         if self.organised:
             return self.organised.room(self.own)
         left = self.run.longest_feed - (self.frontier.next(self.own) if self.own else 0)
@@ -396,7 +396,8 @@ class Machine:
         return [*self._admit(event.feed, self._own.signed(event), None, 0, now), *self._flush_all()]
 
     def _on_segment(self, link: Link, segment: messages.Segment, now: float) -> list[events.Action]:
-        """Admit the new part of a segment; else it is unverified, a duplicate or a gap (SPEC FL4).
+        """Admit the new part of a segment. A segment without a valid new part is handled as unverified, a
+        duplicate or a gap (SPEC FL4).
 
         Several feeds may share a key. Only the signature shows which one the segment belongs to.
         """

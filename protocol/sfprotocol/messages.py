@@ -30,8 +30,8 @@ MAX_SIGNED_BYTES = 24 * 1024
 branches is then far below the largest frame and below the burst that a relay forwards."""
 
 MAX_SEGMENT_UPDATES = 4096
-"""Maximum number of updates in one Segment (SPEC S4): 8 KiB of scalars. Even if each has its own epoch and so
-takes 10 bytes, two segments stay below MAX_FRAME. So admitted updates can be forwarded, and forks be
+"""Maximum number of updates in one Segment (SPEC S4): 8 KiB of scalars. Even if each update has its own epoch
+and so takes 10 bytes, two segments stay below MAX_FRAME. So admitted updates can be forwarded, and forks be
 proven."""
 
 
@@ -41,7 +41,8 @@ class Form(NamedTuple):
     scalar_bytes: int = 2
     """1 or 2."""
     cells: int = 0
-    """Number of scalars of an update in a first-order run; 0 in a zeroth-order run, where it has one."""
+    """Number of scalars of an update in a first-order run; 0 in a zeroth-order run, where an update has one
+    scalar."""
 
     @property
     def width(self) -> int:
@@ -183,8 +184,8 @@ class Position(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A position with a tag of the history before it. Equal positions with different tags show a fork, or a
-    cut that one side does not know (SPEC A8)."""
+    """A position in a feed, with a tag of the history before it. Equal positions with different tags show a
+    fork, or a cut that one side does not know (SPEC A8)."""
 
     feed: Feed
     next: int
@@ -301,8 +302,8 @@ class PartRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartReply:
-    """Bytes of a part. No bytes mean "not now"; size 0 means that the sender does not have the part (SPEC
-    B3)."""
+    """The answer to a PartRequest. Empty `data` means "not now", and size 0 means that the sender does not
+    have the part (SPEC B3)."""
 
     size: int
     """Bytes of the whole part."""
@@ -381,7 +382,7 @@ class JoinRequest:
 
     origin: bytes
     nonce: int
-    """A proof of work; 0 without one."""
+    """The number that is the proof of work; 0 without one."""
     invitation: int
     """1 + number of the invitation; 0 without one."""
     voucher: bytes

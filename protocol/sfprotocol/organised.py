@@ -27,8 +27,8 @@ from sfprotocol.run_state import NEVER, RunState, Span
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
-"""Maximum number of feeds whose history is compared in one round after a start. Each takes a read of the
-log."""
+"""Maximum number of feeds whose history is compared with the decisions in one round after a start. Each
+comparison takes a read of the log."""
 
 
 class Membership(Enum):
@@ -149,7 +149,7 @@ class Organised:
 
     @property
     def rates(self) -> Rates:
-        """The present rates: one object until the next decision."""
+        """The present rates. The same object is returned until the next decision."""
         run_state = self.run_state
         if self._rates is None or self._rates[0] is not run_state or self._rates[1] != run_state.decisions:
             self._rates = run_state, run_state.decisions, Rates.of(run_state)
@@ -436,7 +436,8 @@ class Organised:
         """Drop updates that former decisions allowed and the present ones do not (SPEC O6).
 
         Go back to the last signature or the last listed step, as updates after that can be served to
-        neighbours. They drop the same updates. A neighbour that does not tells another digest (SPEC A6).
+        neighbours. The neighbours drop the same updates. A neighbour that keeps them shows itself by its
+        digest (SPEC A6).
         """
         feed, ours = state.feed, event.ours
         base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
@@ -481,7 +482,8 @@ class Organised:
         return [events.Recounted(state.feed, before)]
 
     def _let_go(self, state: FeedState, now: float) -> list[events.Action]:
-        """Begin a feed anew to fetch the listed history. Only a fork can have brought another one here."""
+        """Drop our history of a feed back to its base, to fetch the listed history instead. Only a fork can
+        have brought another history here."""
         feed, before = state.feed, state.next
         if before <= state.base:
             return []  # the base is of a checkpoint that does not hold any more

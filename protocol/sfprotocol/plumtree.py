@@ -28,7 +28,7 @@ announcements do the rest."""
 
 HAVE_DELAY = 0.2
 """Seconds for which announcements on a link are collected. Several updates of a fast feed then cost one
-entry, and a working tree has usually delivered them before."""
+entry. Most updates cost none, as a working tree delivers them within this time."""
 
 PRUNE_AGAIN = 10.0
 """Seconds after which a Prune is repeated if the link still pushes, as the first was lost."""

@@ -48,7 +48,8 @@ or busy machine reaches its pace after a few epochs."""
 WITH_ZEROS = 4
 """Maximum number of steps that give credit, zeros included, as a multiple of the steps other than zeros. In
 reward runs three of four updates may be zeros, and zeros use up the quota, too. Without zeros in the credit,
-strangers with 60 % zeros came to a standstill: each epoch had four fifths of the one before."""
+strangers with 60 % zeros came to a standstill: each epoch had four fifths of the updates of the epoch
+before."""
 
 UNLIMITED = 1 << 32
 """Credit of a member for whom somebody vouches; larger than any number of updates."""

@@ -42,8 +42,8 @@ The burst is a history of 16 million updates, whose hashing takes some 10 s. The
 an hour."""
 
 ORIGIN_RATE, ORIGIN_BURST = 1024.0, 65_536.0
-"""Maximum number of new updates of one origin, per second and at once (SPEC FL11): several times the rate of
-a fast trainer, and minutes of its work."""
+"""Maximum number of new updates of one origin, per second and at once (SPEC FL11). The rate is several times
+that of a fast trainer, and the burst is minutes of its work."""
 
 ORIGIN_BYTES = 32
 """Number of bytes of a first-order update that cost as much as one update (see ORIGIN_RATE). One origin may

@@ -1,9 +1,10 @@
-"""The state of an organised run: which updates count, as a function of its decisions alone (SPEC O5-O8).
+"""The state of an organised run: the updates that count, as a function of the run's decisions alone (SPEC
+O5-O8).
 
-A fold over the decisions, in the order of the control feed, with no other input. A decision whose conditions
-do not hold at its position changes nothing, for everybody. This module stores no updates. It stores which
-steps of each feed the closes list, and the factor of each step (`verdicts`). It knows no links, no keys and
-no time.
+The state is a fold over the decisions, in the order of the control feed, with no other input. A decision
+whose conditions do not hold at its position changes nothing, for everybody. This module stores no updates. It
+stores which steps of each feed the closes list, and the factor of each step (`verdicts`). It knows no links,
+no keys and no time.
 
 Memory grows with the decisions: 23 bytes for each move of a close, 550 for each feed, 400 for each member.
 The time for a decision grows with its length, its changes, the number of strangers with credit (`quotas`),
@@ -127,7 +128,7 @@ class RunState:
         self.members: list[Member] = []
         self.invitations: list[PublishedInvitation] = []
         self.checkpoints: list[decisions.Checkpoint] = []
-        """The checkpoints that still hold, by ascending epochs (SPEC O14)."""
+        """The checkpoints that are still valid, in the order of epochs (SPEC O14)."""
         self.replaced: list[decisions.Bases] = []
         """Published bases that were replaced before their subspace began, in the order of replacement."""
         self._bases = [decisions.Bases(0, bases)] if bases else []
@@ -184,7 +185,7 @@ class RunState:
 
     @property
     def begun(self) -> bool:
-        """Whether any update counts: until then nobody can have credit."""
+        """Whether any update counts. Until then no stranger can have credit."""
         return self.counted > 0
 
     def usual_updates(self, most: int) -> int:
@@ -348,8 +349,8 @@ class RunState:
         return known.stop if known.ended else NEVER
 
     def named_stops(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[NamedStop]:
-        """Yield, in order, the steps at which the steps that one close lists of a feed end. Only ends above
-        step `above` and at most at step `upto` are included."""
+        """Yield, in order, the ends of the steps that each close lists of a feed. Only ends after step
+        `above` and up to step `upto` are included."""
         known = self._steps(feed)
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
             yield self._named_stop(known, place)

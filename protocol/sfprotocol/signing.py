@@ -49,7 +49,7 @@ def genesis(run_id: bytes, feed: Feed) -> bytes:
 def extend(chain: bytes, parts: Iterable[EpochScalars]) -> bytes:
     """Return the chain hash after these updates (SPEC S2).
 
-    Per update: BLAKE2b-256(chain | epoch as u32 | each of its scalars as i16), big-endian.
+    For each update, the new chain hash is BLAKE2b-256(chain | epoch as u32 | each scalar as i16), big-endian.
     """
     blake2b = hashlib.blake2b
     for epoch, scalars in parts:
@@ -110,7 +110,7 @@ WORK_BITS = 256
 
 _WORK = b"sfnode-work"
 _ASK_EVERY = 4096
-"""Number of hashes between two checks for an interruption: some milliseconds."""
+"""Number of hashes between two checks for an interruption. They take some milliseconds."""
 
 
 def work(run_id: bytes, origin: bytes, number: int) -> int:

@@ -3,9 +3,9 @@
 The result depends only on the run, the known part of the feed, and the segment. It never depends on the link,
 the time or other feeds, so that all nodes judge alike. Cheap checks come first.
 
-In an organised run it also depends on the decisions so far, which say what may be held of a feed, and which
-history. The order of arrival does not matter: a segment that is refused now may be held after later
-decisions.
+In an organised run it also depends on the decisions so far, which determine how many updates of a feed may be
+held, and of which history. The order of arrival does not matter: a segment that is refused now may be held
+after later decisions.
 """
 
 from __future__ import annotations
