@@ -22,8 +22,8 @@ CLAIM_BYTES = 43
 
 FULL_SUMMARY_BASE = 2.0
 FULL_SUMMARY_PER_FEED = 0.02
-"""Seconds between full Summaries on a link with another digest: a constant and a part per feed. Keeps their
-cost below 3 kB/s for a link, with any number of feeds."""
+"""Seconds between full Summaries on a link with another digest: the sum of a constant and a part for each
+feed. It keeps the cost of full Summaries below 3 kB/s for a link, with any number of feeds."""
 
 MOST_PATIENCE = 16.0
 """Maximum factor by which the interval between full Summaries grows while they do not make the digests equal.

@@ -7,19 +7,22 @@ and every action is a function of them (`review`). Our own is durable before it 
 hold after a crash.
 
     role         does                                                becomes
-    follower     holds what the organiser proposes, answers its      silent, six beats missed
-                 beats
-    silent       says so; elects whoever stands and has no less      candidate, once more than half are
-                 than it                                             silent and a random time has passed
-    candidate    elects itself in a new term                         organiser, by more than half;
-                                                                     follower, of one as late or later
-    organiser    beats; proposes one decision at a time              follower, of a later term
+    follower     holds what the organiser proposes, and answers      silent, after LEASE without a beat
+                 its statements (its beats)
+    silent       says that it hears no organiser; elects a           candidate, once more than half are
+                 candidate that holds at least as much as it does    silent and a random time has passed
+    candidate    elects itself in a new term                         organiser, if more than half elect it;
+                                                                     follower, of an organiser in the same
+                                                                     or a later term
+    organiser    sends beats; proposes one decision at a time        follower, of an organiser in a later
+                                                                     term
 
     undecided    a decision that some stand-ins hold; nobody else has seen it, and it has no effect
     decided      a decision that more than half hold: it joins the control feed and is sent to everybody
 
-An organiser that more than half have not answered for LEASE decides nothing. While a `StandIns` is undecided,
-both the former and the new stand-ins must agree. Without stand-ins this module is not used.
+An organiser decides nothing unless more than half of the stand-ins have answered it within LEASE. While a
+`StandIns` is undecided, both the former and the new stand-ins must agree. Without stand-ins this module is
+not used.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ members, whose epochs last minutes."""
 
 LEAP = 1024
 """Maximum number of terms by which the statements of others may be ahead of our own term; later ones are
-ignored. Each term takes seconds in which more than half of the stand-ins are silent, so that honest ones stay
-within it."""
+ignored. Each term takes seconds in which more than half of the stand-ins are silent, so that honest stand-ins
+do not get further ahead."""
 
 KEPT_VOTES = 8
 """Maximum number of stored votes of one stand-in, for comparison with later ones. An honest stand-in has
@@ -282,7 +285,7 @@ class Elections:
     # -- what follows ------------------------------------------------------------------------------
 
     def review(self, now: float) -> list[Action]:
-        """Answer, elect, stand or decide, by the statements that are known."""
+        """Answer, elect, become a candidate or decide, as follows from the known statements."""
         for key in [key for key in self._heard if key not in self._everybody()]:
             for known in (self._heard, self._votes, self._told_at):
                 known.pop(key, None)
@@ -392,7 +395,8 @@ class Elections:
         return heard.said.voted, heard.said.candidate
 
     def _handed_to_us(self) -> int:
-        """Return the term for which the organiser has elected us; 0 if we have elected since."""
+        """Return the term for which the organiser has elected us; 0 if it has not, or if we have voted in
+        that term or a later one."""
         term, key = self._handed_over() or (0, b"")
         return term if key == self.key and self._own and term > max(self._own.voted, self._own.term) else 0
 

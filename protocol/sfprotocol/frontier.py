@@ -237,7 +237,7 @@ class Frontier:
         return self.checkpoint.epoch + 1 if self.checkpoint else 0
 
     def kept_from(self, feed: Feed, floor: int) -> int:
-        """Return the first step of `feed` that a node keeps whose floor is the epoch `floor`; NEVER if that
+        """Return the first step of `feed` that is stored by a node with this floor (an epoch); NEVER if that
         is unknown."""
         if not floor or self.run_state is None:
             return 0

@@ -16,7 +16,7 @@ ELECTED_TERMS = 1 << 20
 for an election every minute for two years."""
 
 PROTOCOL_VERSION = 4
-"""The newest version of the protocol (SPEC V1). Each run has a version. Peers with different versions part
+"""The newest version of the protocol (SPEC V1). Each run uses one version. Peers with different versions part
 with a Goodbye."""
 
 OLDEST_VERSION = 3

@@ -102,10 +102,10 @@ class OwnFeed:
         """Judge whether a peer that has told everything it has is a witness of our feed (SPEC I2). `has` is
         the peer's first missing step, keyed by feed.
 
-        A peer that has at least as many updates of all other feeds as our log lacks the end of our feed, if
-        at all, most likely because we never sent it. A peer that does not know our feed may have joined a
-        minute ago. Once a peer has claimed to know more, a witness counts only after the time to show it is
-        over.
+        If the peer has all that our log has of the other feeds, but not the end of our own feed, then this
+        end was most likely never sent. A peer that does not know our feed may have joined a minute ago. Once
+        a peer has claimed to have more updates of our feed, a witness counts only after the time to send them
+        is over.
         """
         if self.feed is None or self.proven:
             return
@@ -115,8 +115,8 @@ class OwnFeed:
         self.proven = self._witnessed and not self._contested
 
     def give_up(self) -> list[Action]:
-        """Stop asking. Continue the feed if there is a witness, as nobody has shown more of it; else begin
-        anew."""
+        """Stop asking. Continue the feed if there is a witness, as nobody has shown more of it; else begin a
+        new feed."""
         if self._witnessed:
             self.proven = True
             return []

@@ -23,8 +23,8 @@ from sfprotocol.wire_codec import MAX_ENTRIES
 
 TTL = 16
 """Maximum number of hops that a segment is pushed. Segments are accepted after any number of hops. With 6
-links for each node, a million nodes lie within 8 hops. Nodes further away than 16 hops are in a chain, where
-announcements do the rest."""
+links for each node, a million nodes lie within 8 hops. If nodes are further away than 16 hops, the topology
+is a chain, where announcements do the rest."""
 
 HAVE_DELAY = 0.2
 """Seconds for which announcements on a link are collected. Several updates of a fast feed then cost one
@@ -34,7 +34,8 @@ PRUNE_AGAIN = 10.0
 """Seconds after which a Prune is repeated if the link still pushes, as the first was lost."""
 
 PRUNE_CROSSING = 2.0
-"""Seconds after a Prune in which a pushed segment may have been sent before the Prune arrived."""
+"""Seconds after a Prune in which pushed segments do not show that the peer still pushes, as it may have sent
+them before the Prune arrived."""
 
 PUSH_RATE, PUSH_BURST = 20.0, 64.0
 """Maximum number of pushed segments of one feed, per second and at once. A trainer signs at most 10 a second.

@@ -70,7 +70,7 @@ class Bucket:
     def take(self, tokens: float, now: float, *, rate: float, burst: float) -> bool:
         """Take `tokens` and return True if there are enough; otherwise take none and return False.
 
-        `rate` and `burst` may differ from call to call, as a fair share grows with a run.
+        `rate` and `burst` may differ from call to call, as some limits grow with the number of feeds.
         """
         self.level = min(burst, self.level + rate * max(0.0, now - self.at))
         self.at = now

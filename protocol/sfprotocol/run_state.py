@@ -410,12 +410,12 @@ class RunState:
         return tuple(feed for feed in self._closes[epoch].feeds if self._steps(feed).place(epoch) is not None)
 
     def counts(self, feed: int, epoch: int) -> int:
-        """Return how many of the steps that the close of `epoch` lists of a feed count."""
+        """Return the number of a feed's steps that the close of `epoch` lists and that count."""
         return self._steps(feed).counts(epoch)
 
     def factor(self, feed: int, epoch: int) -> int:
-        """Return the factor, in units of 2^-12, of the steps that the close of `epoch` lists of a feed; 0 if
-        they do not count or no seal has judged them."""
+        """Return the factor of a feed's steps that the close of `epoch` lists, in units of 2^-12; 0 if they
+        do not count or no seal has judged them."""
         return self._steps(feed).factor(epoch)
 
     def counts_of(self, member: int) -> int:

@@ -63,7 +63,7 @@ class NamedSteps:
         return 0 if place is None or self.verdicts[place] != COUNTED else self.factors[place]
 
     def counts(self, epoch: int) -> int:
-        """Return how many of the steps that the close of `epoch` lists count."""
+        """Return the number of steps that the close of `epoch` lists and that count."""
         place = self.place(epoch)
         return 0 if place is None or not self.factor(epoch) else self.moving[place]
 

@@ -56,8 +56,9 @@ class Counted(NamedTuple):
     """None in an open run, where every update has the weight 1."""
 
     def weight(self, label: int, factor: int, values: Values = 1) -> int:
-        """Return the multiplier of an update's scalars, in units of 2^-32 in an organised run. It depends on
-        the update's `values` in first-order runs only."""
+        """Return the multiplier of an update's scalars. In an organised run it is in units of 2^-32; in an
+        open run it is 1, or 0 if the factor is 0. It depends on the update's `values` in first-order runs
+        only."""
         if self.rates is None:
             return 1 if factor else 0
         rate = self.rates.of_label(label)
