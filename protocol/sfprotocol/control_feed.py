@@ -418,7 +418,7 @@ class ControlFeed:
         self._truncate(next((position for position, may in enumerate(allowed) if not may), self.stop))
 
     def _betrays(self, stop: int, chain: bytes) -> bool:
-        """Return whether the succession keeps `stop` decisions, but with another chain hash than this."""
+        """Return whether the succession keeps `stop` decisions, but with another chain hash than `chain`."""
         last = self.succession
         return last is not None and last.kept == stop and last.chain != chain
 

@@ -384,7 +384,7 @@ def _read_move(values: list[Any], at: int) -> Move:
 
 
 def _read_rate(values: list[Any], at: int) -> RateFrom:
-    """Return a rate. Unit and limit are two more fields in a first-order run, and not 0."""
+    """Return a rate. In a first-order run, unit and limit are two more fields, which must not be 0."""
     value = values[at]
     whole = isinstance(value, list) and len(value) == 4
     rate: RateFrom = (_RATE_AND_UNIT if whole else _RATE).read(values, at)

@@ -277,7 +277,7 @@ class KeepStatement:
 
 @dataclass(frozen=True, slots=True)
 class Recounted:
-    """Count the updates of this feed again, with their factors: decisions have changed them.
+    """Count the updates of this feed again, as decisions have changed which of them count, or their factors.
 
     Until now its first `before` updates counted. The log keeps an update that does not count any more until
     another one of the same step takes its place.

@@ -20,8 +20,8 @@ JOIN_REQUEST_RATE, JOIN_REQUEST_BURST = 0.5, 32.0
 students join within a minute. At this rate, a peer that invents keys costs every node 100 bytes a second."""
 
 REPEAT_TIME = 20.0
-"""Seconds after which the same origin's join request is forwarded again. Fewer than SEND_AGAIN, so that a
-repeated request travels all the way."""
+"""Seconds after which the same origin's join request is forwarded again. It is shorter than SEND_AGAIN, so
+that a repeated request travels all the way."""
 
 MAX_JOIN_REQUESTS = 1024
 """Maximum number of remembered origins; the oldest is forgotten first."""

@@ -39,7 +39,7 @@ class Form(NamedTuple):
     """The form in which updates travel in a run (SPEC C6)."""
 
     scalar_bytes: int = 2
-    """1 or 2."""
+    """Bytes of a scalar: 1 or 2."""
     cells: int = 0
     """Number of scalars of an update in a first-order run; 0 in a zeroth-order run, where an update has one
     scalar."""
@@ -76,7 +76,7 @@ class RunParameters:
     epoch_updates: int
     update_budget: int
     scalar_bytes: int
-    """1 or 2."""
+    """Bytes of a scalar: 1 or 2."""
     scalar_limit: int
     """Largest magnitude of a scalar."""
     organised: Authority | None = None
@@ -259,7 +259,8 @@ class Proof:
 
     @property
     def cut(self) -> int:
-        """The first step that does not count: `at`, or 0 if the step where the two part is unknown."""
+        """The first step that does not count: `at`, or 0 if the step where the two histories part is
+        unknown."""
         return self.at if self.chains[0] == self.chains[1] else 0
 
 

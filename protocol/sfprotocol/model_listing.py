@@ -67,7 +67,7 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files, in bytes."""
         return sum(file.size for file in self.files)
 
     def pieces(self) -> list[Piece]:

@@ -29,8 +29,8 @@ asked. If one of 12 peers tells the truth, it is asked within 1.6 s. Most round 
 HEDGE_DELAY, so that little is sent twice."""
 
 SMALL_PULL = 64
-"""Maximum number of updates of a small pull. If two peers answer it, 200 bytes are wasted. A larger pull goes
-to no second peer while the first one is delivering."""
+"""Maximum number of updates of a small pull. If two peers answer it, some 200 bytes are wasted. A larger pull
+goes to no second peer while the first one is delivering."""
 
 SMALL_PULL_BYTES = 4096
 """Maximum size of a small pull in a first-order run, in bytes. A single update counts as a small pull,

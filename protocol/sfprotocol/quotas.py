@@ -147,7 +147,7 @@ class Quotas:
         self._unproven.append(member)
 
     def vouch(self, member: int, quota: int) -> None:
-        """Raise a member's own quota from the next label on; do nothing if it is not higher."""
+        """Raise a member's own quota from the next label on; do nothing if `quota` is not higher."""
         if quota <= self.own(member):
             return
         self.forget(member)

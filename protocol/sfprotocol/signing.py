@@ -90,7 +90,7 @@ def card_message(run_id: bytes, card: Card) -> bytes:
 
 
 def introduction_message(run_id: bytes, origin: bytes, peer: str) -> bytes:
-    """Return the message by which an origin signs that this peer is its node (SPEC L6)."""
+    """Return the message that an origin signs to state that this peer is its node (SPEC L6)."""
     return b"".join((_INTRODUCTION, run_id, origin, peer.encode()))
 
 
