@@ -19,11 +19,12 @@ class Base(NamedTuple):
     step: int
     """Number of updates before it; at least one in a checkpoint."""
     chain: bytes
-    """Chain hash after these updates, 32 bytes."""
+    """Chain hash after the updates before `step`, 32 bytes."""
     epoch: int
-    """Label of the last of these updates."""
+    """Label of the last update before `step`."""
     labelled: int
-    """Number of these updates at the end with this label, which the quota counts (SPEC O6)."""
+    """Number of consecutive updates directly before `step` with this label, which the quota counts (SPEC
+    O6)."""
 
 
 def listing(feeds: bytes, cores: bytes) -> bytes:

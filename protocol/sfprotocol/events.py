@@ -132,9 +132,9 @@ class Traced:
     ours: messages.Segment
     """Our updates from that step on, up to the next signature."""
     epoch: int
-    """Epoch of the update before that step; 0 at the beginning."""
+    """Epoch of the update before step `stop`; 0 at the beginning."""
     labelled: int
-    """Number of consecutive updates directly before that step that belong to this epoch."""
+    """Number of consecutive updates directly before step `stop` that belong to `epoch`."""
 
 
 @dataclass(frozen=True, slots=True)

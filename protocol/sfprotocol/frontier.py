@@ -67,7 +67,7 @@ class FeedState:
     forked: int = UNCUT
     """The lowest cut by a proof of two histories; UNCUT without a proof."""
     forked_chain: bytes = b""
-    """The chain head before step `forked`, by that proof; empty without a proof."""
+    """The chain head before step `forked`, by the proof of this cut; empty without a proof."""
     named: int = 0
     """The first step that no close lists, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT

@@ -143,8 +143,8 @@ class Inbox:
     """The step up to which the peer claimed to have a feed when it was asked, keyed by the feeds of the
     outstanding pulls on this link."""
     early: dict[Feed, int] = field(default_factory=dict)
-    """The step up to which the peer has a feed, keyed by the feeds with updates of the peer that the
-    decisions stored here do not allow yet."""
+    """The step up to which the peer has a feed, keyed by feed. Only for feeds of which the peer has updates
+    that the decisions stored here do not allow yet."""
     pruned: dict[Feed, float] = field(default_factory=dict)
     """Feeds that the peer was asked not to push, with the time of the request."""
     useful: int = 0
@@ -157,7 +157,7 @@ class Inbox:
     """Number of pulls that have failed, after WANT_TIMEOUT without progress, since the peer last brought
     news."""
     withheld: set[Feed] = field(default_factory=set)
-    """Feeds with such a failed pull of which the peer has brought no updates since."""
+    """Feeds with a failed pull (see `let_down`) of which the peer has brought no updates since."""
 
 
 @dataclass(slots=True)

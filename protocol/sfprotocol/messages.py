@@ -72,7 +72,7 @@ class RunParameters:
     """The part of the manifest that the protocol must know (SPEC M4)."""
 
     run_id: bytes
-    """32 bytes."""
+    """The hash of the manifest, 32 bytes."""
     epoch_updates: int
     update_budget: int
     scalar_bytes: int
@@ -443,7 +443,7 @@ class DoubleVote:
     statements: tuple[Statement, Statement]
     """Both statements, without their entries."""
     hashes: tuple[bytes, bytes]
-    """Hashes of their entries, which the signatures cover."""
+    """Hashes of the entries of both statements, which the signatures cover."""
 
 
 HigherWord = Succession | ControlFork | DoubleVote

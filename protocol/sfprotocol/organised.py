@@ -156,7 +156,8 @@ class Organised:
         return self._rates[2]
 
     def membership(self, own: messages.Feed) -> Membership:
-        """Return whether our feed may have more updates, without regard to its quota."""
+        """Return the standing of our own origin, which shows whether our feed may have more updates. It does
+        not consider the quota."""
         member, epoch = self.run_state.member(own.origin), self.run_state.open_epoch
         if self.run_state.unsupported:
             return Membership.UNKNOWN

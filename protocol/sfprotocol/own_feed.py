@@ -32,8 +32,9 @@ MOST_TRIED = 1 << 24
 drawn incarnation already has a proof of work, which is enough unless the run is full."""
 
 FIRST_INCARNATION = 0
-"""The incarnation of a key that has never been used. An organised run lets it make updates at once, and any
-other incarnation only after a close lists its first update (SPEC O20)."""
+"""The incarnation of a key that has never been used. In an organised run, a feed with this incarnation may
+have many updates at once. A feed with any other one may have a single update until a close lists it (SPEC
+O20)."""
 
 LEAD_SHARE = 16
 """Divisor of the number of epochs of a run. After updates were removed, our labels may be ahead of the run by

@@ -42,8 +42,8 @@ RECENT_SEALS = 16
 hostile together need sixteen good epochs for each epoch that they spoil."""
 
 CREDIT_GROWTH = 2
-"""Multiple of a stranger's largest counted number of updates in a recent close that is its credit. So a new
-or busy machine reaches its pace after a few epochs."""
+"""Factor of a stranger's credit: the credit is this many times the largest number of its updates that count
+of one recent close. So a new or busy machine reaches its pace after a few epochs."""
 
 WITH_ZEROS = 4
 """Maximum number of steps that give credit, zeros included, as a multiple of the steps other than zeros. In
@@ -82,7 +82,7 @@ class Quotas:
     """The quotas of all members with all labels, and the feed of each member with each label."""
 
     def __init__(self, room: int) -> None:
-        """`room`: the updates that all members together make with the first label."""
+        """`room`: maximum number of updates that all members together make with the first label."""
         self._quotas: list[list[tuple[int, int]]] = []
         """For each member number, pairs (label, quota with this and later labels), by ascending label."""
         self._feeds: dict[int, list[tuple[int, int]]] = {}

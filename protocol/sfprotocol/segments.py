@@ -75,7 +75,7 @@ def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:
     """Return one segment of at most `max_updates` updates from step `first` on (SPEC S6).
 
     `segments` are consecutive, and the first of them contains step `first`. They are read only as far as
-    needed. The result ends at the end of one of the segments, as there is a signature only there. A first
+    needed. The result ends at the end of one of the segments, because signatures exist only there. A first
     segment with more than `max_updates` is not cut. The hop count is 0. Raises MissingStepsError if a step is
     missing.
     """

@@ -67,11 +67,11 @@ class Counted(NamedTuple):
 
 
 NOTHING = Counted(())
-"""Value for a feed without updates that count."""
+"""The Counted of a feed without updates that count."""
 
 
 def once(steps: int) -> Counted:
-    """Return the value for an open run, in which the first `steps` steps of a feed count once."""
+    """Return the Counted of a feed of an open run whose first `steps` steps are stored: each counts once."""
     return Counted((Span(steps, FACTOR_ONE),) if steps else ())
 
 
