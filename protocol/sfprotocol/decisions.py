@@ -150,8 +150,8 @@ class Ballot(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """A field that a later version adds. A node that does not know an even kind cannot know the run's
-    state."""
+    """An additional field of a decision, made by a later version. A node that finds an even kind that it does
+    not know cannot know the run's state."""
 
     kind: int
     data: bytes
@@ -324,8 +324,8 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """Name members that measure for the organiser. Only versions before 0.3 made it; changes nothing (SPEC
-    O18)."""
+    """Name members that measure for the organiser. Only versions before 0.3 made this decision; changes
+    nothing (SPEC O18)."""
 
     members: tuple[int, ...]
 

@@ -195,8 +195,8 @@ class Elections:
         return [Transmit(link.id, said) for said in told.values()]
 
     def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
-        """Store a statement and forward it if it is news. Prove a double vote if it elects another key than
-        before.
+        """Store a statement and forward it if it is news. Prove a double vote if the statement elects another
+        key for a term than an earlier statement.
 
         Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
@@ -493,8 +493,8 @@ class Elections:
     def _pass_on(
         self, said: Statement, before: Statement | None, source: Link | None, now: float
     ) -> list[Action]:
-        """Send a statement to all neighbours but the `source`. A mere answer to the organiser goes to the
-        link of its last statement only, and to all neighbours every half beat."""
+        """Send a statement to all neighbours but the `source`. A mere answer to the organiser goes only to
+        the link that brought the organiser's last statement; every half beat, it goes to all neighbours."""
         links = [link for link in self._links.values() if link.greeted]
         if before and _stance(before) == _stance(said) and not self._is_organisers(said):
             way = [link for link in links if link.id == self._way]

@@ -130,7 +130,7 @@ class Traced:
     stop: int
     chain: bytes
     ours: messages.Segment
-    """Our updates from that step on, up to the next signature."""
+    """Our updates from step `stop` on, up to the next signature."""
     epoch: int
     """Epoch of the update before step `stop`; 0 at the beginning."""
     labelled: int
@@ -163,8 +163,8 @@ class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
     `chain` is the head after the segment. `counted` is less than the number of all updates only if the feed
-    is cut (SPEC E4), or later updates are revoked or not allowed (SPEC O6). These are stored because the
-    signature vouches for the whole segment.
+    is cut (SPEC E4), or later updates are revoked or not allowed (SPEC O6). The updates that do not count are
+    stored because the signature vouches for the whole segment.
     """
 
     feed: messages.Feed
@@ -263,7 +263,7 @@ class KeepControl:
 
 @dataclass(frozen=True, slots=True)
 class KeepAuthority:
-    """Store this succession or proof about a key of the control feed durably."""
+    """Store durably this succession, or this proof about a key of the control feed."""
 
     message: messages.HigherWord
 

@@ -80,7 +80,8 @@ class ForkResolution:
         return actions
 
     def check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
-        """Handle a claim with another tag than ours: a fork, or a cut that one side lacks (SPEC A8)."""
+        """Handle the tag of a claim. A tag that differs from ours shows a fork, or a cut that one side does
+        not know (SPEC A8)."""
         state = self._frontier.state(claim.feed)
         if state.forked <= claim.next and claim.tag != state.claim().tag:
             return self.show(link, claim.feed, now)

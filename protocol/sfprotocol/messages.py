@@ -431,7 +431,8 @@ class Statement:
     silent: bool
     """Whether it has missed too many of the organiser's statements."""
     entries: tuple[Entry, ...]
-    """Undecided decisions after the first `decided`; only an organiser or a candidate sends them."""
+    """Undecided decisions, which follow the first `decided` decisions; only an organiser or a candidate sends
+    them."""
     signature: bytes
     """Signature by the key, over `control_feed.statement_message`."""
 
