@@ -305,7 +305,7 @@ class Rebase:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """If this node is the organiser, show it this join request or offer to stand in."""
+    """Show this join request or offer to stand in to the organiser, if this node is the organiser."""
 
     join_request: messages.JoinRequest | messages.Offer
     via: str

@@ -231,8 +231,8 @@ class Coalescing:
         self._frontier = frontier
         self._parts: tuple[EpochScalars, ...] = ()
         self._taken: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
-        """For each of our last segments, its first step and the number of updates of the run that were known
-        before it."""
+        """Pairs (first step of one of our last segments, number of updates of the run that were known before
+        it), in order."""
         self._taken_at = float("-inf")
 
     @property

@@ -84,7 +84,8 @@ class Quotas:
     def __init__(self, room: int) -> None:
         """`room`: maximum number of updates that all members together make with the first label."""
         self._quotas: list[list[tuple[int, int]]] = []
-        """For each member number, pairs (label, quota with this and later labels), by ascending label."""
+        """Pairs (label, quota with this and later labels), by ascending label: one list for each member
+        number."""
         self._feeds: dict[int, list[tuple[int, int]]] = {}
         """Pairs (label, incarnation with this and later labels), by ascending label, keyed by member number;
         only for members that have left incarnation 0."""

@@ -27,7 +27,7 @@ class NamedSteps:
     """Epochs of the closes, ascending."""
     stops: array[int] = field(default_factory=lambda: array("I"))
     moving: array[int] = field(default_factory=lambda: array("I"))
-    """For each place, the number of steps whose scalar is not 0. The others do not count."""
+    """Number of steps in each place whose scalar is not 0. The others do not count."""
     factors: array[int] = field(default_factory=lambda: array("H"))
     verdicts: bytearray = field(default_factory=bytearray)
     ended: bool = False
