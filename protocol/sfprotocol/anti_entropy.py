@@ -22,18 +22,19 @@ CLAIM_BYTES = 43
 
 FULL_SUMMARY_BASE = 2.0
 FULL_SUMMARY_PER_FEED = 0.02
-"""Seconds between full Summaries on a link with another digest: a constant and a part per feed. Keeps their
-cost below 3 kB/s for a link, with any number of feeds."""
+"""Seconds between full Summaries on a link with another digest: the sum of a constant and a part for each
+feed. It keeps the cost of full Summaries below 3 kB/s for a link, with any number of feeds."""
 
 MOST_PATIENCE = 16.0
-"""Maximum factor by which that interval grows while full Summaries do not repair the difference. As long as
-updates flow, two digests are seldom of the same moment."""
+"""Maximum factor by which the interval between full Summaries grows while they do not make the digests equal.
+While updates flow, the digests of both sides are seldom of the same moment, so that they differ although
+nothing is lost."""
 
 
 def pages(frontier: Frontier, entries: list[Claim]) -> list[Summary]:
     """Return `entries` (in the order of feeds) as Summaries; only the last has `more` unset.
 
-    One empty page if there are no entries.
+    Returns one empty page if there are no entries.
     """
     cuts = range(0, max(len(entries), 1), MAX_ENTRIES)
     return [

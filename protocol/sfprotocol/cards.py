@@ -19,7 +19,8 @@ from sfprotocol.rate_limit import FORGERY_COST
 from sfprotocol.signing import Sign, card_message, signed_by
 
 CARD_STEPS = 256
-"""Minimum number of updates between two cards of a feed, so that many names cost much work."""
+"""Minimum number of updates between two cards of a feed. An origin that wants to show many names must
+therefore do much work."""
 
 
 class Cards:
@@ -51,8 +52,8 @@ class Cards:
         self._cards.pop(feed, None)
 
     def names(self, among: Collection[bytes] | None = None) -> dict[bytes, Names]:
-        """Return the names of every origin, or only of these origins: those of the newest card of the feed
-        that it used last."""
+        """Return the names of every origin, or of the origins `among` only, keyed by origin. They come from
+        the newest card of the feed that the origin used last."""
         cards = list(self._cards.values())  # an atomic copy: another thread may ask while cards arrive
         if among is not None:
             cards = [card for card in cards if card.feed.origin in among]
@@ -75,7 +76,7 @@ class Cards:
         return self._keep(card)
 
     def sign_own(self, feed: Feed) -> list[Action]:
-        """Sign a card for our feed if others do not know our names yet and one is due (SPEC K5)."""
+        """Sign a card for our feed if others do not know our names yet and a card is due (SPEC K5)."""
         known, state = self._cards.get(feed), self._frontier.state(feed)
         if self._own == (Names(known.name, known.team) if known else NAMELESS):
             return []
@@ -85,7 +86,8 @@ class Cards:
         return self._keep(replace(card, signature=self._sign(self._message(card))))
 
     def tell(self, link: Link, feed: Feed) -> list[Action]:
-        """Send the card of `feed` to a peer that has got its updates from us (SPEC K4)."""
+        """Send the card of `feed` to a peer that we have sent the feed's updates, unless it has the card
+        (SPEC K4)."""
         card = self._cards.get(feed)
         if card is None or not link.cards.get(feed, 0) < card.step <= link.outbox.sent.get(feed, 0):
             return []
@@ -93,8 +95,8 @@ class Cards:
         return [Transmit(link.id, card)]
 
     def _is_due(self, state: FeedState, step: int) -> bool:
-        """Return whether a card of this feed that counts from `step` on would replace the present one (SPEC
-        K3)."""
+        """Return whether a card of this feed with this `step` may replace the stored one (SPEC K3). It must
+        be at least CARD_STEPS updates newer, and the updates before `step` must be stored here."""
         known = self._cards.get(state.feed)
         return (known.step + CARD_STEPS if known else 1) <= step <= state.next
 

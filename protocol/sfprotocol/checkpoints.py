@@ -17,18 +17,19 @@ class Base(NamedTuple):
 
     feed: Feed
     step: int
-    """Number of updates before it; at least one."""
+    """Number of updates before it; at least one in a checkpoint."""
     chain: bytes
-    """Chain hash after these updates, 32 bytes."""
+    """Chain hash after the updates before `step`, 32 bytes."""
     epoch: int
-    """Label of the last of these updates."""
+    """Label of the last update before `step`."""
     labelled: int
-    """Number of these updates at the end with this label, which the quota counts (SPEC O6)."""
+    """Number of consecutive updates directly before `step` with this label, which the quota counts (SPEC
+    O6)."""
 
 
 def listing(feeds: bytes, cores: bytes) -> bytes:
-    """Return the listing's name under which peers share the state of the checkpoint with these digests (SPEC
-    O15); 32 bytes."""
+    """Return the name of the listing under which peers share a checkpoint's state (SPEC O15); 32 bytes.
+    `feeds` and `cores` are the digests in the checkpoint."""
     return hashlib.blake2b(feeds + cores, digest_size=32, person=b"sfnode-cp-state").digest()
 
 

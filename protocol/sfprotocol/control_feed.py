@@ -51,15 +51,16 @@ MAX_DEPUTIES = 64
 """Maximum number of deputies of a run. Bounds the signatures that are checked for a succession."""
 
 MAX_TERMS = 64
-"""Maximum number of terms whose successions are stored, the highest ones. Only a majority of the deputies can
-make more."""
+"""Maximum number of terms whose successions are stored; the highest terms are kept. Only a majority of the
+deputies can make more."""
 
 MAX_CONTROL = 1 << 28
-"""Maximum size of a control feed, in bytes, with ENTRY_COST for each decision: 1,000 epochs in which 10,000
-feeds move. The holder of the key cannot cost others more memory than a few times that."""
+"""Maximum size of a control feed, in bytes, including ENTRY_COST for each decision. It is enough for 1,000
+epochs in which 10,000 feeds make updates. The holder of the key cannot cost others more memory than a few
+times that."""
 
 ENTRY_COST = 256
-"""Bytes of memory for a decision besides its record: signature, chain hash, places in lists."""
+"""Bytes of memory that a decision takes besides its record: signature, chain hash, places in lists."""
 
 
 def genesis(run_id: bytes) -> bytes:
@@ -68,7 +69,7 @@ def genesis(run_id: bytes) -> bytes:
 
 
 def extend(chain: bytes, term: int, record: bytes) -> bytes:
-    """Return the chain hash after one more decision."""
+    """Return the chain hash after one more decision, with the chain hash `chain` before it."""
     return hashlib.blake2b(chain + term.to_bytes(4, "big") + record, digest_size=32, person=_CHAIN).digest()
 
 
@@ -110,7 +111,7 @@ def hash_of(entries: Iterable[Entry]) -> bytes:
 
 
 def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
-    """Return the votes with a valid signature, one of each deputy."""
+    """Return the votes with a valid signature, at most one for each deputy, in the order of deputies."""
     message = succession_message(authority.run_id, succession)
     deputies, votes = authority.deputies, dict(succession.votes)
     return [
@@ -135,7 +136,8 @@ _POSITION, _TERM = attrgetter("position"), attrgetter("term")
 
 
 class ControlFeed:
-    """The decisions of one run, as far as this node has them."""
+    """The decisions of one run that this node has, and the successions and proofs that decide who signs
+    them."""
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
@@ -143,15 +145,18 @@ class ControlFeed:
         self.chains = [genesis(authority.run_id)]
         """Chain hashes after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
-        """The fork at the lowest position, by term."""
+        """The proof of the fork at the lowest position, keyed by term."""
         self.liars: dict[bytes, DoubleVote] = {}
-        """Proofs, by key, that a stand-in has elected two keys for one term. Its statements are ignored."""
+        """Proofs that a stand-in has elected two keys for one term, keyed by the stand-in's key. Statements
+        of such a stand-in are ignored."""
         self.successions: dict[bytes, Succession] = {}
-        """Successions by their signed message: one of each term, or the lowest two, which void each other."""
+        """Successions, keyed by their signed message. There is one for each term, or two that void each other
+        (of more, the two with the lowest messages)."""
         self.succession: Succession | None = None
-        """The succession that counts: that of the highest term that has only one."""
+        """The succession that counts, which is of the highest term with only one succession; None if there is
+        none."""
         self._sizes = [0]
-        """Size of the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
+        """Total size of the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
         self._named: list[_Turn] = []
         """Stored decisions that name stand-ins, in order."""
         self._elected: list[_Turn] = []
@@ -164,7 +169,7 @@ class ControlFeed:
 
     @property
     def chain(self) -> bytes:
-        """The chain hash after all of them."""
+        """The chain hash after all stored decisions."""
         return self.chains[-1]
 
     @property
@@ -174,7 +179,8 @@ class ControlFeed:
 
     @property
     def stand_ins(self) -> tuple[bytes, ...]:
-        """The keys of the stand-ins, of which a majority elects and decides; empty if there are none."""
+        """The keys of the stand-ins; empty if there are none. A majority of them elects an organiser and
+        confirms its decisions."""
         return self._stand_ins_at(self.stop, self.term)
 
     @property
@@ -184,8 +190,8 @@ class ControlFeed:
 
     @property
     def frozen(self) -> bool:
-        """Whether nobody can decide until a succession: the key has signed two sequences, or half of the
-        stand-ins have voted twice."""
+        """Whether nobody can decide before the next succession, because the present term's key has signed two
+        sequences or half of the stand-ins have voted twice in a term."""
         honest = sum(key not in self.liars for key in self.stand_ins)
         return self.forked or (bool(self.stand_ins) and 2 * honest <= len(self.stand_ins))
 
@@ -207,13 +213,13 @@ class ControlFeed:
 
     @property
     def standing(self) -> dict[bytes, int]:
-        """The numbers of the members that stand in, by their keys."""
+        """The member numbers of the stand-ins, keyed by the keys with which they stand in."""
         named = _last_before(self._named, self.stop)
         return dict(zip(named.keys, named.members, strict=True)) if named and self.stand_ins else {}
 
     @property
     def begun(self) -> int:
-        """The position at which the present term has begun."""
+        """Number of decisions before the present term began."""
         last = self._elected[-1] if self._elected else None
         if last and last.term == self.term:
             return last.position
@@ -221,7 +227,8 @@ class ControlFeed:
 
     @property
     def next_term(self) -> int:
-        """The first term after those of all known successions, void or not."""
+        """The term that a new succession would begin: the first one after the terms of all known successions,
+        void ones included."""
         terms = self.authority.terms
         return terms + max((succession.term for succession in self.successions.values()), default=0)
 
@@ -237,8 +244,8 @@ class ControlFeed:
         return [(self.chains[place], place, self.entries[place]) for place in places]
 
     def after(self, turns: Iterable[tuple[bytes, int, Entry]]) -> tuple[int, bytes | None]:
-        """Return the present term and its key by the `turns` of another node and the successions known here.
-        The key is None if one of the decisions is not valid at its position."""
+        """Return the present term and its key, as they follow from the `turns` of another node and the
+        successions known here. The key is None if one of the decisions is not valid at its position."""
         told, last = ControlFeed(self.authority), -1
         told.successions, told.succession = self.successions, self.succession
         for chain, place, entry in turns:
@@ -266,12 +273,14 @@ class ControlFeed:
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
 
-        Raises LocalProtocolError if it cannot follow the stored ones, as it would fork the feed.
+        Raises LocalProtocolError if the decision cannot follow the stored decisions, as it would fork the
+        feed.
         """
         return self._sign(Entry(self.term, record, b""), sign)
 
     def elect(self, term: int, elected: Elected, sign: Sign) -> Entry:
-        """Return the decision that begins a term, signed by the key that it names; raises as `sign`."""
+        """Return the decision that begins a term, signed by the key that it names. Raises LocalProtocolError
+        in the same cases as `sign`."""
         return self._sign(Entry(term, decisions.encode(elected), b""), sign)
 
     def _sign(self, entry: Entry, sign: Sign) -> Entry:
@@ -284,10 +293,12 @@ class ControlFeed:
     # -- what comes in -----------------------------------------------------------------------------
 
     def add(self, first: int, entries: Iterable[Entry]) -> int | ControlFork:
-        """Add decisions from position `first` on; return how many at the end are new, or a fork.
+        """Add decisions from position `first` on. Return how many decisions at the end of the sequence are
+        new, or the proof of a fork.
 
-        Stops at the first decision that does not follow, is not signed or may not be taken yet; a Want asks
-        again later. Stored decisions may be replaced if this node misses decisions or has missed an election.
+        Stops at the first decision that does not follow, is not signed or may not be taken yet. The others
+        are requested again later. Stored decisions may be replaced if this node misses decisions or has
+        missed an election.
         """
         if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
             new = trial.stop - next(
@@ -386,7 +397,8 @@ class ControlFeed:
 
     @staticmethod
     def _lowest_two(successions: dict[bytes, Succession]) -> dict[bytes, Succession]:
-        """Return the lowest two of each of the highest terms; the order of arrival does not matter."""
+        """Return the two successions with the lowest messages of each of the highest MAX_TERMS terms. The
+        result does not depend on the order of arrival."""
         by_term: dict[int, list[bytes]] = {}
         for name in sorted(successions):
             by_term.setdefault(successions[name].term, []).append(name)
@@ -406,7 +418,7 @@ class ControlFeed:
         self._truncate(next((position for position, may in enumerate(allowed) if not may), self.stop))
 
     def _betrays(self, stop: int, chain: bytes) -> bool:
-        """Return whether the succession keeps `stop` decisions, but with another chain hash than this."""
+        """Return whether the succession keeps `stop` decisions, but with another chain hash than `chain`."""
         last = self.succession
         return last is not None and last.kept == stop and last.chain != chain
 
@@ -417,7 +429,7 @@ class ControlFeed:
         return last.term if last and self._follows(begun, last.term) else begun
 
     def _follows(self, begun: int, term: int) -> bool:
-        """Return whether a term is later and of the same succession."""
+        """Return whether `term` is later than `begun` and belongs to the same succession."""
         return begun < term < begun - begun % self.authority.terms + self.authority.terms
 
     def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
@@ -445,7 +457,7 @@ class ControlFeed:
 
     def _is_later(self, position: int, entry: Entry, chain: bytes) -> bool:
         """Return whether a signed decision replaces ours at the same position. It does if it begins a later
-        term. It also does if two were elected for one term and its chain hash is lower."""
+        term. It also does if two keys were elected for the same term and its chain hash is the lower one."""
         ours = self.entries[position]
         if self.succession and position < self.succession.kept:
             return False
@@ -488,7 +500,8 @@ class ControlFeed:
                 turns.pop()
 
     def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
-        """Return the proof that one key has signed both our decision at this position and another one."""
+        """Return the proof that one key has signed both our decision at this position and the decision
+        `entry`."""
         chains = self.chains[position + 1], chain
         return ControlFork(
             entry.term, position + 1, chains, (self.entries[position].signature, entry.signature)
@@ -497,7 +510,8 @@ class ControlFeed:
     # -- signatures --------------------------------------------------------------------------------
 
     def _keys(self, term: int) -> set[bytes]:
-        """Return the keys of a term: two if the deputies have named two."""
+        """Return the keys that sign in a term. There are two if the deputies have signed two successions for
+        it, and none if the term is unknown."""
         if term % self.authority.terms:
             place = bisect_left(self._elected, term, key=_TERM)
             return {turn.keys[0] for turn in self._elected[place : place + 1] if turn.term == term}
@@ -510,8 +524,8 @@ class ControlFeed:
         return next(iter(keys)) if len(keys) == 1 else None
 
     def _lasting(self, term: int) -> bool:
-        """Return whether a term is valid: it has one succession, is the first, or began with an election
-        here."""
+        """Return whether a term is valid: it is the first term, has exactly one succession, or begins with a
+        stored election."""
         if term % self.authority.terms:
             return bool(self._keys(term))
         same = sum(succession.term == term for succession in self.successions.values())
@@ -555,8 +569,8 @@ class ControlFeed:
 
 
 def double_vote(one: Statement, other: Statement) -> DoubleVote | None:
-    """Return the proof that one stand-in has elected two keys for one term; None if these do not show
-    that."""
+    """Return the proof that one stand-in has elected two keys for one term; None if these two statements do
+    not show that."""
     if not _elect_two(one, other):
         return None
     stripped = replace(one, entries=()), replace(other, entries=())

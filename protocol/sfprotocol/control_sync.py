@@ -25,15 +25,16 @@ from sfprotocol.signing import Sign
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 WANT_AGAIN = 5.0
-"""Seconds until decisions are requested again. The largest decision takes 15 s over a line of 100 kbit/s and
-arrives after a repeated request; a dead peer costs little time."""
+"""Seconds without an answer after which decisions are requested again, so that a dead peer costs little time.
+The largest decision takes 15 s over a line of 100 kbit/s. It arrives all the same, after repeated
+requests."""
 
 PUSHED_BYTES = 1024
-"""Maximum size of new decisions that are sent without a request, in bytes. Longer ones are announced, and the
-peer asks for them once."""
+"""Maximum size of new decisions that are sent without a request, in bytes. Longer news is announced, and the
+peer asks for it once."""
 
 PAGE_BYTES = 200 * 1024
-"""Maximum size of the decisions in one message, in bytes, unless a single one is larger."""
+"""Maximum size of the decisions in one message, in bytes. A larger decision is sent alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ NOTHING_KEPT = Kept()
 
 
 class ControlSync:
-    """The control feed of one machine, the state that follows from it, and the neighbours' parts of it."""
+    """The control feed of one machine, the state of the run that follows from it, and its exchange with
+    neighbours."""
 
     def __init__(
         self, frontier: Frontier, links: dict[LinkId, Link], counters: Counters, *, kept: Kept
@@ -60,9 +62,10 @@ class ControlSync:
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)
         self.changed: set[int] = set()
-        """Numbers of feeds whose listed steps or factors have changed; the machine empties it."""
+        """Numbers of feeds whose listed steps or factors have changed since the machine last emptied this
+        set."""
         self.dropped = False
-        """Whether stored decisions were dropped; the machine clears it."""
+        """Whether stored decisions were dropped since the machine last cleared this mark."""
         self._strange: list[messages.Feed] = []
         """Stored feeds whose origin is no member any more."""
         self._run = run
@@ -91,8 +94,8 @@ class ControlSync:
 
     @property
     def claimed(self) -> tuple[int, str]:
-        """The largest number of decisions that a neighbour of this term or a later one claims to have, with
-        its peer id; 0 without such a claim."""
+        """The largest number of decisions that a neighbour in our term or a later one claims to have, with
+        the neighbour's peer id; 0 and an empty id without such a claim."""
         heads = [(link.control.theirs, link.peer) for link in self._links.values()]
         return max(
             ((head.stop, peer) for head, peer in heads if head and head.term >= self.feed.term),
@@ -105,14 +108,14 @@ class ControlSync:
         return self.elections.key
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature by that key. Raises LocalProtocolError if there is no key."""
+        """Return the signature of `message` by `key`. Raises LocalProtocolError if this node has no key."""
         if self._sign is None:
             raise LocalProtocolError("a signature without a key")
         return self._sign(message)
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Sign decisions with this key, the organiser's or a stand-in's, from now on. `restored`: it may have
-        signed decisions that are unknown here."""
+        """Sign decisions with this key, the organiser's or a stand-in's, from now on. `restored`: the key may
+        have signed decisions that are unknown here."""
         self._sign = sign
         self.elections.hold(key, sign, now, restored=restored)
 
@@ -142,7 +145,7 @@ class ControlSync:
         return self._ask(link, now)
 
     def wanted(self, link: Link, want: messages.ControlWant, now: float) -> list[Action]:
-        """Send decisions from a position on, as many as fit one message."""
+        """Send the decisions from the wanted position on, up to the size of one message."""
         entries: list[messages.Entry] = []
         size = 0
         for entry in self.feed.entries[want.first : want.first + MAX_ENTRIES]:
@@ -163,7 +166,8 @@ class ControlSync:
         ]
 
     def heard(self, link: Link, control: messages.Control, now: float) -> list[Action]:
-        """Add decisions. Those that do not follow ours change nothing: the peer may have another sequence."""
+        """Add decisions that a peer has sent. Decisions that do not follow ours change nothing, as the peer
+        may have another sequence."""
         link.control.asked_at = float("-inf")
         before = self.feed.stop
         result = self.feed.add(control.first, control.entries)
@@ -248,7 +252,8 @@ class ControlSync:
             link.control.told = self.head()
 
     def _dropped(self, first: int) -> list[Action]:
-        """Fold all decisions again, as stored ones from `first` on do not belong to the sequence any more."""
+        """Compute the state of the run again from all decisions, as stored decisions from position `first` on
+        do not belong to the sequence any more."""
         self.dropped = True
         self._refold()
         left = (self._frontier.state(feed) for feed in self._strange)
@@ -299,8 +304,8 @@ class ControlSync:
     # -- asking ------------------------------------------------------------------------------------
 
     def _differs(self, theirs: messages.ControlHead | None) -> bool:
-        """Return whether the peer has decisions that we lack, or another sequence, as far as its head
-        shows."""
+        """Return whether the peer's head shows that it has decisions that are missing here, or another
+        sequence."""
         if theirs is None:
             return False
         if theirs.stop > self.feed.stop:
@@ -308,7 +313,7 @@ class ControlSync:
         return self.feed.chains[theirs.stop] != theirs.chain
 
     def _ask(self, link: Link, now: float) -> list[Action]:
-        """Ask for decisions that are missing here. If the two sequences differ, ask for earlier ones."""
+        """Ask for decisions that are missing here. If the two sequences differ, ask for earlier decisions."""
         theirs, control = link.control.theirs, link.control
         if theirs is None or now - control.asked_at < WANT_AGAIN or not self._differs(theirs):
             return []

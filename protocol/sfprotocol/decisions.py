@@ -37,38 +37,41 @@ from sfprotocol.fields import (
 )
 
 RATE_ONE = 1 << 32
-"""A rate of 1: rates are counted in units of 2^-32 (SPEC O8)."""
+"""Number that stands for a rate of 1, as rates are stored in units of 2^-32 (SPEC O8)."""
 
 UNIT_ONE = 1 << 16
-"""A unit of 1: the unit of a first-order run's scalars is counted in units of 2^-16 of scalar_delta (SPEC
-U11)."""
+"""Number that stands for a unit of scalar_delta, as the unit of a first-order run's scalars is stored in
+units of 2^-16 of scalar_delta (SPEC U11)."""
 
 FACTOR_ONE = 1 << 12
-"""A factor of 1: factors are counted in units of 2^-12 (SPEC O8)."""
+"""Number that stands for a factor of 1, as factors are stored in units of 2^-12 (SPEC O8)."""
 
 LEAST_NORM = 8
-"""Part of the limit (an eighth) that an update's norm must reach to count. A smaller one would take as much
-of the budget as a useful one."""
+"""Divisor of the limit. To count, an update's norm must reach this part of the limit (an eighth). A smaller
+update would take as much of the budget as a useful one."""
 
 INCARNATIONS = 64
-"""Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times its member's, plus its
-incarnation."""
+"""Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times the number of its member, plus
+its incarnation."""
 
 TAG_BYTES = 8
-"""Bytes of a tag. After a close a member may search for another history of its feed with the same tag. One
-processor takes minutes for 4 bytes and thousands of years for 8 (SPEC O7)."""
+"""Bytes of the tag of a history in a close. After the close, a member may search for another history of its
+feed with the same tag. With one processor, this takes minutes for 4 bytes and thousands of years for 8 bytes
+(SPEC O7)."""
 
 MAX_DECISION = 192 * 1024
-"""Maximum size of one decision, in bytes. It fits a message, and a close of 10,000 feeds fits it."""
+"""Maximum size of one decision, in bytes. A decision of this size fits a message, and a close of 10,000 feeds
+stays below it."""
 
 MAX_MOVES = 16_384
 """Maximum number of entries of a list in a decision. The decoder allocates a list before it reads it."""
 
 MAX_STAND_INS = 15
-"""Maximum number of stand-ins of a run. Seven of them may be away; every decision waits for eight of them."""
+"""Maximum number of stand-ins of a run. With 15, every decision waits for eight of them, and seven may be
+away."""
 
 MAX_TEXT = 1000
-"""Maximum size of an announcement, in bytes: a paragraph."""
+"""Maximum size of an announcement, in bytes; enough for a paragraph."""
 
 
 class Move(NamedTuple):
@@ -77,7 +80,7 @@ class Move(NamedTuple):
     feed: int
     """Number of the feed."""
     steps: int
-    """Number of steps after the last one listed before."""
+    """Number of listed steps. They follow the last step that an earlier close lists."""
     tag: bytes
     """The first 8 bytes of BLAKE2b-256(salt | chain hash after the last listed step), which identify the
     history. The salt is drawn for the close, so that nobody can prepare two histories with one tag."""
@@ -91,7 +94,7 @@ class Move(NamedTuple):
 
 
 class Recount(NamedTuple):
-    """Steps that an earlier seal has skipped and a later one counts."""
+    """Steps that an earlier seal has skipped and a later seal counts."""
 
     feed: int
     epoch: int
@@ -99,8 +102,8 @@ class Recount(NamedTuple):
 
 
 class RateFrom(NamedTuple):
-    """The rate of updates with the label `epoch` or a later one. In a first-order run it also has the unit
-    and the limit of their scalars."""
+    """The rate of updates with the label `epoch` or a later label. In a first-order run, also the unit of the
+    updates' scalars and the limit of their norm."""
 
     epoch: int
     rate: int
@@ -121,15 +124,15 @@ class RateFrom(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The effect on the validation loss of the updates of one feed that a close lists."""
+    """The measured effect of one feed's updates in a close on the validation loss."""
 
     feed: int
     updates: int
     """Number of listed updates that were measured."""
     worth: int
-    """Nats by which they lower the loss with factor 1, in units of 10^-9."""
+    """Nats by which the measured updates lower the loss with factor 1, in units of 10^-9."""
     score: int
-    """Standard deviations by which this exceeds chance, in units of 10^-3 (SPEC O16)."""
+    """Standard deviations by which the worth exceeds chance, in units of 10^-3 (SPEC O16)."""
 
 
 class StandIn(NamedTuple):
@@ -147,8 +150,8 @@ class Ballot(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """A field that a later version adds. A node that does not know an even kind cannot know the run's
-    state."""
+    """An additional field of a decision, made by a later version. A node that finds an even kind that it does
+    not know cannot know the run's state."""
 
     kind: int
     data: bytes
@@ -196,7 +199,8 @@ class Admit:
 
     origin: bytes
     quota: int
-    """Maximum number of its updates with one label; 0 for a stranger, for whom nobody vouches (SPEC O20)."""
+    """Maximum number of updates of the origin with one label; 0 for a stranger, for whom nobody vouches (SPEC
+    O20)."""
     invitation: int
     """1 + number of its invitation; 0 for none."""
 
@@ -227,8 +231,8 @@ class RevokeInvitation:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Remove the steps for good that the closes of epochs `first` to `last` list, of these members or of
-    all."""
+    """Remove for good the steps that the closes of epochs `first` to `last` list of these members, or of all
+    members if `members` is empty."""
 
     first: int
     last: int
@@ -249,7 +253,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """Use published bases for a subspace and for later ones without their own."""
+    """Use published bases for a subspace, and for later subspaces without bases of their own."""
 
     subspace: int
     digest: bytes
@@ -259,12 +263,12 @@ class Bases:
 @dataclass(frozen=True, slots=True)
 class StandIns:
     """Name the stand-ins, the organiser among them: more than half of them elect another organiser when it
-    falls silent. No names end this (SPEC O21)."""
+    falls silent. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
 
     keys: tuple[StandIn, ...]
     admission: int = 0
-    """Newcomers whom an elected stand-in admits by itself: 0 those with an invitation; 1 the same, while
-    others wait for a person; 2 also those with a proof of work."""
+    """Rule by which an elected stand-in admits newcomers by itself. 0: newcomers with an invitation. 1: the
+    same, while other newcomers wait for a person. 2: also newcomers with a proof of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +293,7 @@ class Evaluated:
     epoch: int
     metric: str
     value: int
-    """The value in units of 10^-6, which are also those of `low`, `high` and `loss`."""
+    """The value, in units of 10^-6, like `low`, `high` and `loss`."""
     low: int
     high: int
     loss: int
@@ -320,8 +324,8 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """Name members that measure for the organiser. Only versions before 0.3 made it; changes nothing (SPEC
-    O18)."""
+    """Name members that measure for the organiser. Only versions before 0.3 made this decision; changes
+    nothing (SPEC O18)."""
 
     members: tuple[int, ...]
 
@@ -371,7 +375,7 @@ def _text(most: int) -> Field:
 
 
 def _read_move(values: list[Any], at: int) -> Move:
-    """Return a move. Its zeros are a fourth field, which is missing if there are none."""
+    """Return a move. The number of zeros is a fourth field, which is missing if there are none."""
     value = values[at]
     named = isinstance(value, list) and len(value) == 4
     move: Move = (_MOVE_WITH_ZEROS if named else _MOVE).read(values, at)
@@ -380,7 +384,7 @@ def _read_move(values: list[Any], at: int) -> Move:
 
 
 def _read_rate(values: list[Any], at: int) -> RateFrom:
-    """Return a rate. Unit and limit are two more fields in a first-order run, and not 0."""
+    """Return a rate. In a first-order run, unit and limit are two more fields, which must not be 0."""
     value = values[at]
     whole = isinstance(value, list) and len(value) == 4
     rate: RateFrom = (_RATE_AND_UNIT if whole else _RATE).read(values, at)
@@ -432,7 +436,7 @@ _KINDS: dict[int, tuple[type, tuple[Field, ...]]] = {
     9: (Validators, (_NUMBERS,)),
     11: (Oversized, (U32, _NUMBERS)),
 }
-"""The fields of each kind. Even kinds change the state of a run, odd ones do not."""
+"""The fields of each kind. Even kinds change the state of a run, odd kinds do not."""
 
 _KIND_OF = {decision: kind for kind, (decision, _) in _KINDS.items()}
 _FIELDS = {kind: row(decision, *fields) for kind, (decision, fields) in _KINDS.items()}
@@ -474,7 +478,8 @@ def _decode(data: bytes) -> Recorded:
 
 
 def read(record: bytes) -> Recorded:
-    """Return the decision of a signed record. A record without a valid one changes nothing (SPEC O2)."""
+    """Return the decision of a signed record. For a record without a valid decision, return a decision that
+    changes nothing (SPEC O2)."""
     try:
         return decode(record)
     except RemoteProtocolError:
@@ -489,8 +494,8 @@ def _pack(value: Any) -> bytes:
 
 
 def _unpack(data: bytes) -> Any:
-    """Return the one value in `data`. As the unpacker allocates announced arrays, 128 KiB for 3 bytes, a
-    first pass checks that all announced elements are there."""
+    """Return the one value in `data`. The unpacker allocates arrays as they are announced, and 3 bytes can
+    announce 128 KiB. So a first pass checks that all announced elements are there."""
     unpacker = msgpack.Unpacker(max_buffer_size=MAX_DECISION, **_BOUNDS)
     unpacker.feed(data)
     try:

@@ -7,19 +7,22 @@ and every action is a function of them (`review`). Our own is durable before it 
 hold after a crash.
 
     role         does                                                becomes
-    follower     holds what the organiser proposes, answers its      silent, six beats missed
-                 beats
-    silent       says so; elects whoever stands and has no less      candidate, once more than half are
-                 than it                                             silent and a random time has passed
-    candidate    elects itself in a new term                         organiser, by more than half;
-                                                                     follower, of one as late or later
-    organiser    beats; proposes one decision at a time              follower, of a later term
+    follower     holds what the organiser proposes, and answers      silent, after LEASE without a beat
+                 its statements (its beats)
+    silent       says that it hears no organiser; elects a           candidate, once more than half are
+                 candidate that holds at least as much as it does    silent and a random time has passed
+    candidate    elects itself in a new term                         organiser, if more than half elect it;
+                                                                     follower, of an organiser in the same
+                                                                     or a later term
+    organiser    sends beats; proposes one decision at a time        follower, of an organiser in a later
+                                                                     term
 
     undecided    a decision that some stand-ins hold; nobody else has seen it, and it has no effect
     decided      a decision that more than half hold: it joins the control feed and is sent to everybody
 
-An organiser that more than half have not answered for LEASE decides nothing. While a `StandIns` is undecided,
-both the former and the new stand-ins must agree. Without stand-ins this module is not used.
+An organiser decides nothing unless more than half of the stand-ins have answered it within LEASE. While a
+`StandIns` is undecided, both the former and the new stand-ins must agree. Without stand-ins this module is
+not used.
 """
 
 from __future__ import annotations
@@ -45,23 +48,26 @@ LEASE = 60.0
 stand-ins look for another organiser. Six beats, so that a lost link or a busy machine causes no election."""
 
 SPREAD = 10.0
-"""Seconds over which candidates spread their elections. Two at once would get half of the votes each."""
+"""Maximum random delay, in seconds, before a stand-in becomes a candidate. Two candidates at once would get
+half of the votes each."""
 
 STATEMENT_BYTES, STATEMENT_RATE, STATEMENT_BURST = 320, 8_192.0, 524_288.0
-"""Bytes of a statement without entries; bytes that are forwarded of one stand-in, per second and at once. The
-largest decision has 192 KiB, in runs with thousands of members, whose epochs last minutes."""
+"""Size of a statement without entries, in bytes; maximum size of the statements of one stand-in that are
+forwarded, in bytes per second and at once. The largest decision has 192 KiB, in runs with thousands of
+members, whose epochs last minutes."""
 
 LEAP = 1024
-"""Maximum number of terms by which others may be ahead. Each term takes seconds in which more than half are
-silent."""
+"""Maximum number of terms by which the statements of others may be ahead of our own term; later ones are
+ignored. Each term takes seconds in which more than half of the stand-ins are silent, so that honest stand-ins
+do not get further ahead."""
 
 KEPT_VOTES = 8
 """Maximum number of stored votes of one stand-in, for comparison with later ones. An honest stand-in has
 fewer votes in terms that are not over."""
 
 LAST_NUMBER = (1 << 63) - 1
-"""Maximum number of a statement. Higher ones are ignored, as the key's owner could not continue after
-them."""
+"""Maximum number of a statement. Statements with higher numbers are ignored, as the key's owner could not
+continue after them."""
 
 
 @dataclass(slots=True)
@@ -74,7 +80,8 @@ class _Heard:
 
 
 class Elections:
-    """The stand-ins of one run, as one machine knows them, and its own part if it is one."""
+    """The stand-ins of one run, as one machine knows them. If this machine is a stand-in, also its own
+    part."""
 
     def __init__(
         self,
@@ -92,25 +99,26 @@ class Elections:
         self._grow, self._prove = grow, prove
         self._heard: dict[bytes, _Heard] = {}
         self._votes: dict[bytes, list[Statement]] = {}
-        """Statements, by key, that elect somebody: one of each term that is not over."""
+        """Statements that elect somebody, keyed by the stand-in's key: one for each term that is not over."""
         self._own = own
         self._sign: Sign | None = None
         self.key = b""
         """The public key with which this node stands in, or offers to."""
         self.restored = False
-        """Whether our key may have made promises that are unknown here. It then elects nobody until it has
+        """Whether our key may have made promises that are unknown here. We then elect nobody until we have
         learnt which terms have begun."""
         self._tail: tuple[int, tuple[Entry, ...]] = (own.decided, own.entries) if own else (0, ())
         self._organiser_at = float("-inf")
         """The time of the organiser's last statement, or the time at which we began to listen."""
         self._beats: dict[int, float] = {}
-        """The times of our own recent statements, by number."""
+        """The times of our own recent statements, keyed by statement number."""
         self._answered: dict[bytes, float] = {}
-        """Times, by key, of our latest statement that the key has answered."""
+        """The time of our latest statement that a stand-in has answered, keyed by the stand-in's key."""
         self._way: LinkId | None = None
         """The link that brought the organiser's last statement."""
         self._told_at: dict[bytes, float] = {}
-        """Times, by key, at which its statement was last forwarded to all neighbours."""
+        """The time at which a stand-in's statement was last forwarded to all neighbours, keyed by the
+        stand-in's key."""
         self._stand_at: float | None = None
         self._stood = 0, 0
         """Number of decisions when we last stood as a candidate, and number of our candidacies since."""
@@ -121,7 +129,7 @@ class Elections:
         nothing."""
         self._beat_at = self._wake_at = float("-inf")
         self._memo: dict[tuple[bytes, int, tuple[Entry, ...]], ControlFeed | None] = {}
-        """The control feed with the proposals of a few statements: a cache."""
+        """A cache of results of `_grown`: the control feed with the proposal of a statement added."""
 
     # -- what others ask ---------------------------------------------------------------------------
 
@@ -137,7 +145,7 @@ class Elections:
 
     @property
     def settled(self) -> bool:
-        """Whether this node knows, durably, the terms in which our key must promise nothing."""
+        """Whether this node has stored durably in which terms our key must make no promise."""
         return not self.restored and self._own is not None
 
     def leads(self, now: float) -> bool:
@@ -165,7 +173,7 @@ class Elections:
     # -- what comes in -----------------------------------------------------------------------------
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Take part with this key from now on. `restored`: it may have made promises that are unknown
+        """Take part with this key from now on. `restored`: the key may have made promises that are unknown
         here."""
         self.key, self._sign, self.restored = key, sign, restored
         self._organiser_at = self._beat_at = self._wake_at = now
@@ -187,8 +195,8 @@ class Elections:
         return [Transmit(link.id, said) for said in told.values()]
 
     def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
-        """Store a statement and forward it if it is news. Prove a double vote if it elects another key than
-        before.
+        """Store a statement and forward it if it is news. Prove a double vote if the statement elects another
+        key for a term than an earlier statement.
 
         Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
@@ -250,8 +258,9 @@ class Elections:
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
-        """Elect another stand-in for the next term once our proposal is decided. It stands at once, and
-        others elect it, too. Do nothing if we may not decide or the other one is away."""
+        """Elect another stand-in for the next term once our proposal is decided. That stand-in becomes a
+        candidate at once, and others elect it, too. Do nothing if we may not decide or the stand-in is
+        away."""
         if not self.leads(now) or key not in self.present(now) or key == self.key:
             return []
         self._hands_to = key, now + LEASE
@@ -276,7 +285,7 @@ class Elections:
     # -- what follows ------------------------------------------------------------------------------
 
     def review(self, now: float) -> list[Action]:
-        """Answer, elect, stand or decide, by the statements that are known."""
+        """Answer, elect, become a candidate or decide, as follows from the known statements."""
         for key in [key for key in self._heard if key not in self._everybody()]:
             for known in (self._heard, self._votes, self._told_at):
                 known.pop(key, None)
@@ -378,14 +387,16 @@ class Elections:
         return self._sign(election_message(run_id, term, ahead.stop, ahead.chain, key))
 
     def _handed_over(self) -> tuple[int, bytes] | None:
-        """Return the term for which the organiser itself has elected another key, and that key."""
+        """Return the term for which the organiser itself has elected another key, with that key; None if it
+        has not."""
         heard = self._heard.get(self._feed.key or b"")
         if heard is None or heard.said.voted <= max(heard.said.term, self._feed.term):
             return None
         return heard.said.voted, heard.said.candidate
 
     def _handed_to_us(self) -> int:
-        """Return the term for which the organiser has elected us; 0 if we have elected since."""
+        """Return the term for which the organiser has elected us; 0 if it has not, or if we have voted in
+        that term or a later one."""
         term, key = self._handed_over() or (0, b"")
         return term if key == self.key and self._own and term > max(self._own.voted, self._own.term) else 0
 
@@ -405,7 +416,7 @@ class Elections:
         return bool(own and own.silent) and self._most(silent)
 
     def _delay(self, now: float) -> float:
-        """Return the seconds until we stand. Stand-ins that hold more go first."""
+        """Return the seconds until we become a candidate. Stand-ins that hold more decisions go first."""
         drawn = hashlib.blake2b(self.key + self._latest().to_bytes(4, "big"), digest_size=4).digest()
         draw = int.from_bytes(drawn, "big") / 2**32
         ahead = self._ahead()
@@ -482,8 +493,8 @@ class Elections:
     def _pass_on(
         self, said: Statement, before: Statement | None, source: Link | None, now: float
     ) -> list[Action]:
-        """Send a statement to all neighbours but the `source`. A mere answer to the organiser goes to the
-        link of its last statement only, and to all neighbours every half beat."""
+        """Send a statement to all neighbours but the `source`. A mere answer to the organiser goes only to
+        the link that brought the organiser's last statement; every half beat, it goes to all neighbours."""
         links = [link for link in self._links.values() if link.greeted]
         if before and _stance(before) == _stance(said) and not self._is_organisers(said):
             way = [link for link in links if link.id == self._way]
@@ -502,7 +513,8 @@ class Elections:
         return replace(told, signature=self._sign(statement_message(self._feed.authority.run_id, told)))
 
     def _remember(self, said: Statement) -> None:
-        """Take over an unknown statement of our own key: this node's folder was restored or is old."""
+        """Take over a statement of our own key that is unknown here, because this node's folder was restored
+        or is old."""
         assert self._own is None or said.number > self._own.number
         own = self._own
         term, voted = max(said.term, own.term if own else 0), max(said.voted, own.voted if own else 0)
@@ -510,8 +522,8 @@ class Elections:
         self.restored = True
 
     def _knows_too_little(self) -> bool:
-        """Return whether our key may have made promises that are unknown here. This ends once more than half
-        of the others have told their terms: we promise nothing in these terms."""
+        """Return whether our key may still have made promises that are unknown here. This ends once more than
+        half of the others have told their terms, in which we then promise nothing."""
         if self.restored:
             others = [key for key in self._feed.stand_ins if key != self.key]
             if 2 * sum(key in self._heard for key in others) <= len(others):
@@ -529,7 +541,7 @@ class Elections:
         return own is not None and not _may_not(own) and (ahead.key, ahead.term) == (self.key, own.term)
 
     def _leads_since(self, said: Statement) -> bool:
-        """Return whether we organise, in no earlier term than a statement's."""
+        """Return whether we organise, in the term of this statement or a later one."""
         return self._organises() and self._ahead().term >= said.term
 
     def _stands(self) -> bool:
@@ -555,13 +567,14 @@ class Elections:
         """Return the first term in which more than half may elect us, by their statements.
 
         A single stand-in with a late term, honest or not, does not raise it. As some of the others may lie,
-        each failed candidacy takes one more of them into account.
+        each failed candidacy takes one more stand-in into account.
         """
         return 1 + max(self._ours(), self._reached(now, self._in_vain()))
 
     def _reached(self, now: float, more: int = 0) -> int:
-        """Return the latest term of the stand-ins with the earliest terms: as many as are more than half with
-        us, and `more`. Terms that are too late for others to accept are left out."""
+        """Return the latest term that a group of stand-ins has reached. The group consists of the stand-ins
+        with the earliest terms: enough to be more than half together with us, and `more` further ones. Terms
+        that are too late for others to accept are left out."""
         terms = {
             key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
         }
@@ -599,7 +612,8 @@ class Elections:
         return ahead if (ahead.stop, ahead.chain) == (said.stop, said.chain) else None
 
     def _grown(self, first: int, entries: tuple[Entry, ...]) -> ControlFeed | None:
-        """Return the control feed with these entries, too; None if they do not follow from our decisions."""
+        """Return the control feed with these entries added; None if they do not follow from our decisions or
+        bring nothing new."""
         if not entries or first + len(entries) <= self._feed.stop or first > self._feed.stop:
             return None
         asked = self._feed.chain, first, entries
@@ -612,12 +626,14 @@ class Elections:
         return self._memo[asked]
 
     def _groups(self) -> list[Collection[bytes]]:
-        """Return the keys of the present stand-ins, and of those that an undecided decision names."""
+        """Return groups of keys: the present stand-ins, and the stand-ins that each undecided decision
+        names."""
         return [group for group in (self._feed.stand_ins, *_named(self._tail[1])) if group]
 
     def _everybody(self) -> set[bytes]:
-        """Return the keys whose statements we accept: all stand-ins, also those that a proposal names which
-        follows from our decisions. Keys with a proven double vote are left out."""
+        """Return the keys whose statements we accept. They are the keys of all stand-ins, including stand-ins
+        that are only named by a proposal, if it follows from our decisions. Keys with a proven double vote
+        are left out."""
         told = (
             group
             for one in self._heard.values()
@@ -641,8 +657,8 @@ def _stance(said: Statement) -> tuple[int, int, bytes, bool]:
 
 def _may_not(said: Statement) -> bool:
     """Return whether a stand-in must not organise in its term, because it has voted in a later one. The key
-    that it elected need not keep new decisions of this term, or its own key may have signed lost ones
-    there."""
+    that it elected need not keep further decisions of its term. Or, after its folder was restored, its own
+    key may have signed decisions of this term that are lost."""
     return said.voted > said.term
 
 

@@ -52,7 +52,7 @@ class Writable:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A Serve was carried out, up to (not including) step `stop`. `hops` is the Serve's."""
+    """A Serve was carried out, up to (not including) step `stop`. `hops` is the hop count of the Serve."""
 
     link: LinkId
     feed: messages.Feed
@@ -130,19 +130,19 @@ class Traced:
     stop: int
     chain: bytes
     ours: messages.Segment
-    """Our updates from that step on, up to the next signature."""
+    """Our updates from step `stop` on, up to the next signature."""
     epoch: int
-    """Epoch of the update before that step; 0 at the beginning."""
+    """Epoch of the update before step `stop`; 0 at the beginning."""
     labelled: int
-    """Number of consecutive updates directly before that step that belong to this epoch."""
+    """Number of consecutive updates directly before step `stop` that belong to `epoch`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointKept:
     """This node stores the state of a usable checkpoint, so that updates before these bases are not needed.
 
-    `bases` has every feed with listed steps up to the checkpoint's epoch. `checkpoint` is None if a node that
-    has waited for one begins with step 0 of every feed after all.
+    `bases` contains the base of every feed with listed steps up to the checkpoint's epoch. `checkpoint` is
+    None if this node has waited for a checkpoint and begins with step 0 of every feed after all.
     """
 
     checkpoint: Checkpoint | None
@@ -162,8 +162,9 @@ Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined
 class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
-    `chain` is the head after the segment. `counted` is less than all only for a feed that is cut (SPEC E4).
-    The updates after the cut are stored because the signature vouches for the whole segment.
+    `chain` is the head after the segment. `counted` is less than the number of all updates only if the feed
+    is cut (SPEC E4), or later updates are revoked or not allowed (SPEC O6). The updates that do not count are
+    stored because the signature vouches for the whole segment.
     """
 
     feed: messages.Feed
@@ -193,7 +194,7 @@ class Serve:
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Store the proof durably. Then subtract the updates from step `proof.cut` to step `stop` from the cores
-    (SPEC E4). Every Cut of a feed is lower than the ones before."""
+    (SPEC E4). Every Cut of a feed is lower than the Cuts before."""
 
     proof: messages.Proof
     stop: int
@@ -262,21 +263,21 @@ class KeepControl:
 
 @dataclass(frozen=True, slots=True)
 class KeepAuthority:
-    """Store this succession or proof about a key of the control feed durably."""
+    """Store durably this succession, or this proof about a key of the control feed."""
 
     message: messages.HigherWord
 
 
 @dataclass(frozen=True, slots=True)
 class KeepStatement:
-    """Store our own statement durably, in place of the one before."""
+    """Store our own statement durably, in place of our previous one."""
 
     statement: messages.Statement
 
 
 @dataclass(frozen=True, slots=True)
 class Recounted:
-    """Count the updates of this feed again, with their factors: decisions have changed them.
+    """Count the updates of this feed again, as decisions have changed which of them count, or their factors.
 
     Until now its first `before` updates counted. The log keeps an update that does not count any more until
     another one of the same step takes its place.
@@ -304,11 +305,11 @@ class Rebase:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """Show this join request, or offer to stand in, to the organiser if it is this node."""
+    """Show this join request or offer to stand in to the organiser, if this node is the organiser."""
 
     join_request: messages.JoinRequest | messages.Offer
     via: str
-    """The peer that brought it; empty if it is our own."""
+    """The peer that brought the request or offer; empty if it is our own."""
 
 
 OrganisedAction = KeepControl | KeepAuthority | KeepStatement | Recounted | Trace | Rebase | JoinRequested
@@ -344,7 +345,7 @@ class Counters:
 
     @property
     def news(self) -> int:
-        """Number that increases with every message of others that is no waste, because it changes our state
-        or is left for later."""
+        """Number that increases with every useful message of others, which changes our state or is left for
+        later."""
         told = self.cards + self.decisions + self.statements
         return self.admitted + self.cuts + told + self.put_off

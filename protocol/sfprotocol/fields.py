@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_NAME = 32
-"""Maximum size of a name and of a team, in bytes of UTF-8: a line of a table."""
+"""Maximum size of a name and of a team, in bytes of UTF-8, so that both fit a line of a table."""
 
 _UNREADABLE = (
     (0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x180B, 0x180F),
@@ -37,8 +37,8 @@ NAMELESS = Names()
 
 
 def text_fault(text: str, most: int = MAX_NAME) -> str | None:
-    """Return the fault of a name, a team or another text of at most `most` bytes; None without one (SPEC
-    K2)."""
+    """Return the fault of a name, a team or another text, as a sentence that begins with "it"; None if the
+    text has no fault. A text of more than `most` bytes has one (SPEC K2)."""
     if len(text.encode("utf-8", "surrogatepass")) > most:
         return f"it takes more than {most} bytes"
     if text != text.strip(" "):
@@ -57,8 +57,8 @@ Scalar = int
 """A quantised derivative, in units of the manifest's scalar_delta or of the unit for the update's label."""
 
 Values = Scalar | tuple[Scalar, ...]
-"""The content of an update: one scalar along its direction; in a first-order run one for every cell of the
-cores, in their order (SPEC U11)."""
+"""The content of an update. In a zeroth-order run it is one scalar along the update's direction. In a
+first-order run it is one scalar for every cell of the cores, in the order of cells (SPEC U11)."""
 
 
 def flat(every: Sequence[Values]) -> Sequence[Scalar]:
@@ -69,7 +69,8 @@ def flat(every: Sequence[Values]) -> Sequence[Scalar]:
 
 
 def cells_of(values: Values) -> int:
-    """Return `messages.RunParameters.cells` of the run with such updates; 0 if an update has one scalar."""
+    """Return the number of cells of an update of a first-order run; 0 for an update with one scalar. It is
+    `messages.RunParameters.cells` of the update's run."""
     return 0 if isinstance(values, int) else len(values)
 
 
@@ -89,13 +90,13 @@ def require(condition: bool, rule: str, reason: str) -> None:
 
 
 class Field(NamedTuple):
-    """A part of a message that takes `width` consecutive values of an array."""
+    """The reader and the writer of a part of a message that takes `width` consecutive values of an array."""
 
     width: int
     read: Callable[[list[Any], int], Any]
     """Returns the part, given all values and the place of its first. Raises RemoteProtocolError."""
     write: Callable[[Any], list[Any]] | None = None
-    """Returns the values of a part; None if the part itself is the one value."""
+    """Returns the values of the part. None stands for a part that is itself the one value."""
 
 
 def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:
@@ -153,7 +154,7 @@ def pair(part: Field) -> Field:
 
 
 def array(inside: Field) -> Field:
-    """Return the field for an array with the values of a row."""
+    """Return the field for an array whose elements are the values of the row `inside`."""
     reason = f"not {inside.width} fields"
 
     def read(values: list[Any], at: int) -> Any:

@@ -1,4 +1,4 @@
-"""Fork proofs: an origin has signed two histories of one feed (SPEC E1-E6).
+"""Fork proofs, which show that an origin has signed two histories of one feed (SPEC E1-E6).
 
 Pure functions on segments, chain heads and signatures. The module fork_resolution decides whom to ask and
 acts on proofs.
@@ -17,8 +17,9 @@ from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Verify, extend
 
 Comparison = Proof | int | None
-"""The result of a comparison with our history: a proof that the two differ, or the step at which the shorter
-one ends. None if the other one does not follow from our past."""
+"""The result of comparing a peer's history of a feed with ours. It is a proof if the two differ, and the step
+at which the shorter one ends if they agree up to there. None if the peer's history does not follow from our
+past."""
 
 
 def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Comparison:
@@ -70,13 +71,14 @@ def _beside_cut(state: FeedState, event: Examined, theirs: Segment) -> Proof:
 
 
 def _apart(feed: Feed, one: Proof, chain: bytes, branch: Branch) -> Proof:
-    """Return a proof of two histories with different heads at one step. They part at an unknown step
-    before."""
+    """Return a proof of two histories with different chain heads at the same step. The histories part at an
+    unknown earlier step."""
     return Proof(feed, one.at, (one.chains[0], chain), (_shorter(one), branch))
 
 
 def _shorter(proof: Proof) -> Branch:
-    """Return the shorter branch after the first chain head, as everybody stores the proof."""
+    """Return the branch that follows the proof's first chain head. If both branches do, return the shorter
+    one, as everybody stores the new proof."""
     one, other = proof.branches
     shared = proof.chains[0] == proof.chains[1]
     return other if shared and _count(other) < _count(one) else one

@@ -80,7 +80,8 @@ class ForkResolution:
         return actions
 
     def check_tag(self, link: Link, claim: Claim, now: float) -> list[Action]:
-        """Handle a claim with another tag than ours: a fork, or a cut that one side lacks (SPEC A8)."""
+        """Handle the tag of a claim. A tag that differs from ours shows a fork, or a cut that one side does
+        not know (SPEC A8)."""
         state = self._frontier.state(claim.feed)
         if state.forked <= claim.next and claim.tag != state.claim().tag:
             return self.show(link, claim.feed, now)
@@ -178,7 +179,8 @@ class ForkResolution:
         return [cut, *trace, *shown, *self._own.taken_back(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:
-        """Send the proof that `feed` is cut, unless it is not cut or the peer has the proof (SPEC E3)."""
+        """Send the proof that `feed` is cut, unless it is not cut or the peer has the proof (SPEC E3). Delay
+        the proof if the peer was sent another one of the feed a moment ago."""
         state = self._frontier.state(feed)
         if not link.greeted or state.forked == UNCUT:
             return []
@@ -202,9 +204,9 @@ class ForkResolution:
 
 
 LOOK_BACK = (64, 4096, None)
-"""Numbers of updates before our end at which requests for the peer's history begin, one after the other,
-until it joins ours. None: at the first step that both keep. Most forks are the few updates that a backup
-lacked."""
+"""Distances, in updates, from the end of our feed back to the start of the first, second and third request
+for the peer's history. The search ends when the peer's history joins ours. None stands for the first step
+that both sides keep. Most forks concern only the few updates that a restored backup lacked."""
 
 INQUIRY_TIME = 60.0
 """Seconds after which a peer may be asked again about the same feed. A peer that sends only garbage then
@@ -224,8 +226,8 @@ def under_way(link: Link, state: FeedState, now: float) -> bool:
 def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool = False) -> list[Action]:
     """Ask for the peer's history unless we have done so recently or have too many inquiries on this link.
 
-    `least` is the first step that both sides keep. `whole`: begin there at once, for feeds that share a key.
-    A history that does not follow from our past may then belong to another feed.
+    `least` is the first step that both sides keep. `whole`: ask from that step on at once. This is for feeds
+    that share a key, as a history that does not follow from our past may belong to another feed.
     """
     known = link.inquiries.get(state.feed)
     if known and known.until > now:
@@ -248,7 +250,7 @@ def avoid(link: Link, state: FeedState, now: float) -> None:
 
 
 def look_further_back(link: Link, state: FeedState, least: int, now: float) -> list[Action]:
-    """Ask from an earlier step, as the answer did not follow from our past either."""
+    """Ask for the peer's history from an earlier step, as its answer did not follow from our past either."""
     inquiry = link.inquiries.get(state.feed)
     if inquiry is None:
         return inquire(link, state, least, now)

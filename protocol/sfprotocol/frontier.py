@@ -36,17 +36,19 @@ about 2^200 steps. A single sum or XOR would let chosen feeds collide: a general
 Gaussian elimination solves these at once."""
 
 TAG_BYTES = 4
-"""Bytes of a feed's tag. One pair of histories in 2^32 has equal tags, and differs after one more update."""
+"""Bytes of a feed's tag in a Summary. Two different histories have equal tags with a probability of 2^-32,
+and most likely different tags after one more update."""
 
 MAX_FEEDS = 65_536
-"""Maximum number of feeds of an open run, those with the lowest work; also of names that one link may teach
-us of feeds without stored updates. This takes 40 MB for the frontier, and 20 MB (32 MB for invented names)
-for a link. In an organised run admissions bound the number of feeds."""
+"""Maximum number of feeds of an open run; the feeds with the lowest work are kept. Also the maximum number of
+feeds without stored updates whose names one link may teach us. That many feeds take 40 MB in the frontier,
+and 20 MB (32 MB if their names are invented) for each link. In an organised run admissions bound the number
+of feeds."""
 
 _FEED = attrgetter("feed")
 
 UNCUT = 1 << 32
-"""Stands for no cut; above all steps."""
+"""Number that stands for "no cut"; larger than every real step."""
 
 
 @dataclass(slots=True)
@@ -61,48 +63,51 @@ class FeedState:
     epoch: int
     """Epoch of the last update; 0 for an empty feed."""
     labelled: int = 0
-    """Number of updates at the end of the feed that belong to this epoch."""
+    """Number of consecutive updates at the end of the feed that belong to `epoch`."""
     forked: int = UNCUT
-    """The lowest step with a proof of two histories."""
+    """The lowest cut by a proof of two histories; UNCUT without a proof."""
     forked_chain: bytes = b""
-    """The chain head there."""
+    """The chain head before step `forked`, by the proof of this cut; empty without a proof."""
     named: int = 0
     """The first step that no close lists, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
-    """The step at which the organiser has ended the feed; 0 for a feed that an open run excludes."""
+    """The step at which the organiser has ended the feed; UNCUT if it has not. 0 for a feed that an open run
+    excludes."""
     base: int = 0
     """The first stored step; a checkpoint counts the updates before it (SPEC O14)."""
     stopped: int = UNCUT
-    """The first step that was seen and does not count, because of a cut or a revoked origin."""
+    """The first step that was seen and does not count, because of a cut or a revoked origin; UNCUT without
+    such a step."""
     summed: bytes = b""
-    """Its record in the state digest; empty without one."""
+    """The feed's record as it is included in the state digest; empty if none is included."""
     claimed: Claim | None = field(default=None, repr=False, compare=False)
-    """A cache of its entry in a Summary; None if the feed has changed since."""
+    """The cached result of `claim`; None if the feed has changed since."""
 
     @property
     def fork_cut(self) -> int:
-        """The first step that does not count because of a fork."""
+        """The first step that does not count because of a fork; UNCUT without a fork."""
         return max(self.forked, self.named) if self.is_forked else UNCUT
 
     @property
     def cut(self) -> int:
-        """The first step that does not count, for any reason. All updates that a checkpoint counts do
-        count."""
+        """The first step that does not count, for any reason; UNCUT if there is none. The updates before
+        `base` always count, as a checkpoint counts them."""
         return max(self.base, min(self.ended, self.stopped, self.fork_cut))
 
     @property
     def is_forked(self) -> bool:
-        """Whether there is a proof that its origin has signed two histories."""
+        """Whether there is a proof that the feed's origin has signed two histories."""
         return self.forked != UNCUT
 
     @property
     def cut_chain(self) -> bytes:
-        """The chain head at the fork's cut by the proof; empty if the last listed step decides instead."""
+        """The chain head before `fork_cut`, by the fork proof. Empty without a fork, or if the feed is cut
+        after the last listed step instead."""
         return self.forked_chain if self.fork_cut == self.forked else b""
 
     @property
     def open(self) -> bool:
-        """Whether more updates of it can be admitted."""
+        """Whether more updates of the feed can be admitted."""
         return self.next < self.cut
 
     @property
@@ -126,8 +131,8 @@ class FeedState:
 
 
 class Frontier:
-    """All feeds of one run with admitted updates or a cut; in an open run the MAX_FEEDS with the lowest work
-    (SPEC S8)."""
+    """All feeds of one run with admitted updates or a cut. An open run keeps only the MAX_FEEDS feeds with
+    the lowest work (SPEC S8)."""
 
     def __init__(self, run: RunParameters) -> None:
         self.run = run
@@ -138,7 +143,8 @@ class Frontier:
         self.waiting = False
         """Whether no update may be held yet, as the steps at which feeds begin are unknown (SPEC O15)."""
         self.checkpoint: Checkpoint | None = None
-        """The checkpoint after which all updates are stored; None if all updates since the start are."""
+        """The checkpoint that stands for all updates before the stored ones; None if updates are stored from
+        step 0 on."""
         self.known = 0
         self._bases: dict[Feed, Base] = {}
         self._states: dict[Feed, FeedState] = {}
@@ -146,7 +152,8 @@ class Frontier:
         """The states in the order of feeds."""
         self._by_key: dict[int, list[Feed]] = {}
         self._by_work: list[tuple[int, Feed]] = []
-        """The feeds of an open run as a heap by negated work, so that the highest work is first."""
+        """A heap of (negated work, feed) for the feeds of an open run: the feed with the highest work is
+        first."""
         self._records = np.zeros(LANES, "<u2")
         """The sum of the expanded records of all feeds."""
         self._unsummed: dict[Feed, FeedState] = {}
@@ -173,14 +180,15 @@ class Frontier:
         return state.next if state else 0
 
     def held(self, origin: bytes) -> int:
-        """Return the number of stored updates of `origin`, in all its incarnations. Its feeds are neighbours
-        in the order of feeds."""
+        """Return the number of admitted updates of `origin` in all its incarnations, including updates that a
+        checkpoint stands for. The feeds of an origin are adjacent in the order of feeds."""
         first = bisect_left(self._order, Feed(origin, 0), key=_FEED)
         feeds = takewhile(lambda state: state.feed.origin == origin, islice(self._order, first, None))
         return sum(state.next for state in feeds)
 
     def lacks(self, feed: Feed, following: int) -> bool:
-        """Return whether a peer with `feed` up to step `following` has missing updates that may count."""
+        """Return whether a peer that has `feed` up to step `following` has updates that are missing here and
+        may count."""
         state = self._states.get(feed)
         if state and not self.waiting:
             return following > state.next and state.open
@@ -210,8 +218,8 @@ class Frontier:
         return -self._by_work[0][0]
 
     def evict(self) -> tuple[Feed, int] | None:
-        """Remove the feed with the highest work if there are too many feeds (SPEC S8). Return it with its
-        first missing step."""
+        """Remove the feed with the highest work if there are too many feeds (SPEC S8). Return the removed
+        feed with its first missing step; None if none was removed."""
         if self.run.organised or len(self._order) <= MAX_FEEDS:
             return None
         _, feed = heappop(self._by_work)
@@ -225,11 +233,12 @@ class Frontier:
 
     @property
     def floor(self) -> int:
-        """The first epoch whose listed steps are stored here (SPEC O15)."""
+        """The first epoch whose listed steps are stored here; 0 without a checkpoint (SPEC O15)."""
         return self.checkpoint.epoch + 1 if self.checkpoint else 0
 
     def kept_from(self, feed: Feed, floor: int) -> int:
-        """Return the first step of `feed` that a node with this floor keeps; NEVER if that is unknown."""
+        """Return the first step of `feed` that is stored by a node with this floor (an epoch); NEVER if that
+        is unknown."""
         if not floor or self.run_state is None:
             return 0
         number = self.run_state.number(feed)
@@ -271,14 +280,15 @@ class Frontier:
         self._changed(state)
 
     def go_back(self, feed: Feed, step: int, chain: bytes, epoch: int, labelled: int) -> None:
-        """Let no update of `feed` count from `step` on. The other arguments are as for `advance`."""
+        """Let no update of `feed` count from `step` on. The other arguments describe the end of the feed
+        there, as in `advance`."""
         state = self._kept(feed)
         self.known -= state.next - step
         state.next, state.chain, state.epoch, state.labelled = step, chain, epoch, labelled
         self._changed(state)
 
     def rebase(self, checkpoint: Checkpoint, bases: Iterable[Base]) -> None:
-        """Keep only the updates of these feeds after their bases, which belong to `checkpoint`.
+        """Let the stored part of each of these feeds begin at its base, which belongs to `checkpoint`.
 
         The caller ensures that a stored feed reaches its base.
         """
@@ -307,8 +317,8 @@ class Frontier:
         """Let no update of `feed` count from step `at` on; `chain` is the head there (SPEC E4).
 
         A later cut than the present one changes nothing. If the stored feed is longer, the caller ensures
-        that its head at `at` is `chain`. Listed steps stay (SPEC O7). If the stored feed is longer than
-        those, the caller finds out which history it is, and then goes back.
+        that its head at `at` is `chain`. Listed steps stay (SPEC O7). If there are stored steps after the
+        listed ones, the caller finds out to which history they belong, and then goes back.
         """
         state = self._kept(feed)
         if at >= state.forked:
@@ -320,7 +330,8 @@ class Frontier:
         self._changed(state)
 
     def decided_by(self, run_state: RunState) -> None:
-        """Take over other decisions, which may allow other feeds. Only allowed feeds are in the digest."""
+        """Use another state of the run, whose decisions may allow other feeds. Only allowed feeds are part of
+        the digest."""
         self.run_state = run_state
         for state in self:
             self._changed(state)
@@ -335,8 +346,8 @@ class Frontier:
         return [state.claimed or state.claim() for state in self._order]
 
     def within(self, has: Mapping[Feed, int], *, but: Feed) -> bool:
-        """Return whether a peer with these next steps has all updates that we have, except of the feed
-        `but`."""
+        """Return whether a peer has all updates that we have, in all feeds other than `but`. `has` is the
+        peer's first missing step, keyed by feed."""
         return all(has.get(state.feed, 0) >= state.next for state in self if state.feed != but)
 
     def digest(self) -> bytes:

@@ -65,7 +65,8 @@ class Commit:
     statement: messages.Statement | None = None
     """Our own statement as a stand-in; None if it has not changed."""
     rebase: events.Rebase | None = None
-    """The bases with which the log begins after everything else in this commit."""
+    """New bases with which the log begins, applied after everything else in this commit; None if they stay
+    the same."""
 
 
 class Store(Protocol):
@@ -75,10 +76,11 @@ class Store(Protocol):
         """Make `commit` durable, all of it or nothing. The adapter calls it between the two phases."""
 
     def read(self, feed: messages.Feed, first: int, max_updates: int) -> messages.Segment | None:
-        """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None at the end.
+        """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None if the log
+        ends before `first`.
 
-        Returns more than `max_updates` only if the first signature comes later, where one history has
-        replaced another.
+        Returns at most `max_updates` updates, or more if there is no earlier signature. This happens where
+        one history has replaced another.
         """
 
     def past(self, feed: messages.Feed, step: int) -> tuple[bytes, messages.Segment]:
@@ -121,8 +123,8 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Apply a change: the updates of `feed` below step `before` counted until now, those below `stop` count
-    now.
+    """Apply a change: the first `before` updates of `feed` counted until now, and the first `stop` updates
+    count from now on.
 
     `stop` is below `before` after a cut, and equal to it where only factors have changed (see
     `Machine.spans`). In an organised run every proof of a fork has this effect, even if the same updates
@@ -135,7 +137,7 @@ class Advanced:
 
 
 Effect = Send | Close | Advanced | events.JoinRequested
-"""A JoinRequested of the machine is passed on unchanged."""
+"""A task for the adapter. A JoinRequested is the machine's own action, passed on unchanged."""
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -150,11 +152,12 @@ class Host:
         self._events: deque[events.Event] = deque()
         """Events that did not come from a link."""
         self._frames: dict[events.LinkId, deque[events.Received | events.LinkDown]] = {}
-        """Waiting frames by link, and the link's end after its last frame; no queue is empty."""
+        """Queues of waiting frames, keyed by link; no queue is empty. If the link has ended, its LinkDown
+        comes after its last frame."""
         self._turns: deque[events.LinkId] = deque()
-        """Links with frames that do not rest, in the order of their turns."""
+        """Links with waiting frames that do not rest, in the order of their turns."""
         self._resting: dict[events.LinkId, float] = {}
-        """Links with frames that rest, with the end of the rest (SPEC L9)."""
+        """The time at which a rest ends, keyed by the resting links with waiting frames (SPEC L9)."""
         self.taken = 0
         """Number of events handled by the last round."""
         self._links: set[events.LinkId] = set()
@@ -210,7 +213,7 @@ class Host:
     def decide(
         self, now: float, *, clock: Callable[[], float] | None = None, most: int = MAX_ROUND
     ) -> Commit | None:
-        """Begin a round: handle up to `most` events, and Wake if the machine's deadline has come.
+        """Begin a round: handle up to `most` events, then a Wake if the machine's deadline has come.
 
         With a `clock`, whose time is `now`, no more events are taken after ROUND_TIME. Returns the Commit
         that must be durable before `carry_out`; None if there is nothing to commit.
@@ -250,8 +253,8 @@ class Host:
         return effects
 
     def _next(self, now: float) -> events.Event | None:
-        """Take the next event that did not come from a link, else the next frame of the link whose turn it
-        is."""
+        """Return the next event that did not come from a link, else the next frame of the link whose turn it
+        is; None if nothing waits."""
         if self._events:
             return self._events.popleft()
         while self._turns:
@@ -360,8 +363,8 @@ class _Frames:
         self._store = store
         self._form = form
         self._encoded: dict[int, tuple[messages.Message, bytes]] = {}
-        """Encodings by identity of the message. The message is stored too, so that its identity stays
-        unique."""
+        """Pairs (message, encoding), keyed by the message's identity. The message is stored so that its
+        identity stays unique."""
         self._read: dict[tuple[messages.Feed, int], messages.Segment] = {}
         self._served: dict[tuple[messages.Feed, int, int], messages.Segment] = {}
         self._proofs: dict[messages.Feed, messages.Proof] = {}
@@ -373,7 +376,8 @@ class _Frames:
         return self._encoded[id(message)][1]
 
     def segment(self, serve: events.Serve, stop: int) -> messages.Segment:
-        """Return the segment for a Serve of a feed that counts up to `stop`, with its hop count."""
+        """Return the segment that a Serve asks for, with its hop count. The updates of the feed count up to
+        step `stop`."""
         asked = serve.feed, serve.first, serve.hops
         if asked not in self._served:
             self._served[asked] = replace(self._from_log(serve.feed, serve.first, stop), hops=serve.hops)

@@ -1,8 +1,8 @@
 """Invitations: one line of text that leads a newcomer to a run (SPEC N1-N6).
 
 People read invitation links, copy them through chats and type them off screens. So a link is short and has a
-checksum. It has the run and some peers to ask, but nothing that the manifest has, too. This module knows no
-sockets; the caller finds out whether a peer still answers.
+checksum. It contains the run's id and some peers to ask, and leaves out everything that the manifest
+contains. This module knows no sockets; the caller finds out whether a peer still answers.
 """
 
 from __future__ import annotations
@@ -27,27 +27,30 @@ VERSION = 3
 URL has version 2, or version 1 if it has no ticket either."""
 
 SECRET_BYTES = 16, 32
-"""Minimum and maximum size of a ticket's secret, in bytes. Nobody guesses 16; the key has 32."""
+"""Minimum and maximum size of a ticket's secret, in bytes. Nobody can guess 16 bytes, and the key itself has
+32."""
 
 MAX_LINK = 2048
 """Maximum length of a link, in characters. A QR code of this size can still be read from a screen."""
 
 MAX_PEERS = 8
 MAX_ADDRESSES = 4
-"""Maximum number of peers, and of addresses of each. One that answers is enough; some may be offline."""
+"""Maximum number of peers, and of addresses of each peer. One address that answers is enough, and some peers
+may be offline."""
 
 MAX_ADDRESS = 200
-"""Maximum length of an address, in characters. A relayed one with two ids and a long host name fits."""
+"""Maximum length of an address, in characters. A relayed address with two ids and a long host name fits."""
 
 MAX_URL = 300
 """Maximum length of a URL, in characters. It leaves room for eight peers in a link."""
 
 CHECKSUM_BYTES = 4
-"""Bytes of the checksum. Of four billion links with a typo one passes, and its run id belongs to no run."""
+"""Bytes of the checksum. Of four billion links with a typo, one passes the check, and its run id belongs to
+no run."""
 
 PLAIN = r"A-Za-z0-9%+,\-./:=@_~"
-"""Characters of an address and of a URL, for the brackets of a regular expression: those of RFC 3986 that
-mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
+"""Characters of an address and of a URL, for the brackets of a regular expression: the characters of RFC 3986
+that mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
 
 URL_FORM = "https://HOST/PATH of letters, digits and %+,-./:=@_~, without a name and a password"
 """The form of a URL (SPEC N6), in words."""
@@ -61,11 +64,11 @@ _BOUNDS = {"max_array_len": MAX_PEERS, "max_map_len": 0, "max_ext_len": 0}
 
 
 class NewerLinkError(RemoteProtocolError):
-    """The link is intact, and of a later version than this code reads."""
+    """The link is intact, but its version is later than the versions that this code reads."""
 
 
 class Contact(NamedTuple):
-    """A peer and its addresses, which do not end with the peer's id here ("way" in SPEC N3)."""
+    """A peer and its addresses, without the peer's id at their end ("way" in SPEC N3)."""
 
     peer: str
     addresses: tuple[str, ...]
@@ -77,7 +80,7 @@ class Ticket(NamedTuple):
     invitation: int
     """Number of the invitation in the control feed, counted from 1."""
     secret: bytes
-    """The seed of its key."""
+    """The seed of the invitation's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ def write(invitation: Invitation) -> str:
 def read(link: str) -> Invitation:
     """Return the invitation in a link; white space around it does not count.
 
-    Raises NewerLinkError, and RemoteProtocolError (N rules) if it is no link or has a typo.
+    Raises NewerLinkError for a link of a later version, and RemoteProtocolError (N rules) for a text that is
+    no link or has a typo.
     """
     body = _body(link.strip())
     if body[0] > VERSION:

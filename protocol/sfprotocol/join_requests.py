@@ -1,7 +1,8 @@
 """Join requests: the way of a newcomer's request to the organiser (SPEC O13).
 
 A node forwards a join request once, and only while its origin is not admitted. A token bucket bounds the
-requests of one link, and a table the memory. The author repeats its request, as it may get lost.
+requests of one link, and MAX_JOIN_REQUESTS bounds the memory. The author repeats its request, as it may get
+lost.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from sfprotocol.run_state import RunState
 from sfprotocol.signing import signed_by
 
 JOIN_REQUEST_RATE, JOIN_REQUEST_BURST = 0.5, 32.0
-"""Maximum number of join requests forwarded for one link, per second and at once. A class of students joins
-within a minute. A peer that invents keys costs every node 100 bytes a second."""
+"""Maximum number of join requests forwarded for one link, per second and at once. The burst lets a class of
+students join within a minute. At this rate, a peer that invents keys costs every node 100 bytes a second."""
 
 REPEAT_TIME = 20.0
-"""Seconds after which the same origin's join request is forwarded again. Fewer than SEND_AGAIN, so that a
-repeated request travels all the way."""
+"""Seconds after which the same origin's join request is forwarded again. It is shorter than SEND_AGAIN, so
+that a repeated request travels all the way."""
 
 MAX_JOIN_REQUESTS = 1024
 """Maximum number of remembered origins; the oldest is forgotten first."""
@@ -38,7 +39,8 @@ def join_request_message(run_id: bytes, join_request: JoinRequest) -> bytes:
 
 
 def offer_message(run_id: bytes, origin: bytes, key: bytes) -> bytes:
-    """Return the message that a member signs to offer to stand in, with its origin's and its new key."""
+    """Return the message of a member's offer to stand in. The member signs it twice, with its origin's key
+    and with its new key."""
     return b"".join((_OFFER, run_id, origin, key))
 
 
@@ -53,29 +55,30 @@ def _is_signed(run_id: bytes, told: JoinRequest | Offer) -> bool:
 
 
 class JoinRequests:
-    """The join requests and offers to stand in that one machine has seen recently, and its own."""
+    """The join requests and offers to stand in that one machine has forwarded recently, and its own."""
 
     def __init__(self, run_id: bytes, links: dict[LinkId, Link], control: ControlFeed) -> None:
         self._run_id = run_id
         self._links = links
         self._control = control
         self._seen: dict[tuple[type, bytes], float] = {}
-        """Times, by kind and origin, at which one was forwarded; the oldest first."""
+        """Times at which a join request or an offer was last forwarded, keyed by (its type, its origin); the
+        oldest first."""
         self._own: dict[type, JoinRequest | Offer] = {}
-        """Our own, until they are granted."""
+        """Our own join request and offer, keyed by type, until they are granted."""
         self._send_at = float("inf")
 
     def deadline(self) -> float:
-        """Return the time at which to repeat our own."""
+        """Return the time at which to send our own join request and offer again; infinity without any."""
         return self._send_at
 
     def join_request(self, own: JoinRequest | Offer, run_state: RunState, now: float) -> list[Action]:
-        """Ask to be admitted, or offer to stand in, until it is granted."""
+        """Send our own join request or offer to stand in, and repeat it until it is granted."""
         self._own[type(own)], self._send_at = own, now
         return self.wake(run_state, now)
 
     def wake(self, run_state: RunState, now: float) -> list[Action]:
-        """Send our own if they are due, unless they are granted."""
+        """Send our own join request and offer if they are due, unless they are granted."""
         if now < self._send_at:
             return []
         self._own = {kind: own for kind, own in self._own.items() if not self._is_granted(own, run_state)}
@@ -90,11 +93,12 @@ class JoinRequests:
         return run_state.member(told.origin) is not None
 
     def introduce(self, link: Link) -> list[Action]:
-        """Send our own to a new neighbour."""
+        """Send our own join request and offer to a new neighbour."""
         return [Transmit(link.id, own) for own in self._own.values()]
 
     def heard(self, link: Link, told: JoinRequest | Offer, run_state: RunState, now: float) -> list[Action]:
-        """Forward a join request or a member's offer, and show it to the organiser if it is this node.
+        """Forward a join request or a member's offer. If this node is the organiser, show it the request,
+        too.
 
         Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """

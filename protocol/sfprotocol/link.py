@@ -4,8 +4,8 @@ Theory of operation. Both sides of a link do the same, each in its own direction
 much the peer has told so far:
 
     UP       the stream is open and our Hello is sent; the peer's Hello is awaited
-    GREETED  a valid Hello has arrived, and we have told the peer everything we have (SPEC A1). It may now
-             send any message of a link, and feeds that advance are noted in its outbox. Nothing is served
+    GREETED  a valid Hello has arrived, and we have told the peer everything we have (SPEC A1). The peer may
+             now send any message of a link, and feeds that advance are noted in its outbox. Nothing is served
              yet, as we do not know which updates the peer has.
     SYNCED   the peer has told everything it has (a Summary without `more`); from now on it is served
 
@@ -44,7 +44,7 @@ from sfprotocol.run_state import NEVER
 
 
 class LinkState(Enum):
-    """The progress of a peer's introduction."""
+    """The stage of a link: how much the peer has told so far."""
 
     UP = "up"
     GREETED = "greeted"
@@ -56,7 +56,7 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
     LinkState.GREETED: frozenset({LinkState.SYNCED}),
     LinkState.SYNCED: frozenset(),
 }
-"""The states that may follow each state."""
+"""The states that may follow, keyed by the present state."""
 
 _AFTER_HELLO = frozenset(get_args(Flooded | OfDecisions)) - {Hello} | {Commitment, Finding, Goodbye}
 
@@ -65,25 +65,26 @@ ALLOWED: dict[LinkState, frozenset[type]] = {
     LinkState.GREETED: _AFTER_HELLO,
     LinkState.SYNCED: _AFTER_HELLO,
 }
-"""The messages that a peer may send in each state."""
+"""The types of messages that a peer may send, keyed by the state of its link."""
 
 
 @dataclass(slots=True)
 class FeedNames:
-    """The feeds that one side can name to the other by their keys (SPEC A3)."""
+    """The feeds whose full names were told on a link, so that their keys are enough from then on (SPEC
+    A3)."""
 
     known: set[Feed] = field(default_factory=set)
     """Feeds whose full name the peer knows."""
     taught: dict[int, list[Feed]] = field(default_factory=dict)
-    """Feeds, by key, whose names this peer taught us and of which no update is stored. They end with the
-    link, so that invented names cost only the link that brought them."""
+    """Feeds without stored updates whose names this peer taught us, keyed by feed key. They are forgotten
+    with the link, so that invented names cost only the link that brought them."""
     strange_at: int = NEVER
-    """Number of members when the peer last named a feed of an origin that is no member. NEVER if the peer has
-    named none since it was asked to tell everything again (SPEC O19)."""
+    """Number of members of the run when the peer last named a feed whose origin was no member. NEVER if it
+    has named no such feed since it was asked to tell everything again (SPEC O19)."""
 
     def learn(self, feed: Feed, frontier: Frontier) -> bool:
-        """Note that the peer has named `feed` in full. Return False beyond MAX_FEEDS, and for a feed that may
-        not be held (SPEC S7, S8, O19)."""
+        """Note that the peer has named `feed` in full, and return True. Return False if the peer has taught
+        MAX_FEEDS names already, or the feed may not be held (SPEC S7, S8, O19)."""
         if feed not in frontier:
             if frontier.run_state and frontier.is_strange(feed):
                 self.strange_at = len(frontier.run_state.members)
@@ -99,7 +100,8 @@ class FeedNames:
         return True
 
     def held(self, feed: Feed, key: int) -> None:
-        """Note that updates of `feed` are stored now: this link need not remember its name any more."""
+        """Note that updates of `feed` are stored now, so that this link need not remember the feed's name any
+        more."""
         if feed in self.taught.get(key, ()):
             self.taught[key].remove(feed)
             if not self.taught[key]:
@@ -112,22 +114,22 @@ class FeedNames:
 
 @dataclass(slots=True)
 class Outbox:
-    """Feeds that are still to be sent or announced to the peer (SPEC FL1); never messages."""
+    """The feeds that must still be sent or announced to the peer (SPEC FL1). An outbox holds no messages."""
 
     writable: bool = True
     """Whether everything handed to the link has been written (SPEC FL7)."""
     sent: dict[Feed, int] = field(default_factory=dict)
-    """The step, by feed, up to which the peer was served or can pull by itself."""
+    """The step up to which the peer was served or can pull by itself, keyed by feed."""
     dirty: dict[Feed, int] = field(default_factory=dict)
-    """Feeds to serve, in order, with the hop count of the segment."""
+    """The hop count of the next segment, keyed by the feeds to serve, in order."""
     serving: dict[Feed, int] = field(default_factory=dict)
-    """The first step, by feed, of every Serve that was not reported as Served yet."""
+    """The first step of each Serve that was not reported as Served yet, keyed by feed."""
     changed: dict[Feed, None] = field(default_factory=dict)
     """Feeds that advanced since they were last announced on this link."""
     lazy: set[Feed] = field(default_factory=set)
     """Feeds that the peer has asked us not to push: the link is lazy for them (SPEC FL8)."""
     announce_at: float = float("inf")
-    """Time at which to announce what has changed and is not pushed (SPEC FL9)."""
+    """Time at which to announce the changed feeds that are not pushed (SPEC FL9)."""
 
 
 @dataclass(slots=True)
@@ -135,25 +137,27 @@ class Inbox:
     """Feeds that the peer claims to have, was asked for, or brings."""
 
     ahead: dict[Feed, int] = field(default_factory=dict)
-    """Feeds in which the peer is (or was) ahead of us, with the step that it had reached when the link came
-    up; 0 if it got ahead later."""
+    """The step that the peer had reached when the link came up, keyed by each feed in which it is or was
+    ahead of us; 0 if it got ahead later."""
     asked: dict[Feed, int] = field(default_factory=dict)
-    """Outstanding pulls on this link: by feed, the first step that the peer did not claim to have."""
+    """The step up to which the peer claimed to have a feed when it was asked, keyed by the feeds of the
+    outstanding pulls on this link."""
     early: dict[Feed, int] = field(default_factory=dict)
-    """Feeds of which the peer has updates that may not be held by the decisions stored here, with the step up
-    to which the peer has them."""
+    """The step up to which the peer has a feed, keyed by feed. Only for feeds of which the peer has updates
+    that the decisions stored here do not allow yet."""
     pruned: dict[Feed, float] = field(default_factory=dict)
     """Feeds that the peer was asked not to push, with the time of the request."""
     useful: int = 0
-    """Updates that this link was the first to bring."""
+    """Number of updates that this link was the first to bring."""
     brought_at: float = float("-inf")
     """Time at which the peer last brought something that we lacked."""
     broken: int = 0
     """Number of pulls in a row that the peer left unanswered although it claims to have the updates."""
     let_down: int = 0
-    """Number of pulls that failed within WANT_TIMEOUT since the peer last brought news."""
+    """Number of pulls that have failed, after WANT_TIMEOUT without progress, since the peer last brought
+    news."""
     withheld: set[Feed] = field(default_factory=set)
-    """Feeds whose pull failed so, and of which the peer has brought nothing since."""
+    """Feeds with a failed pull (see `let_down`) of which the peer has brought no updates since."""
 
 
 @dataclass(slots=True)
@@ -177,26 +181,28 @@ class Inquiry:
     until: float
     """Time after which the peer may be asked about the feed again."""
     stage: int = 0
-    """Index into fork_resolution.LOOK_BACK; its length if there is nothing more to ask for."""
+    """Index into fork_resolution.LOOK_BACK; the length of LOOK_BACK if there is nothing more to ask for."""
 
 
 @dataclass(slots=True)
 class ControlKnown:
-    """The parts of the control feed that either side has, as far as the other knows (SPEC O12)."""
+    """The heads of the control feed that both sides have told each other, and the progress of requests for
+    decisions (SPEC O12)."""
 
     told: ControlHead | None = None
-    """Our head that the peer was last told."""
+    """Our head as the peer was last told it; None if it was never told."""
     theirs: ControlHead | None = None
-    """The peer's head that it last told us."""
+    """The peer's head as the peer last told it to us; None if it never did."""
     sent: int = 0
-    """The position up to which the peer was sent the decisions that it wanted."""
+    """The position up to which decisions were sent to the peer at its request."""
     asked_at: float = float("-inf")
     """Time of the last request for decisions that the peer has not answered; -inf if there is none."""
     back: int = 0
-    """Number of decisions before our last one from which the peer was asked: the search for the point at
-    which the two sequences part."""
+    """Number of decisions before the end of the shorter sequence at which the next request to the peer
+    begins. It grows until the point is found at which the two sequences part; 0 if there is nothing to search
+    for."""
     join_requests: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
-    """Join requests that this link may bring."""
+    """Token bucket for the join requests that this link may bring."""
 
 
 @dataclass(slots=True)
@@ -213,23 +219,25 @@ class Link:
     known: int = 0
     """Number of updates that the peer knew, by its last Hello or Summary."""
     floor: int = 0
-    """The first epoch whose listed steps the peer stores (SPEC O15)."""
+    """The first epoch whose listed steps the peer stores; 0 if it stores all steps (SPEC O15)."""
     informed: bool = False
-    """Whether the peer has ever known more than half as many updates as we do, or more than it did before."""
+    """Whether a Summary of the peer has ever told more than half as many updates as we know, or more than the
+    peer had told before."""
     retelling: bool = False
     """Whether the peer was asked to tell everything again and is not done yet (SPEC O19)."""
     has: dict[Feed, int] = field(default_factory=dict)
-    """The step, by feed, up to which the peer has told or shown us that it has the feed."""
+    """The step up to which the peer has a feed, as it has told or shown us, keyed by feed."""
     cards: dict[Feed, int] = field(default_factory=dict)
-    """The step of the newest card of each feed that either side has sent on this link (SPEC K4)."""
+    """The step of the newest card that either side has sent on this link, keyed by feed (SPEC K4)."""
     inquiries: dict[Feed, Inquiry] = field(default_factory=dict)
-    """Feeds of which this peer sent updates that do not continue ours."""
+    """Inquiries, keyed by the feeds of which this peer sent updates that do not continue ours."""
     names: FeedNames = field(default_factory=FeedNames)
     outbox: Outbox = field(default_factory=Outbox)
     inbox: Inbox = field(default_factory=Inbox)
     agreement: Agreement = field(default_factory=Agreement)
     shown: dict[Feed, tuple[int, float]] = field(default_factory=dict)
-    """The cut of the last fork proof that the peer was sent, and the time, by feed (SPEC E3)."""
+    """The cut of the last fork proof that the peer was sent, and the time of sending, keyed by feed (SPEC
+    E3)."""
     to_show: dict[Feed, None] = field(default_factory=dict)
     """Feeds with a new, lower cut, whose proof will be sent at the next tick."""
     intake: Intake = field(default_factory=lambda: Intake(Bucket(0.0, 0.0)))
@@ -256,7 +264,8 @@ class Link:
 
     @property
     def heard_out(self) -> bool:
-        """Whether the peer has told everything it had before, so that later claims are of new updates."""
+        """Whether the peer has told everything it has, and has done so again if it was asked to. Its later
+        claims are then about new updates."""
         return self.synced and not self.retelling
 
     @property

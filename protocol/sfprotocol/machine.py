@@ -43,14 +43,16 @@ from sfprotocol.validation import Verified
 from sfprotocol.weighing import Counted, once
 
 LINK_TIMEOUT = 60.0
-"""Seconds without a frame after which a link is dropped. Twelve links hear a Summary every 12 s."""
+"""Seconds without a frame after which a link is dropped. A peer with twelve links sends a Summary on each of
+them every 12 s."""
 
 ASK_TIMEOUT = 20.0
-"""Seconds that a node with a past waits for a witness of its own feed (SPEC I2). Enough for a dial, a Hello
-and a full list of feeds over a slow line, twice."""
+"""Maximum time, in seconds, for which a node whose feed has updates waits for a witness of it (SPEC I2). It
+is enough for a dial, a Hello and a full list of feeds over a slow line, twice."""
 
 MAX_LET_DOWN = 8
-"""Maximum failed pulls in a row on a link that brings no news. The link is dropped then (SPEC A9)."""
+"""Number of failed pulls, without news from the link in between, after which the link is dropped (SPEC
+A9)."""
 
 
 class Machine:
@@ -72,8 +74,8 @@ class Machine:
         control: Kept = NOTHING_KEPT,
     ) -> None:
         """`own` is None for a relay. `control` is the stored part of an organised run's control feed.
-        `proven`: nobody can know more of `own` than `frontier` (SPEC I2).
-        `cards` are the stored cards. `names` are the name and team for our own feed."""
+        `proven`: nobody can have more updates of `own` than `frontier` has (SPEC I2). `cards` are the stored
+        cards. `names` are the name and team for our own feed."""
         self.run = run
         self.frontier = frontier
         self.links: dict[events.LinkId, Link] = {}
@@ -133,8 +135,8 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """Number of updates that this node may still make in the open epoch, unfinished ones included (SPEC
-        U6, O6)."""
+        """Number of updates that this node may still add in the open epoch. Updates that it has begun but not
+        finished are included (SPEC U6, O6)."""
         if self.organised:
             return self.organised.room(self.own)
         left = self.run.longest_feed - (self.frontier.next(self.own) if self.own else 0)
@@ -142,7 +144,7 @@ class Machine:
 
     @property
     def pace(self) -> float:
-        """Maximum number of updates that this node makes in a second (SPEC O20)."""
+        """Maximum number of updates that this node makes in a second; infinity in an open run (SPEC O20)."""
         return self.organised.run_state.pace if self.organised else float("inf")
 
     def spans(self, feed: messages.Feed) -> tuple[Span, ...]:
@@ -150,8 +152,7 @@ class Machine:
         return self.counted(feed).spans
 
     def counted(self, feed: messages.Feed, most: int = NEVER) -> Counted:
-        """Return which of the first `most` steps of `feed` count, with their factors, as far as they are
-        stored."""
+        """Return which of the stored updates among the first `most` of `feed` count, with their factors."""
         held = min(self.frontier.next(feed), most)
         if self.organised:
             return Counted(self.organised.spans(feed, held), self.organised.rates)
@@ -159,18 +160,19 @@ class Machine:
 
     @property
     def lacking(self) -> int:
-        """Number of missing updates that peers claim to have: for every feed, by the lowest claim."""
+        """Number of missing updates that peers claim to have. In each feed, the lowest claim above our own
+        step is used."""
         return self._pulls.lacking
 
     def next_deadline(self) -> float:
-        """Return the time at which Wake is due at the latest."""
+        """Return the time at which the machine must get a Wake at the latest."""
         announcing = min((link.outbox.announce_at for link in self.links.values()), default=float("inf"))
         own = min(self._own.deadline, self.organised.deadline() if self.organised else float("inf"))
         return min(self._next_tick, own, self._pulls.deadline(), announcing)
 
     def rests_until(self, link_id: events.LinkId) -> float:
-        """Return the time until which a link in debt rests: no frame of it may be handled before (SPEC
-        L9)."""
+        """Return the time before which no frame of this link may be handled, because the link is in debt and
+        rests (SPEC L9). It is -infinity for an unknown link."""
         link = self.links.get(link_id)
         return link.intake.rests_until if link else float("-inf")
 
@@ -394,7 +396,8 @@ class Machine:
         return [*self._admit(event.feed, self._own.signed(event), None, 0, now), *self._flush_all()]
 
     def _on_segment(self, link: Link, segment: messages.Segment, now: float) -> list[events.Action]:
-        """Admit the new part of a segment; else it is unverified, a duplicate or a gap (SPEC FL4).
+        """Admit the new part of a segment. A segment without a valid new part is handled as unverified, a
+        duplicate or a gap (SPEC FL4).
 
         Several feeds may share a key. Only the signature shows which one the segment belongs to.
         """

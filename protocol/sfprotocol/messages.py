@@ -12,15 +12,15 @@ from sfprotocol.decisions import Part
 from sfprotocol.fields import Values
 
 ELECTED_TERMS = 1 << 20
-"""Number of terms from one succession to the next if stand-ins elect (SPEC O4): one a minute for two
-years."""
+"""Number of terms between one succession and the next if stand-ins elect organisers (SPEC O4). It is enough
+for an election every minute for two years."""
 
 PROTOCOL_VERSION = 4
-"""The newest version of the protocol (SPEC V1). Each run has its own. Peers with different versions part with
-a Goodbye."""
+"""The newest version of the protocol (SPEC V1). Each run uses one version. Peers with different versions part
+with a Goodbye."""
 
 OLDEST_VERSION = 3
-"""The oldest version of runs in which a node takes part."""
+"""The oldest version of the protocol whose runs a node can take part in."""
 
 MAX_UPDATE_BYTES = 16 * 1024
 """Maximum size of one update of a first-order run, in bytes (SPEC U11)."""
@@ -30,8 +30,8 @@ MAX_SIGNED_BYTES = 24 * 1024
 branches is then far below the largest frame and below the burst that a relay forwards."""
 
 MAX_SEGMENT_UPDATES = 4096
-"""Maximum number of updates in one Segment (SPEC S4): 8 KiB of scalars. Even if each has its own epoch and so
-takes 10 bytes, two segments stay below MAX_FRAME. So admitted updates can be forwarded, and forks be
+"""Maximum number of updates in one Segment (SPEC S4): 8 KiB of scalars. Even if each update has its own epoch
+and so takes 10 bytes, two segments stay below MAX_FRAME. So admitted updates can be forwarded, and forks be
 proven."""
 
 
@@ -39,13 +39,14 @@ class Form(NamedTuple):
     """The form in which updates travel in a run (SPEC C6)."""
 
     scalar_bytes: int = 2
-    """1 or 2."""
+    """Bytes of a scalar: 1 or 2."""
     cells: int = 0
-    """Number of scalars of an update in a first-order run; 0 in a zeroth-order run, where it has one."""
+    """Number of scalars of an update in a first-order run; 0 in a zeroth-order run, where an update has one
+    scalar."""
 
     @property
     def width(self) -> int:
-        """Bytes of an update."""
+        """Size of the scalars of one update, in bytes."""
         return self.scalar_bytes * (self.cells or 1)
 
     @property
@@ -71,11 +72,11 @@ class RunParameters:
     """The part of the manifest that the protocol must know (SPEC M4)."""
 
     run_id: bytes
-    """32 bytes."""
+    """The hash of the manifest, 32 bytes."""
     epoch_updates: int
     update_budget: int
     scalar_bytes: int
-    """1 or 2."""
+    """Bytes of a scalar: 1 or 2."""
     scalar_limit: int
     """Largest magnitude of a scalar."""
     organised: Authority | None = None
@@ -96,7 +97,7 @@ class RunParameters:
     cells: int = 0
     """Number of scalars of an update of a first-order run; 0 in a zeroth-order run (SPEC U11)."""
     norm_limit: int = 0
-    """Maximum norm of an update of a first-order run until a seal changes it."""
+    """Maximum norm of an update of a first-order run until a seal changes it; 0 in a zeroth-order run."""
 
     @property
     def form(self) -> Form:
@@ -154,8 +155,8 @@ class Segment:
     """Consecutive updates of one feed, with the origin's signature over the chain head after the last.
 
     The feed is named by its 64-bit key only; the receiver has learnt the full name from a Summary. Two
-    consecutive segments can be joined by dropping the first signature, because the chain head in the second
-    one commits to everything before it (SPEC S6).
+    consecutive segments can be joined by dropping the first signature, because the chain head that the second
+    one signs commits to everything before it (SPEC S6).
     """
 
     feed_key: int
@@ -171,7 +172,7 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The step after the last one."""
+        """The step after the last update."""
         return self.first + self.count
 
 
@@ -183,8 +184,8 @@ class Position(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A position with a tag of the history before it. Equal positions with different tags show a fork, or a
-    cut that one side does not know (SPEC A8)."""
+    """A position in a feed, with a tag of the history before it. Equal positions with different tags show a
+    fork, or a cut that one side does not know (SPEC A8)."""
 
     feed: Feed
     next: int
@@ -237,7 +238,8 @@ class Have:
 
 @dataclass(frozen=True, slots=True)
 class Prune:
-    """A request to announce these feeds instead of pushing them, as others bring them (SPEC FL8)."""
+    """A request to announce these feeds instead of pushing them, as other links bring them sooner (SPEC
+    FL8)."""
 
     feed_keys: tuple[int, ...]
 
@@ -257,7 +259,8 @@ class Proof:
 
     @property
     def cut(self) -> int:
-        """The first step that does not count: `at`, or 0 if the step where the two part is unknown."""
+        """The first step that does not count: `at`, or 0 if the step where the two histories part is
+        unknown."""
         return self.at if self.chains[0] == self.chains[1] else 0
 
 
@@ -267,7 +270,8 @@ class Card:
 
     feed: Feed
     step: int
-    """Number of updates in the feed when the card was signed. The card with more of them counts."""
+    """Number of updates in the feed when the card was signed. Of two cards of a feed, the one with the larger
+    number counts."""
     name: str
     team: str
     signature: bytes
@@ -299,8 +303,8 @@ class PartRequest:
 
 @dataclass(frozen=True, slots=True)
 class PartReply:
-    """Bytes of a part. No bytes mean "not now"; size 0 means that the sender does not have the part (SPEC
-    B3)."""
+    """The answer to a PartRequest. Empty `data` means "not now", and size 0 means that the sender does not
+    have the part (SPEC B3)."""
 
     size: int
     """Bytes of the whole part."""
@@ -332,7 +336,7 @@ class Succession:
     kept: int
     """Number of decisions that stay valid."""
     chain: bytes
-    """The chain hash after them."""
+    """The chain hash after the kept decisions."""
     key: bytes
     votes: tuple[Vote, ...]
 
@@ -379,7 +383,7 @@ class JoinRequest:
 
     origin: bytes
     nonce: int
-    """A proof of work; 0 without one."""
+    """The number that is the proof of work; 0 without one."""
     invitation: int
     """1 + number of the invitation; 0 without one."""
     voucher: bytes
@@ -400,7 +404,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The state of a stand-in. Of two with one key, the one with the higher number counts (SPEC O22)."""
+    """The state of a stand-in. Of two statements with the same key, the one with the higher number counts
+    (SPEC O22)."""
 
     key: bytes
     number: int
@@ -409,23 +414,25 @@ class Statement:
     voted: int
     """The latest term for which it has voted; 0 if none."""
     candidate: bytes
-    """The key for which it has voted then; empty if none."""
+    """The key for which it has voted in that term; empty if none."""
     ballot: bytes
     """Its signature over `control_feed.election_message` for the candidate; empty without one."""
     decided: int
-    """Number of decisions that it has."""
+    """Number of decisions in its control feed, which are all decided."""
     stop: int
-    """Number of decisions that it holds, undecided ones included."""
+    """Number of all decisions that it holds, including undecided ones after the decided ones."""
     last: int
-    """Term of the last of these."""
+    """Term of the last decision that it holds."""
     chain: bytes
-    """The chain hash after them."""
+    """The chain hash after all decisions that it holds."""
     heard: int
-    """Number of the organiser's latest statement that it has heard; its own number if it organises."""
+    """The `number` of the organiser's latest statement that it has heard; its own `number` if it
+    organises."""
     silent: bool
     """Whether it has missed too many of the organiser's statements."""
     entries: tuple[Entry, ...]
-    """Undecided decisions after the first `decided`; only an organiser or a candidate sends them."""
+    """Undecided decisions, which follow the first `decided` decisions; only an organiser or a candidate sends
+    them."""
     signature: bytes
     """Signature by the key, over `control_feed.statement_message`."""
 
@@ -437,7 +444,7 @@ class DoubleVote:
     statements: tuple[Statement, Statement]
     """Both statements, without their entries."""
     hashes: tuple[bytes, bytes]
-    """Hashes of their entries, which the signatures cover."""
+    """Hashes of the entries of both statements, which the signatures cover."""
 
 
 HigherWord = Succession | ControlFork | DoubleVote
@@ -446,14 +453,15 @@ HigherWord = Succession | ControlFork | DoubleVote
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A notice that the sender does not keep the steps that closes before an epoch list (SPEC O15)."""
+    """A notice that the sender does not keep the steps listed by the closes of epochs before `epoch` (SPEC
+    O15)."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A promise of a validator of a version before 0.3. It is ignored, and so is its Finding (SPEC O18)."""
+    """A validator's promise of a Finding, as sent by versions before 0.3. Both are ignored (SPEC O18)."""
 
     epoch: int
     origin: bytes
@@ -463,7 +471,7 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Measurements of a validator of a version before 0.3; ignored (SPEC O18)."""
+    """A validator's measurements, as sent by versions before 0.3; ignored (SPEC O18)."""
 
     epoch: int
     origin: bytes

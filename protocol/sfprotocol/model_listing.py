@@ -18,7 +18,8 @@ import msgpack
 from sfprotocol.errors import RemoteProtocolError
 
 PIECE = 1 << 20
-"""Bytes of a piece, with a hash of 32 bytes. A broken transfer loses at most one piece."""
+"""Size of a piece, in bytes. Each piece has a hash of 32 bytes, and a broken transfer loses at most one
+piece."""
 
 MAX_LISTING = 16 << 20
 """Maximum size of a listing, in bytes: enough for half a terabyte of weights."""
@@ -66,7 +67,7 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files, in bytes."""
         return sum(file.size for file in self.files)
 
     def pieces(self) -> list[Piece]:
@@ -85,17 +86,19 @@ def hash_piece(data: bytes | memoryview) -> bytes:
 
 
 def hash_listing(encoded: bytes) -> bytes:
-    """Return the hash by which a manifest names a listing (SPEC B2)."""
+    """Return the hash by which a manifest names this encoded listing (SPEC B2)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-listing").digest()
 
 
 def hash_bases(encoded: bytes) -> bytes:
-    """Return the digest that names published bases, of the listing of their one file (SPEC R10)."""
+    """Return the digest that names published bases: the hash of the encoded listing of their one file (SPEC
+    R10)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-bases").digest()
 
 
 def hash_data(encoded: bytes) -> bytes:
-    """Return the digest by which a manifest names a data file, of its listing (SPEC B9)."""
+    """Return the digest by which a manifest names a data file: the hash of the file's encoded listing (SPEC
+    B9)."""
     return hashlib.blake2b(encoded, digest_size=HASH_BYTES, person=b"sfnode-data").digest()
 
 

@@ -27,8 +27,8 @@ from sfprotocol.run_state import NEVER, RunState, Span
 from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
-"""Maximum number of feeds whose history is compared in one round after a start. Each takes a read of the
-log."""
+"""Maximum number of feeds whose history is compared with the decisions in one round after a start. Each
+comparison takes a read of the log."""
 
 
 class Membership(Enum):
@@ -65,17 +65,20 @@ class Organised:
         self.control = ControlSync(frontier, links, counters, kept=kept)
         self._join_requests = JoinRequests(frontier.run.run_id, links, self.control.feed)
         self._rates: tuple[RunState, int, Rates] | None = None
-        """The rates, with the decisions from which they follow."""
+        """The cached rates, with the state of the run and the number of decisions from which they follow;
+        None before."""
         self._untraced = [state.feed for state in frontier]
-        """Feeds that must still be compared with the decisions: after a start, or once more."""
+        """Feeds that must still be compared with the decisions, after a start or after stored decisions were
+        dropped."""
         self._doubtful = set(self._untraced)
         """Feeds that may hold updates which only former decisions allowed."""
         self._unsettled = not self.control.feed.settled
-        """Whether these feeds must be compared once more when the decisions are settled."""
+        """Whether the doubtful feeds must be compared once more when the decisions are settled."""
         self._decisions: tuple[RunState, int] | None = None
-        """The decisions after which neighbours were last asked for early updates again."""
+        """The state of the run and the number of decisions after which neighbours were last asked for early
+        updates again."""
         self._went_on: messages.Feed | None = None
-        """Our own feed that our member used last."""
+        """Our own feed, once our member was seen to use it in the open epoch; None before."""
         for feed in self._untraced:
             if (number := self.run_state.number(feed)) is not None:
                 self._mark(number)
@@ -84,7 +87,7 @@ class Organised:
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by the decisions that are here."""
+        """The state of the run by the decisions stored here."""
         return self.control.run_state
 
     @property
@@ -98,7 +101,8 @@ class Organised:
         return self._frontier.known - sum(min(held, stop) for _, held, stop in self._named())
 
     def _named(self) -> Iterator[tuple[messages.Feed, int, int]]:
-        """Yield (feed, first missing step, first step that no close lists) of each feed with listed steps."""
+        """Yield (feed, its first missing step, its first step that no close lists) for each feed with listed
+        steps."""
         for number, stop in self.run_state.positions().items():
             feed = self.run_state.feed(number)
             yield feed, self._frontier.next(feed), stop
@@ -129,9 +133,9 @@ class Organised:
     def named(
         self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
     ) -> dict[messages.Feed, Counted]:
-        """Return by feed how the stored steps count that closes up to that of `epoch` list, with factor 1
-        where no seal has judged them. The result is as if the seal of `epoch` had skipped the feeds with the
-        numbers `skipped`, and had `recounted` these steps."""
+        """Return how the stored steps listed by the close of `epoch` and earlier ones count, keyed by feed.
+        Steps that no seal has judged have factor 1. The result is as if the seal of `epoch` had skipped the
+        feeds with the numbers `skipped`, and had `recounted` these steps."""
         held, run_state = self._frontier.next, self.run_state
         again: dict[int, set[int]] = {}
         for recount in recounted:
@@ -145,14 +149,15 @@ class Organised:
 
     @property
     def rates(self) -> Rates:
-        """The present rates: one object until the next decision."""
+        """The present rates. The same object is returned until the next decision."""
         run_state = self.run_state
         if self._rates is None or self._rates[0] is not run_state or self._rates[1] != run_state.decisions:
             self._rates = run_state, run_state.decisions, Rates.of(run_state)
         return self._rates[2]
 
     def membership(self, own: messages.Feed) -> Membership:
-        """Return whether our feed may have more updates, without regard to its quota."""
+        """Return the standing of our own origin, which shows whether our feed may have more updates. It does
+        not consider the quota."""
         member, epoch = self.run_state.member(own.origin), self.run_state.open_epoch
         if self.run_state.unsupported:
             return Membership.UNKNOWN
@@ -251,7 +256,7 @@ class Organised:
         return anti_entropy.tell_all(link, self._frontier, now)
 
     def tell(self, link: Link, now: float) -> list[events.Action]:
-        """Tell a neighbour about changes of the control feed, as it is its turn."""
+        """Tell a neighbour whose turn it is about changes of the control feed."""
         return self.control.tell(link, now)
 
     def deadline(self) -> float:
@@ -432,7 +437,8 @@ class Organised:
         """Drop updates that former decisions allowed and the present ones do not (SPEC O6).
 
         Go back to the last signature or the last listed step, as updates after that can be served to
-        neighbours. They drop the same updates. A neighbour that does not tells another digest (SPEC A6).
+        neighbours. The neighbours drop the same updates. A neighbour that keeps them shows itself by its
+        digest (SPEC A6).
         """
         feed, ours = state.feed, event.ours
         base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
@@ -477,7 +483,8 @@ class Organised:
         return [events.Recounted(state.feed, before)]
 
     def _let_go(self, state: FeedState, now: float) -> list[events.Action]:
-        """Begin a feed anew to fetch the listed history. Only a fork can have brought another one here."""
+        """Drop our history of a feed back to its base, to fetch the listed history instead. Only a fork can
+        have brought another history here."""
         feed, before = state.feed, state.next
         if before <= state.base:
             return []  # the base is of a checkpoint that does not hold any more

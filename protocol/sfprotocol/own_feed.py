@@ -28,25 +28,26 @@ from sfprotocol.signing import Sign, extend, head_message
 from sfprotocol.validation import Verified
 
 MOST_TRIED = 1 << 24
-"""Maximum number of incarnations whose work is computed when a feed is renewed: some ten seconds. The drawn
-incarnation has a proof of work, so that it will do unless the run is full."""
+"""Maximum number of incarnations whose work is computed when a feed is renewed: some ten seconds of work. The
+drawn incarnation already has a proof of work, which is enough unless the run is full."""
 
 FIRST_INCARNATION = 0
-"""The incarnation of a key that has never been used. An organised run lets it make updates at once, and any
-other incarnation only after a close lists its first update (SPEC O20)."""
+"""The incarnation of a key that has never been used. In an organised run, a feed with this incarnation may
+have many updates at once. A feed with any other one may have a single update until a close lists it (SPEC
+O20)."""
 
 LEAD_SHARE = 16
-"""Divisor of a run. After a removal of updates, our labels may be ahead of the run by this part of it (a
-sixteenth). If they are further ahead, we begin a new feed."""
+"""Divisor of the number of epochs of a run. After updates were removed, our labels may be ahead of the run by
+this part of its epochs (a sixteenth). If they are further ahead, we begin a new feed."""
 
 
 def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
     """Return a feed of `origin` that nobody knows, given 32 random bits (SPEC I1).
 
     It is the first incarnation from the drawn one on that is unknown here and that the run allows. An
-    organised run allows 64 for each origin (SPEC O6); in an open one most lack the proof of work (SPEC S7).
-    Without any, the drawn one is returned. In an organised run it can only be cut; in an open one it makes no
-    updates.
+    organised run allows 64 for each origin (SPEC O6); in an open run most incarnations lack the proof of work
+    (SPEC S7). If there is none, the feed with the drawn incarnation is returned. In an organised run such a
+    feed can only be cut, and in an open run it makes no updates.
     """
     if frontier.run.organised:
         turns = (Feed(origin, (drawn + turn) % INCARNATIONS) for turn in range(INCARNATIONS))
@@ -93,16 +94,19 @@ class OwnFeed:
         return float("inf") if self.proven or self.feed is None else self._ask_until
 
     def check(self, has: Mapping[Feed, int]) -> None:
-        """Note whether a peer with these next steps claims to know more of our feed than our log."""
+        """Note whether a peer claims to have more updates of our feed than our log. `has` is the peer's first
+        missing step, keyed by feed."""
         if self.feed is not None and has.get(self.feed, 0) > self._frontier.next(self.feed):
             self._contested = True
 
     def hear_out(self, has: Mapping[Feed, int]) -> None:
-        """Judge whether a peer that has told everything it has, `has`, is a witness of our feed (SPEC I2).
+        """Judge whether a peer that has told everything it has is a witness of our feed (SPEC I2). `has` is
+        the peer's first missing step, keyed by feed.
 
-        If it has at least as much as our log of all other feeds, then the end of our feed that it lacks was
-        most likely never sent. A peer that does not know our feed may have joined a minute ago. Once a peer
-        has claimed to know more, a witness counts only after the time to show it is over.
+        If the peer has all that our log has of the other feeds, but not the end of our own feed, then this
+        end was most likely never sent. A peer that does not know our feed may have joined a minute ago. Once
+        a peer has claimed to have more updates of our feed, a witness counts only after the time to send them
+        is over.
         """
         if self.feed is None or self.proven:
             return
@@ -112,8 +116,8 @@ class OwnFeed:
         self.proven = self._witnessed and not self._contested
 
     def give_up(self) -> list[Action]:
-        """Stop asking. Continue the feed if there is a witness, as nobody has shown more of it; else begin
-        anew."""
+        """Stop asking. Continue the feed if there is a witness, as nobody has shown more of it; else begin a
+        new feed."""
         if self._witnessed:
             self.proven = True
             return []
@@ -124,7 +128,7 @@ class OwnFeed:
         return self.renew() if feed == self.feed else []
 
     def taken_back(self, feed: Feed) -> list[Action]:
-        """Begin a new feed if `feed`, of which fewer updates count than before, is ours (SPEC E5, S8).
+        """Begin a new feed if `feed` is ours, as fewer of its updates count than before (SPEC E5, S8).
 
         Also begin one if so few updates count now that our labels are far ahead of the run, as labels of a
         feed cannot go back (SPEC I3).
@@ -181,22 +185,24 @@ class OwnFeed:
 
 MAX_WAIT = 30.0
 """Maximum time from one own segment to the next, in seconds. A killed process loses the work of that time,
-and other nodes see no progress for so long."""
+and other nodes see no progress of ours in it."""
 
 MIN_INTERVAL = 0.1
 """Minimum time between two own segments, in seconds. Bounds signatures and commits for any engine."""
 
 ENOUGH = 32
-"""Number of updates that are signed without further wait. The signature then costs each 2 bytes, no more than
-its scalar. An update of a first-order run has hundreds of scalars and does not wait."""
+"""Number of waiting updates at which they are signed without further wait. The signature then adds 2 bytes to
+each update, no more than its scalar takes. An update of a first-order run has hundreds of scalars and does
+not wait."""
 
 EPOCH_SHARE = 10
-"""Divisor of an epoch, or of the rest of the run. While an update waits, the run makes at most this part of
-it (a tenth), as estimated from our share."""
+"""Divisor of an epoch, or of the rest of the run if that is shorter. While an update waits, the whole run
+makes at most this part of it (a tenth), as estimated from our share."""
 
 SEEN_SHARES = 2
-"""Number of such parts that may arrive before we sign, whatever our share is, as others may have become
-faster. One part may consist of updates that they made earlier and held back."""
+"""Number of such parts of an epoch (see EPOCH_SHARE) after which we sign, whatever our share is, as others
+may have become faster. It is not 1, because one part may consist of updates that others made earlier and held
+back."""
 
 REMEMBERED = 8
 """Number of own segments over which our share of the run is measured: enough for a smooth estimate."""
@@ -225,7 +231,8 @@ class Coalescing:
         self._frontier = frontier
         self._parts: tuple[EpochScalars, ...] = ()
         self._taken: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
-        """First steps of the last segments, and the number of known updates of the run before each."""
+        """Pairs (first step of one of our last segments, number of updates of the run that were known before
+        it), in order."""
         self._taken_at = float("-inf")
 
     @property
@@ -261,7 +268,7 @@ class Coalescing:
         return updates
 
     def _enough(self) -> bool:
-        """Return whether a longer wait would do harm, or no good."""
+        """Return whether to sign soon, because a longer wait would do harm or bring no advantage."""
         if not self._taken or self.count >= (1 if self._frontier.run.cells else ENOUGH):
             return True
         (oldest, known_then), (last, known_before) = self._taken[0], self._taken[-1]

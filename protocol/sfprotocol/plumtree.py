@@ -22,25 +22,27 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 TTL = 16
-"""Maximum number of hops that a segment is pushed; never a bound on acceptance. With 6 links a million nodes
-lie within 8 hops. Beyond 16 the topology is a chain, where announcements do the rest."""
+"""Maximum number of hops that a segment is pushed. Segments are accepted after any number of hops. With 6
+links for each node, a million nodes lie within 8 hops. If nodes are further away than 16 hops, the topology
+is a chain, where announcements do the rest."""
 
 HAVE_DELAY = 0.2
 """Seconds for which announcements on a link are collected. Several updates of a fast feed then cost one
-entry, and a working tree has usually delivered them before."""
+entry. Most updates cost none, as a working tree delivers them within this time."""
 
 PRUNE_AGAIN = 10.0
 """Seconds after which a Prune is repeated if the link still pushes, as the first was lost."""
 
 PRUNE_CROSSING = 2.0
-"""Seconds in which a pushed segment may cross a Prune on its way."""
+"""Seconds after a Prune in which pushed segments do not show that the peer still pushes, as it may have sent
+them before the Prune arrived."""
 
 PUSH_RATE, PUSH_BURST = 20.0, 64.0
 """Maximum number of pushed segments of one feed, per second and at once. A trainer signs at most 10 a second.
-Any more are announced, and pulled in larger pieces."""
+Further segments are announced instead, and pulled in larger pieces."""
 
 NO_TAG = bytes(4)
-"""The tag of an entry that claims nothing."""
+"""Tag in an entry of a Summary that claims no updates and only teaches a feed's name."""
 
 MAX_BURST = 64
 """Maximum number of segments handed to a link before it reports Writable, so that no link starves the
@@ -55,8 +57,8 @@ def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: in
     """Plan to push or announce `segment` on every link; `state` is its feed's state after it.
 
     `hops` is the hop count of the forwarded segment. Our own updates have 0 and go to all links; at the TTL
-    nothing is pushed. Links without a Hello are left out, as they are told everything at their Hello. So is
-    the link that brought the segment.
+    nothing is pushed. Links without a Hello are left out, as they are told everything at their Hello. The
+    link that brought the segment is left out, too.
     """
     feed = state.feed
     for link in links.values():
@@ -110,7 +112,7 @@ class Tree:
 
     def __init__(self) -> None:
         self._first: dict[Feed, LinkId] = {}
-        """The link that was the first to bring the newest updates, by feed."""
+        """The link that was the first to bring the newest updates, keyed by feed."""
         self._pushes: dict[Feed, Bucket] = {}
 
     def brought(self, link: Link, feed: Feed, now: float) -> None:
@@ -122,8 +124,8 @@ class Tree:
     def prune(self, links: dict[LinkId, Link], link: Link, state: FeedState, now: float) -> list[Action]:
         """Ask `link`, which has pushed a duplicate, to announce `state.feed` instead (SPEC FL8).
 
-        Only if another link has just brought the feed and was not asked the same. Otherwise crossing messages
-        could cut off the feed altogether.
+        Do so only if another link has just brought the feed and was not asked the same. Otherwise messages
+        that cross on their way could cut off the feed altogether.
         """
         feed = state.feed
         first = links.get(self._first.get(feed, -1))
@@ -144,7 +146,8 @@ class Tree:
         self._pushes.pop(feed, None)
 
     def may_push(self, feed: Feed, now: float) -> bool:
-        """Return whether another segment of another node's `feed` may be pushed now (SPEC FL10)."""
+        """Return whether one more segment of `feed`, which is another node's, may be pushed now (SPEC
+        FL10)."""
         bucket = self._pushes.setdefault(feed, Bucket(PUSH_BURST, now))
         return bucket.take(1.0, now, rate=PUSH_RATE, burst=PUSH_BURST)
 

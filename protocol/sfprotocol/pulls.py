@@ -20,35 +20,38 @@ from sfprotocol.messages import Feed, Position, Want
 from sfprotocol.rate_limit import OriginBuckets
 
 GRAFT_DELAY = 0.1
-"""Seconds between an announcement and the request. In that time a pushed segment arrives that another link
-sent when the announcement was sent, give or take the latency of a link."""
+"""Delay, in seconds, from an announcement of updates to the request for them. Usually another link pushes the
+same updates within that time, so that no request is needed."""
 
 HEDGE_DELAY = 0.4
-"""Seconds after which a small unanswered pull goes to as many further peers. If one of 12 peers tells the
-truth, it is found within 1.6 s. Most round trips take less, and little is sent twice."""
+"""Seconds without an answer after which a small pull also goes to further peers, so that twice as many are
+asked. If one of 12 peers tells the truth, it is asked within 1.6 s. Most round trips take less than
+HEDGE_DELAY, so that little is sent twice."""
 
 SMALL_PULL = 64
-"""Maximum number of updates of a small pull. Asking for it twice costs 200 bytes. A larger pull waits for a
-peer that is delivering."""
+"""Maximum number of updates of a small pull. If two peers answer it, some 200 bytes are wasted. A larger pull
+goes to no second peer while the first one is delivering."""
 
 SMALL_PULL_BYTES = 4096
-"""Maximum size of a small pull in a first-order run, in bytes. It has at least one update."""
+"""Maximum size of a small pull in a first-order run, in bytes. A single update counts as a small pull,
+whatever its size."""
 
 BUSY_TIME = 2.0
-"""Seconds that a small pull waits for a peer that is delivering more than SMALL_PULL feeds. A late joiner
-asks for hundreds of feeds at once, and a slow line must not carry all of them twice."""
+"""Seconds for which a small pull goes to no second peer while the first one is delivering and was asked for
+more than SMALL_PULL feeds. A late joiner asks for hundreds of feeds at once, and a slow line must not carry
+all of them twice."""
 
 WANT_TIMEOUT = 10.0
-"""Seconds without progress after which all peers may be asked again. A whole burst (FL7) crosses a line of
-100 kbit/s in that time."""
+"""Seconds without progress after which a pull from a peer has failed, and the peer may be asked again. A
+whole burst (FL7) crosses a line of 100 kbit/s in that time."""
 
 MAX_PULLS_PER_LINK = 1024
 """Maximum number of outstanding pulls on one link. Bounds the memory that a peer with invented feeds can
 take."""
 
 MAX_PULLS = 16_384
-"""Maximum number of outstanding or planned pulls, as for a dozen links. Only peers that invent feeds claim
-more."""
+"""Maximum number of outstanding or planned pulls on all links together. It is more than MAX_PULLS_PER_LINK
+for each of a dozen links. Only peers that invent feeds cause more."""
 
 
 @dataclass(slots=True)
@@ -60,9 +63,10 @@ class Pull:
     asked: dict[LinkId, float] = field(default_factory=dict)
     """The links that were asked, with the time of the request or of the latest progress."""
     wait: float = HEDGE_DELAY
-    """Seconds until further peers are asked; doubles when all were asked."""
+    """Seconds from a request until further peers are asked; doubles each time all peers were asked."""
     gap: int = 0
-    """Number of missing updates by the lowest claim above our own step; 0 without such a claim."""
+    """Number of missing updates up to the lowest claim of a peer that is ahead of us; 0 if no peer is
+    ahead."""
 
 
 class Pulls:
@@ -99,8 +103,8 @@ class Pulls:
     # -- what peers have ---------------------------------------------------------------------------
 
     def heard_of(self, link: Link, feed: Feed, following: int, now: float) -> None:
-        """Note that the peer has `feed` up to step `following`. Plan to ask for it unless it comes by
-        itself."""
+        """Note that the peer has `feed` up to step `following`. If updates before that step are missing here,
+        plan to ask for them soon, unless they arrive before."""
         self.has(link, feed, following)
         if self._frontier.lacks(feed, following):
             before = link.inbox.ahead.get(feed, 0)
@@ -115,8 +119,8 @@ class Pulls:
         link.inbox.useful += fresh
 
     def lacks(self, link: Link, feed: Feed, following: int) -> None:
-        """Note that the peer has no update of `feed` for us from step `following` on, whatever it claimed
-        before. It says so itself, or we may not hold them."""
+        """Note that we cannot get `feed` from step `following` on from the peer, whatever it claimed before.
+        Either the peer itself lacks these updates, or the decisions stored here do not allow them yet."""
         self._set_claim(link, feed, following)
 
     def has(self, link: Link, feed: Feed, following: int) -> None:
@@ -157,11 +161,11 @@ class Pulls:
             self._put(feed, self._open(feed), due)
 
     def expect_ahead(self, link: Link, now: float) -> None:
-        """Plan to ask for feeds in which this peer is still ahead; flooding has brought most of them
-        meanwhile.
+        """Plan to ask for the feeds in which this peer is still ahead. In most feeds, flooding has brought
+        the missing updates meanwhile.
 
-        Only the first MAX_PULLS_PER_LINK feeds are planned; the others follow when these are done. If these
-        never are, the peer has claimed too much (SPEC A9).
+        Only the first MAX_PULLS_PER_LINK feeds are planned; the others follow when the first ones are done.
+        If the first ones are never done, the peer has claimed too much (SPEC A9).
         """
         ahead = link.inbox.ahead
         within_reach = (feed for feed in ahead if self.gives(link, feed))
@@ -172,7 +176,8 @@ class Pulls:
                 del ahead[feed]
 
     def ask(self, link: Link, feeds: Iterable[Feed], now: float) -> list[Action]:
-        """Ask `link` at once for those of `feeds` in which it is ahead of us and nobody was asked."""
+        """Ask `link` at once for each of `feeds` in which its peer is ahead of us, unless another peer was
+        already asked for the feed."""
         wanted = []
         for feed in sorted(set(feeds)):
             pull = self._pulls.get(feed)
@@ -187,7 +192,7 @@ class Pulls:
         return self._want(link, wanted)
 
     def wake(self, now: float) -> list[Action]:
-        """Ask the next peers for the pulls that are due."""
+        """Send each pull that is due to its next peers."""
         chosen: dict[LinkId, list[Feed]] = {}
         while self.deadline() <= now:
             _, feed = heappop(self._agenda)
@@ -222,7 +227,8 @@ class Pulls:
                     link.inbox.asked.pop(feed, None)
 
     def release(self, link: Link, now: float) -> None:
-        """Ask others at once for the pulls of `link`, which has ended; its claims no longer count."""
+        """Ask other peers at once for the feeds that `link`, which has ended, was asked for. Its claims no
+        longer count."""
         for feed in list(link.inbox.asked):
             self.forget(feed, link, now)
         for feed in self._pulls.keys() & link.has.keys():
@@ -231,7 +237,8 @@ class Pulls:
                 self._recount(feed, pull)
 
     def out_of_reach(self, link: Link, now: float) -> list[Action]:
-        """Ask others for the pulls of `link` whose steps it does not keep any more."""
+        """Ask other peers for the feeds that `link` was asked for and whose next missing step its peer does
+        not keep any more."""
         for feed in [feed for feed in link.inbox.asked if not self.gives(link, feed)]:
             self.forget(feed, link, now)
         return self.wake(now)
@@ -252,8 +259,8 @@ class Pulls:
     def _askable(self, link: Link, feed: Feed, now: float) -> bool:
         """Return whether the peer is ahead of us in `feed` and may be asked for it.
 
-        News of an origin that exceeds its rate may not be requested (SPEC FL11); `expect_ahead` returns to
-        them.
+        News of an origin that exceeds its rate may not be requested yet (SPEC FL11). `expect_ahead` plans to
+        ask for such news later.
         """
         inquiry = link.inquiries.get(feed)
         if (inquiry and inquiry.until > now) or not self._frontier.lacks(feed, link.has.get(feed, 0)):
@@ -264,7 +271,8 @@ class Pulls:
         return expected or self._origins.may_bring(feed.origin, now)
 
     def gives(self, link: Link, feed: Feed) -> bool:
-        """Return whether the peer keeps our next missing step of `feed`, if it has it (SPEC O15)."""
+        """Return whether our first missing step of `feed` is one that the peer keeps (SPEC O15). Whether the
+        peer has reached this step is not checked."""
         return not link.floor or self._frontier.next(feed) >= self._frontier.kept_from(feed, link.floor)
 
     def _put(self, feed: Feed, pull: Pull, deadline: float) -> None:
@@ -285,7 +293,8 @@ class Pulls:
         return [Transmit(link.id, Want(tuple(Position(f, self._frontier.next(f)) for f in sorted(feeds))))]
 
     def _next_peers(self, feed: Feed, pull: Pull, now: float) -> list[Link]:
-        """Return the peers to ask now: one at first, later as many as before. Unreliable peers come last."""
+        """Return the links to ask now: one at first, later as many more as were asked before. Peers that left
+        pulls unanswered come last. Empty if nobody can be asked now."""
         claimants = [link for link in self._links.values() if self._askable(link, feed, now)]
         if not claimants:
             self.finish(feed)
@@ -307,7 +316,8 @@ class Pulls:
         return len(link.inbox.asked) < MAX_PULLS_PER_LINK
 
     def _is_coming(self, pull: Pull, now: float) -> bool:
-        """Return whether an asked peer is delivering and the rest is too large to be requested twice."""
+        """Return whether to wait for a peer that was asked and is delivering: the rest is too large to be
+        requested twice, or the peer is busy with many feeds."""
         large = pull.gap > self._small
         for link_id, since in pull.asked.items():
             link = self._links.get(link_id)

@@ -14,60 +14,65 @@ from operator import itemgetter
 from typing import NamedTuple
 
 EPOCHS_AHEAD = 2
-"""Room of one close, in usual epochs. Further updates would be measured at outdated weights. In one run an
-epoch had 2,038 updates instead of 250 because the organiser was busy. It ended at a loss of 0.544 instead of
-the usual 0.2."""
+"""Room of one close, as a multiple of the usual number of updates of an epoch. Updates beyond it would be
+measured at outdated weights. In one run an epoch had 2,038 updates instead of 250 because the organiser was
+busy. It ended at a loss of 0.544 instead of the usual 0.2."""
 
 USUAL_OF = 4
-"""Number of last closes of which the largest gives the usual number of updates of an epoch. A single one
-would mislead: an organiser cuts some epochs short, and some closes list no update."""
+"""Number of latest closes that are looked at for the usual number of updates of an epoch, which is the number
+in the largest of them. A single close would mislead, as an organiser cuts some epochs short and some closes
+list no update."""
 
 LEAST_USUAL = 128
-"""Minimum of the usual number of updates of an epoch. After a night without training, the first epoch in the
-morning is not limited to a few updates."""
+"""Minimum of the usual number of updates of an epoch. Without it, the first epoch after a night without
+training would be limited to a few updates."""
 
 OTHERS = 2
-"""Divisor of an epoch. At most this part of it (a half) is taken from the room by any one other member, so
-that one member alone cannot make all others wait by updates that it has not measured."""
+"""Divisor of the usual number of updates of an epoch. Any other member takes at most this part of them (a
+half) from a member's room. So a single member cannot make all others wait with updates that it has not
+measured."""
 
 UNPROVEN_PART = 8
-"""Divisor of the room. All members without credit together have this part of it (an eighth), and count for as
-much towards the end of an epoch. Half of it is for strangers known when a label opens, half for later
-ones."""
+"""Divisor of the room. All members without credit together have this part of it (an eighth), and count for at
+most the same part of the target at which an epoch ends. Half of their part is for strangers known when a
+label opens, half for strangers that come later."""
 
 RECENT_SEALS = 16
-"""Number of last seals from which credit follows: a run's last minutes. Strangers that turn hostile together
-need sixteen good epochs for each one that they spoil."""
+"""Number of latest seals from which credit is computed, usually a run's last minutes. Strangers that turn
+hostile together need sixteen good epochs for each epoch that they spoil."""
 
 CREDIT_GROWTH = 2
-"""A stranger's credit as a multiple of its largest counted number of updates in a recent close. A new or busy
-machine reaches its pace after a few epochs."""
+"""Factor of a stranger's credit: the credit is this many times the largest number of its updates that count
+of one recent close. So a new or busy machine reaches its pace after a few epochs."""
 
 WITH_ZEROS = 4
 """Maximum number of steps that give credit, zeros included, as a multiple of the steps other than zeros. In
-reward runs three of four updates may be zeros, and a quota is for all. Without zeros in the credit, strangers
-with 60 % zeros came to a standstill: each epoch had four fifths of the one before."""
+reward runs three of four updates may be zeros, and zeros use up the quota, too. Without zeros in the credit,
+strangers with 60 % zeros came to a standstill: each epoch had four fifths of the updates of the epoch
+before."""
 
 UNLIMITED = 1 << 32
-"""The credit of a member for whom somebody vouches."""
+"""Credit of a member for whom somebody vouches; larger than any number of updates."""
 
 _SHARED = -1
-"""Stands for the stranger's part of the share in a list of quotas."""
+"""Value in a list of quotas that stands for the member's part of the share of strangers without credit."""
 
 _LABEL = itemgetter(0)
 
 
 class Share(NamedTuple):
-    """The quota with one label of each stranger without credit."""
+    """The quotas of all strangers without credit for one label. If there are many strangers, only some have a
+    turn."""
 
     each: int
     first: int
     """Number of the first member whose turn it is."""
     stop: int
-    """Number after the last one; not above `first` where the turn goes on with the lowest number."""
+    """Number after that of the last member whose turn it is. If it is not above `first`, the turn continues
+    with the lowest numbers."""
 
     def of(self, member: int) -> int:
-        """Return the quota of a member."""
+        """Return the quota of a stranger without credit, by its member number."""
         if self.first < self.stop:
             return self.each if self.first <= member < self.stop else 0
         return self.each if member >= self.first or member < self.stop else 0
@@ -77,12 +82,13 @@ class Quotas:
     """The quotas of all members with all labels, and the feed of each member with each label."""
 
     def __init__(self, room: int) -> None:
-        """`room`: the updates that all members together make with the first label."""
+        """`room`: maximum number of updates that all members together make with the first label."""
         self._quotas: list[list[tuple[int, int]]] = []
-        """Pairs (label, quota with this and later labels) by member, ascending."""
+        """Pairs (label, quota with this and later labels), by ascending label: one list for each member
+        number."""
         self._feeds: dict[int, list[tuple[int, int]]] = {}
-        """Pairs (label, incarnation with this and later labels) by member; only of members that have left
-        incarnation 0."""
+        """Pairs (label, incarnation with this and later labels), by ascending label, keyed by member number;
+        only for members that have left incarnation 0."""
         self._shares = [Share(room, 0, UNLIMITED)]
         """The share with each label that was opened, in order."""
         self._strangers: set[int] = set()
@@ -90,7 +96,7 @@ class Quotas:
         self._unproven: list[int] = []
         """Strangers without credit when the last label was opened, and later newcomers; ascending."""
         self._proven: set[int] = set()
-        """Strangers with credit. Revoked members are in neither."""
+        """Strangers with credit. Revoked members are neither here nor in `_unproven`."""
         self._cursor = 0
         """The member with whom the next turn begins."""
         self._newcomers = 0
@@ -123,13 +129,14 @@ class Quotas:
         return member in self._strangers
 
     def own(self, member: int) -> int:
-        """Return a member's own quota; 0 for a stranger."""
+        """Return the quota that a member has because somebody vouches for it; 0 for a stranger."""
         return 0 if self.is_stranger(member) else self._quotas[member][-1][1]
 
     # -- decisions ---------------------------------------------------------------------------------
 
     def admit(self, quota: int, *, begun: bool) -> None:
-        """Add the next member; with quota 0 a stranger. `begun`: updates count in the run already."""
+        """Add the next member; it is a stranger if `quota` is 0. `begun`: updates count in the run
+        already."""
         label, member = self.open_label, len(self._quotas)
         if quota:
             self._quotas.append([(label, quota)])
@@ -141,7 +148,7 @@ class Quotas:
         self._unproven.append(member)
 
     def vouch(self, member: int, quota: int) -> None:
-        """Raise a member's own quota from the next label on; do nothing if it is not higher."""
+        """Raise a member's own quota from the next label on; do nothing if `quota` is not higher."""
         if quota <= self.own(member):
             return
         self.forget(member)
@@ -201,12 +208,12 @@ class Quotas:
 def room_left(
     room: int, own: int, quota: int, made: Mapping[int, int], credit: Callable[[int], int], *, begun: bool
 ) -> int:
-    """Return how many more updates member `own` makes with the open label: no more than are of use until the
-    next close.
+    """Return how many more updates the member with number `own` makes with the open label. It makes no more
+    than can be of use until the next close.
 
-    `quota` is the member's own; `made` is the number of updates with this label by member. Members without
-    credit together take at most UNPROVEN_PART of the room from others, or half while nothing counts in the
-    run.
+    `quota` is the quota of `own`, and `made` is the number of updates with this label, keyed by member
+    number. Members without credit together take at most an eighth of the room from others (UNPROVEN_PART), or
+    half of it until the first updates count in the run.
     """
     most = room // EPOCHS_AHEAD // OTHERS
     taken = {True: 0, False: 0}

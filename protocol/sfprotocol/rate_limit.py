@@ -13,18 +13,19 @@ from dataclasses import dataclass, field
 from sfprotocol.errors import RemoteProtocolError
 
 FRAME_COST = 256
-"""Additional tokens for a frame without news, besides its bytes. Decoding it takes as long as hashing a few
-hundred bytes."""
+"""Cost of a frame without news, in tokens, besides one for each byte. Decoding a frame takes as long as
+hashing a few hundred bytes."""
 
 FORGERY_COST = 4096
-"""Additional tokens for a signature that does not verify: the most expensive work that a stranger can
-cause."""
+"""Cost of a signature that does not verify, in tokens. Checking one is the most expensive work that a
+stranger can cause."""
 
 WASTE_RATE, WASTE_RATE_PER_FEED = 131_072.0, 256.0
 WASTE_BURST, WASTE_BURST_PER_FEED = 1_048_576.0, 1024.0
-"""Maximum waste of a link, in bytes per second and at once (SPEC L8). An honest peer announces and repeats a
-feed a few times a second and tells all feeds now and then. A peer that sends nonsense at full rate takes 1 %
-of a core until its bucket is empty, and is then dropped."""
+"""Maximum waste of a link, in bytes per second and at once, each with a part that grows with the number of
+feeds (SPEC L8). An honest peer announces and repeats a feed a few times a second and tells all feeds now and
+then. A peer that sends nonsense at full rate takes 1 % of a core until its bucket is empty, and is then
+dropped."""
 
 INTAKE_RATE, INTAKE_BURST = 32_768.0, 131_072.0
 """Maximum intake of signed messages from a link, in bytes per second and at once (SPEC L9). That is 16,000
@@ -36,16 +37,17 @@ LEAST_REST = 0.1
 commit."""
 
 RESERVE_RATE, RESERVE_BURST = 8192.0, 33_554_432.0
-"""Bytes that all links together may bring beyond their rates, per second and at once. The burst is a history
-of 16 million updates, whose hashing takes some 10 s. The rate refills it within about an hour."""
+"""Maximum number of bytes that all links together may bring beyond their own rates, per second and at once.
+The burst is a history of 16 million updates, whose hashing takes some 10 s. The rate refills it within about
+an hour."""
 
 ORIGIN_RATE, ORIGIN_BURST = 1024.0, 65_536.0
-"""Maximum number of new updates of one origin, per second and at once (SPEC FL11): several times the rate of
-a fast trainer, and minutes of its work."""
+"""Maximum number of new updates of one origin, per second and at once (SPEC FL11). The rate is several times
+that of a fast trainer, and the burst is minutes of its work."""
 
 ORIGIN_BYTES = 32
-"""Bytes of a first-order update that count as one of these updates. An origin may then bring as much as a
-link, for half a percent of a core."""
+"""Number of bytes of a first-order update that cost as much as one update (see ORIGIN_RATE). One origin may
+then bring as many bytes a second as one link, for half a percent of a core."""
 
 PROOF_RATE, PROOF_BURST = 0.1, 16.0
 """Maximum number of fork proofs against one origin, per second and at once (SPEC E7). A key in use twice
@@ -68,7 +70,7 @@ class Bucket:
     def take(self, tokens: float, now: float, *, rate: float, burst: float) -> bool:
         """Take `tokens` and return True if there are enough; otherwise take none and return False.
 
-        `rate` and `burst` may differ from call to call, as a fair share grows with a run.
+        `rate` and `burst` may differ from call to call, as some limits grow with the number of feeds.
         """
         self.level = min(burst, self.level + rate * max(0.0, now - self.at))
         self.at = now
@@ -89,8 +91,8 @@ class Bucket:
 
 @dataclass(slots=True)
 class Intake:
-    """The bucket for the intake of one link. It is empty when the link comes up, so that a new link gains
-    nothing."""
+    """The bucket for the intake of one link. It is empty when the link comes up, so that a peer gains nothing
+    by a new link."""
 
     bucket: Bucket
 
@@ -119,7 +121,7 @@ class OriginBuckets:
         self._proofs: dict[bytes, Bucket] = {}
 
     def may_bring(self, origin: bytes, now: float) -> bool:
-        """Return whether news of `origin` is accepted now, as it is not in debt."""
+        """Return whether news of `origin` is accepted now, that is, whether its bucket is not in debt."""
         bucket = self._news.get(origin)
         return bucket is None or bucket.holds(0.0, now, rate=ORIGIN_RATE)
 

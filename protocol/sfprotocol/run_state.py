@@ -1,9 +1,10 @@
-"""The state of an organised run: which updates count, as a function of its decisions alone (SPEC O5-O8).
+"""The state of an organised run: the updates that count, as a function of the run's decisions alone (SPEC
+O5-O8).
 
-A fold over the decisions, in the order of the control feed, with no other input. A decision whose conditions
-do not hold at its position changes nothing, for everybody. This module stores no updates. It stores which
-steps of each feed the closes list, and the factor of each step (`verdicts`). It knows no links, no keys and
-no time.
+The state is a fold over the decisions, in the order of the control feed, with no other input. A decision
+whose conditions do not hold at its position changes nothing, for everybody. This module stores no updates. It
+stores which steps of each feed the closes list, and the factor of each step (`verdicts`). It knows no links,
+no keys and no time.
 
 Memory grows with the decisions: 23 bytes for each move of a close, 550 for each feed, 400 for each member.
 The time for a decision grows with its length, its changes, the number of strangers with credit (`quotas`),
@@ -29,24 +30,24 @@ MAX_EPOCHS = (1 << 32) - 1
 """Maximum number of epochs of a run. Labels have 32 bits, and one number stands for no epoch."""
 
 PACE, PACE_TIME = 1536.0, 2.0
-"""Maximum number of updates that all members together make in a second, or one epoch's updates in PACE_TIME
-seconds if that is more. Members hear of each other after some 0.2 s. In a linear head, where an update takes
-microseconds, 1,000 updates measured at the same weights diverge; 300 at the same
-learning rate do not
-(docs/research-log.md)."""
+"""Maximum number of updates that all members together make in a second. In large epochs it is higher: one
+epoch's updates in PACE_TIME seconds. Members hear of each other after some 0.2 s. In a linear head, where an
+update takes microseconds, 1,000 updates measured at the same weights diverge; 300 at the same learning rate
+do not (docs/research-log.md)."""
 
 MAX_MEMBERS = 1 << 24
 """Maximum number of members, and of invitations. The numbers of all feeds then fit 31 bits."""
 
 NEVER = 1 << 32
-"""Stands for no epoch or no step; larger than all of them."""
+"""Number that stands for "no epoch" or "no step"; larger than every real one."""
 
 _EPOCH, _SUBSPACE = attrgetter("epoch"), attrgetter("subspace")
 _NOTHING = NamedSteps()
 
 
 class Span(NamedTuple):
-    """Consecutive steps of a feed with the same factor, from the end of the span before up to `stop`."""
+    """Consecutive steps of a feed with the same factor. A span begins at the end of the span before it, and
+    ends before step `stop`."""
 
     stop: int
     factor: int
@@ -69,7 +70,7 @@ class PublishedInvitation:
     key: bytes
     uses: int
     revoked: int = NEVER
-    """The epoch from which on all members admitted by it are revoked."""
+    """The first epoch label for which all members admitted by it are revoked; NEVER if they are not."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,8 @@ class Member:
 
     @property
     def revoked(self) -> int:
-        """The first epoch label whose updates do not count, unless a close has listed them before."""
+        """The first epoch label with which the member's updates do not count, unless a close has already
+        listed them; NEVER if the member is not revoked."""
         return min(self.revoked_itself, self.invitation.revoked if self.invitation else NEVER)
 
 
@@ -114,22 +116,24 @@ class RunState:
         bases, empty if bases are random."""
         self.decisions = 0
         self.unsupported = False
-        """Whether this version does not know some decision, so that the state after it is unknown here."""
+        """Whether one of the decisions is unknown to this version, so that the state of the run is unknown
+        here."""
         self.sealed = 0
         """Number of seals; also the first epoch without a seal."""
         self.counted = 0
-        """Number of updates that count by the seals so far, with a factor above 0 and a scalar other than
-        0."""
+        """Number of updates that the seals so far have counted. Each has a factor above 0 and a scalar other
+        than 0."""
         self.budget = budget
         self.finished = False
         self.members: list[Member] = []
         self.invitations: list[PublishedInvitation] = []
         self.checkpoints: list[decisions.Checkpoint] = []
-        """The checkpoints that still hold, by ascending epochs (SPEC O14)."""
+        """The checkpoints that are still valid, in the order of epochs (SPEC O14)."""
         self.replaced: list[decisions.Bases] = []
         """Published bases that were replaced before their subspace began, in the order of replacement."""
         self._bases = [decisions.Bases(0, bases)] if bases else []
-        """Published bases by ascending subspaces, from subspace 0 on; not every subspace has its own."""
+        """Published bases in the order of subspaces, from subspace 0 on; not every subspace has bases of its
+        own."""
         self._subspace_epochs = subspace_epochs
         self._last_subspace = last_subspace
         self._member_of: dict[bytes, int] = {}
@@ -137,14 +141,14 @@ class RunState:
         self._voidable = bytearray()
         """One byte for each epoch: 0 if all listed steps of its close are void, else 1."""
         self._feeds: dict[int, NamedSteps] = {}
-        """The feeds with listed steps, by number."""
+        """The listed steps of each feed that has some, keyed by feed number."""
         self._numbers: dict[int, list[int]] = {}
-        """The numbers of these feeds by member, ascending."""
+        """The numbers of the feeds with listed steps, ascending, keyed by member number."""
         self._rates = [decisions.RateFrom(0, rate, decisions.UNIT_ONE, norm_limit)]
         self._epoch_updates = epoch_updates
         self.quotas = quotas.Quotas(self.room)
         self._credits: dict[int, tuple[int, int]] = {}
-        """The credit and the number of seals until which it holds, by member."""
+        """Cached pairs (credit, number of seals up to which it is valid), keyed by member number."""
         self._judged: set[int] = set()
         """Members whose credit may have changed since the open epoch was opened."""
 
@@ -165,12 +169,13 @@ class RunState:
 
     @property
     def open_epoch(self) -> int:
-        """The label of a new update."""
+        """The open epoch, which is the label of new updates."""
         return len(self._closes)
 
     @property
     def promised(self) -> int:
-        """Number of updates that count or that closes without a seal list: most of those will count."""
+        """Number of updates that count, plus the updates listed by closes without a seal, most of which will
+        count."""
         return self.counted + sum(closed.updates for closed in self._closes[self.sealed :])
 
     @property
@@ -180,16 +185,17 @@ class RunState:
 
     @property
     def begun(self) -> bool:
-        """Whether any update counts: until then nobody can have credit."""
+        """Whether any update counts. Until then no stranger can have credit."""
         return self.counted > 0
 
     def usual_updates(self, most: int) -> int:
-        """Return the usual number of updates of an epoch, zeros included: that of the largest of the last
-        closes. Before the first close it is `most`, which is also the maximum.
+        """Return the usual number of updates of an epoch, zeros included. It is the number in the largest of
+        the last USUAL_OF closes, but at least LEAST_USUAL and at most `most`. Before the first close it is
+        `most`.
 
-        Zeros take room, too. Without them, epochs of a run with many zeros would never grow, and members
-        would wait for every close. While an organiser searches for a rate, its epochs are far shorter than
-        the manifest's, as nobody has judged the rate of the next epoch yet.
+        Zeros are included because they take room, too. Without them, epochs of a run with many zeros would
+        never grow, and members would wait for every close. While an organiser searches for a rate, its epochs
+        are far shorter than the manifest's, as nobody has judged the rate of the next epoch yet.
         """
         closes = range(max(0, self.open_epoch - quotas.USUAL_OF), self.open_epoch)
         largest = max((self._closes[epoch].steps for epoch in closes), default=most)
@@ -201,15 +207,16 @@ class RunState:
         return quotas.EPOCHS_AHEAD * self.usual_updates(self._epoch_updates)
 
     def room_left(self, own: int, made: Mapping[int, int]) -> int:
-        """Return how many more updates member `own` makes in the open epoch. `made`: number of updates in it,
-        by member."""
+        """Return how many more updates the member with number `own` may make in the open epoch. `made` is the
+        number of updates in this epoch, keyed by member number."""
         quota = self.quotas.quota(own, self.open_epoch)
         room = min(self.room, quotas.EPOCHS_AHEAD * max(0, self.budget - self.promised))
         return quotas.room_left(room, own, quota, made, self.credit, begun=self.begun)
 
     @property
     def pace(self) -> float:
-        """Maximum number of updates that a member makes in a second: an equal part of everybody's."""
+        """Maximum number of updates that one member makes in a second. All active members have equal parts of
+        the maximum for all together (see PACE)."""
         active = max(
             (len(closed.feeds) for closed in self._closes[-quotas.USUAL_OF :]), default=len(self.members)
         )
@@ -223,10 +230,11 @@ class RunState:
     def credit(self, member: int) -> int:
         """Return the number of a member's updates that are applied before a seal has judged them (SPEC O20).
 
-        0 if the member's latest recent seal has skipped a feed of it, or counted no update that changes the
-        weights. Else UNLIMITED for members whom somebody vouches for. For a stranger it is CREDIT_GROWTH
-        times the largest number that counts of one recent close. Zeros are included, up to WITH_ZEROS times
-        the other updates.
+        The credit is 0 if the latest recent seal that judged the member has skipped one of its feeds, or
+        counted no update of it that changes the weights. Otherwise it is UNLIMITED for a member whom somebody
+        vouches for. For a stranger it is CREDIT_GROWTH times the largest number of its updates that a recent
+        seal has counted; 0 without such a seal. This number includes zeros, but is at most WITH_ZEROS times
+        the number of other updates.
         """
         credit, until = self._credits.get(member, (0, -1))
         if self.sealed > until:
@@ -260,16 +268,17 @@ class RunState:
 
     @property
     def bases(self) -> tuple[decisions.Bases, ...]:
-        """Published bases by ascending subspaces, from subspace 0 on. A subspace without its own uses the
-        ones before (SPEC O9). Empty if bases are random."""
+        """Published bases in the order of subspaces, from subspace 0 on; empty if bases are random. A
+        subspace without bases of its own uses the latest earlier bases (SPEC O9)."""
         return tuple(self._bases)
 
     def bases_upto(self, subspace: int) -> tuple[decisions.Bases, ...]:
-        """Return the published bases up to this subspace; the last of them serve in it."""
+        """Return the published bases of this and earlier subspaces, in order. The last ones are the bases
+        that this subspace uses."""
         return tuple(self._bases[: bisect_right(self._bases, subspace, key=_SUBSPACE)])
 
     def own_bases(self, subspace: int) -> bytes | None:
-        """Return the digest of the subspace's own bases; None if it has none."""
+        """Return the digest of the bases published for this very subspace; None if it has none of its own."""
         place = self._place_of_bases(subspace)
         known = place < len(self._bases) and self._bases[place].subspace == subspace
         return self._bases[place].digest if known else None
@@ -278,7 +287,8 @@ class RunState:
         return bisect_left(self._bases, subspace, key=_SUBSPACE)
 
     def may_begin(self, subspace: int) -> bool:
-        """Return whether bases may be published for a subspace: it must begin after the open epoch."""
+        """Return whether bases may be published for a subspace. The run must use published bases, and the
+        subspace must be one of the run's and begin after the open epoch."""
         first = subspace * self._subspace_epochs
         return bool(self._bases) and subspace <= self._last_subspace and self.open_epoch < first < MAX_EPOCHS
 
@@ -287,11 +297,12 @@ class RunState:
         return self.open_epoch // self._subspace_epochs + 1
 
     def served_from(self) -> int | None:
-        """Return the first epoch in which the latest published bases serve; None if the run has none."""
+        """Return the first epoch in which the latest published bases are used; None if the run has no
+        published bases."""
         return self._bases[-1].subspace * self._subspace_epochs if self._bases else None
 
     def has_new_bases(self, epoch: int) -> bool:
-        """Return whether new published bases serve from this epoch on."""
+        """Return whether this epoch is the first one in which newly published bases are used."""
         subspace, later = divmod(epoch, self._subspace_epochs)
         return not later and self.own_bases(subspace) is not None
 
@@ -328,8 +339,8 @@ class RunState:
         return Feed(self.members[number // decisions.INCARNATIONS].origin, number % decisions.INCARNATIONS)
 
     def named(self, feed: int, epoch: int = MAX_EPOCHS) -> int:
-        """Return the first step of a feed that no close up to that of `epoch` lists. Forks do not cut below
-        it."""
+        """Return the first step of a feed that is not listed by the close of `epoch` or an earlier one. Forks
+        do not cut below it."""
         return self._steps(feed).stop_at(epoch)
 
     def ended(self, feed: int) -> int:
@@ -338,14 +349,15 @@ class RunState:
         return known.stop if known.ended else NEVER
 
     def named_stops(self, feed: int, above: int = 0, upto: int = NEVER) -> Iterator[NamedStop]:
-        """Yield, in order, the ends of the closes' listed steps of a feed, from above one step up to
-        another."""
+        """Yield, in order, the ends of the steps that each close lists of a feed. Only ends after step
+        `above` and up to step `upto` are included."""
         known = self._steps(feed)
         for place in range(bisect_right(known.stops, above), bisect_right(known.stops, upto)):
             yield self._named_stop(known, place)
 
     def named_stop(self, feed: int, held: int) -> NamedStop | None:
-        """Return the last end of listed steps within the first `held` steps of a feed; None without one."""
+        """Return the last end of a close's listed steps within the first `held` steps of a feed; None if
+        there is none."""
         known = self._steps(feed)
         place = bisect_right(known.stops, held) - 1
         return self._named_stop(known, place) if place >= 0 else None
@@ -354,8 +366,8 @@ class RunState:
         return NamedStop(feed.stops[place], self._closes[feed.epochs[place]].salt, feed.tag(place))
 
     def spans(self, feed: int, held: int, recounted: Collection[int] = ()) -> tuple[Span, ...]:
-        """Return the spans of equal factor of the first `held` steps of a feed, as if a seal had `recounted`,
-        with factor 1, the listed steps of these epochs."""
+        """Return the first `held` steps of a feed as spans of equal factor. Steps that the closes of the
+        epochs `recounted` list have factor 1, as if a seal had counted them after all."""
         known = self._steps(feed)
         spans: list[Span] = []
         factors = known.factors[:]
@@ -376,8 +388,8 @@ class RunState:
     def live(self, feed: int, held: int) -> tuple[Span, ...]:
         """Return the spans of the first `held` steps of a feed for a node that makes updates (SPEC O8).
 
-        As `spans`, but steps without a verdict count only within the member's credit, and only in the feed
-        that the member uses now.
+        The result is like that of `spans`, but steps without a verdict count only within the member's credit,
+        and only in the feed that the member uses now.
         """
         credit = self.credit(feed // decisions.INCARNATIONS) if self.goes_on_with(feed) else 0
         stop = self.named(feed, self.sealed - 1) + credit
@@ -387,27 +399,27 @@ class RunState:
         return (*(spans if not spans or spans[-1].factor else spans[:-1]), Span(held, 0))
 
     def positions(self, epoch: int = MAX_EPOCHS) -> dict[int, int]:
-        """Return by feed, in order, the first step that no close up to that of `epoch` lists. Feeds without
-        listed steps are left out."""
+        """Return the first step that is not listed by the close of `epoch` or an earlier one, keyed by feed
+        number in ascending order. Feeds without listed steps are left out."""
         found = {number: self.named(number, epoch) for number in sorted(self._feeds)}
         return {number: stop for number, stop in found.items() if stop}
 
     def moved(self, epoch: int) -> tuple[int, ...]:
-        """Return the feeds that the seal of `epoch` may skip: its close lists steps of them that no Amend has
-        removed. Numbers, ascending."""
+        """Return the numbers of the feeds that the seal of `epoch` may skip, ascending. The close of `epoch`
+        lists steps of these feeds, and no Amend has removed them."""
         return tuple(feed for feed in self._closes[epoch].feeds if self._steps(feed).place(epoch) is not None)
 
     def counts(self, feed: int, epoch: int) -> int:
-        """Return how many steps count of those that the close of `epoch` lists of a feed."""
+        """Return the number of a feed's steps that the close of `epoch` lists and that count."""
         return self._steps(feed).counts(epoch)
 
     def factor(self, feed: int, epoch: int) -> int:
-        """Return the factor of the steps of a feed that the close of `epoch` lists, in units of 2^-12; 0 if
-        they do not count or no seal has judged them."""
+        """Return the factor of a feed's steps that the close of `epoch` lists, in units of 2^-12; 0 if they
+        do not count or no seal has judged them."""
         return self._steps(feed).factor(epoch)
 
     def counts_of(self, member: int) -> int:
-        """Return how many updates of a member count by the seals so far."""
+        """Return how many updates of a member the seals so far have counted."""
         return sum(
             self.counts(number, epoch)
             for number in self._named_of(member)
@@ -419,12 +431,12 @@ class RunState:
         return len({epoch for number in self._named_of(member) for epoch in self._feeds[number].epochs})
 
     def closed_updates(self, epoch: int) -> int:
-        """Return how many of the updates that a close lists change the weights."""
+        """Return how many of the updates listed by the close of `epoch` change the weights."""
         return self._closes[epoch].updates
 
     def is_skipped(self, named: decisions.Recount) -> bool:
-        """Return whether a seal may recount these steps: their own seal has skipped them, and no later
-        decision has changed that."""
+        """Return whether a seal may recount these steps. The seal of their own epoch must have skipped them,
+        and no later decision may have changed that."""
         return self._steps(named.feed).verdict(named.epoch) == SKIPPED
 
     def skipped(self, member: int) -> list[decisions.Recount]:
@@ -439,7 +451,8 @@ class RunState:
     # -- decisions ---------------------------------------------------------------------------------
 
     def apply(self, recorded: decisions.Recorded) -> set[int]:
-        """Apply the next decision; return the feeds whose listed steps or factors have changed.
+        """Apply the next decision; return the numbers of the feeds whose listed steps or factors have
+        changed.
 
         Every decision may also change which updates may be held (SPEC O6), even of feeds that are not
         returned.
@@ -482,7 +495,8 @@ class RunState:
         return set()
 
     def _state(self, decision: decisions.Bases | decisions.Checkpoint) -> None:
-        """Store a decision about a subspace or an epoch in place of an earlier one."""
+        """Store a decision about a subspace or an epoch in place of an earlier decision about the same
+        one."""
         match decision:
             case decisions.Bases(subspace=subspace) if self.may_begin(subspace):
                 place, before = self._place_of_bases(subspace), self.own_bases(subspace)
@@ -507,7 +521,7 @@ class RunState:
         for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
             feed.append(close.epoch, stop, move.tag, move.zeros)
         for number in numbers:
-            if number not in self._feeds:  # its member has lost the feed before
+            if number not in self._feeds:  # its member now uses it in place of a lost one
                 member, incarnation = divmod(number, decisions.INCARNATIONS)
                 self.quotas.renew(member, incarnation)
                 insort(self._numbers.setdefault(member, []), number)
@@ -543,8 +557,8 @@ class RunState:
         return {*feeds, *(recount.feed for recount in seal.recounted), *self._expiring(seal.epoch)}
 
     def _expiring(self, sealed: int) -> Iterator[int]:
-        """Yield the feeds of strangers whose credit may end with this seal, as it comes from too old a
-        seal."""
+        """Yield the numbers of the feeds of strangers whose credit may end with the seal of epoch `sealed`,
+        because the seal that it was computed from is now too old."""
         for number in (
             self._closes[sealed - quotas.RECENT_SEALS].feeds if sealed >= quotas.RECENT_SEALS else ()
         ):
@@ -583,7 +597,7 @@ class RunState:
         del self.checkpoints[bisect_left(self.checkpoints, epoch, key=_EPOCH) :]
 
     def _feeds_of(self, void: decisions.Void) -> Iterable[int]:
-        """Return the feeds that a Void may change."""
+        """Return the numbers of the feeds that a Void may change."""
         if void.members:
             return (number for member in void.members for number in self._named_of(member))
         feeds: set[int] = set()
@@ -650,8 +664,8 @@ def multiplier(rate: int, factor: int, unit: int = decisions.UNIT_ONE) -> int:
 
 
 def named_digest(run_id: bytes, heads: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """Return the digest of all listed steps (SPEC O10), from (number, stop, chain hash there) of every feed,
-    in order; 32 bytes."""
+    """Return the digest of all listed steps (SPEC O10); 32 bytes. `heads` are (feed number, number of listed
+    steps, chain hash after them) of every feed, in the order of numbers."""
     records = (
         number.to_bytes(4, "big") + stop.to_bytes(8, "big") + chain for number, stop, chain in heads if stop
     )

@@ -24,17 +24,18 @@ I64 = NDArray[np.int64]
 
 
 BASIS_ONE = 8
-"""The entry of bases of the kinds `published` and `features` that stands for 1 (SPEC R10, R12)."""
+"""Entry that stands for 1 in bases of the kinds `published` and `features` (SPEC R10, R12)."""
 
 MOST_ENTRY = 127
-"""Maximum magnitude of an entry of such bases."""
+"""Maximum magnitude of an entry of bases of the kinds `published` and `features`."""
 
 BIAS = 4096
 """Magnitude of the product of the mean row and a column of V in a `features` basis (SPEC R12)."""
 
 
 class Coordinates(NamedTuple):
-    """The entries of every target layer's core that updates touch; arrays of shape (updates, layers)."""
+    """The entry that each update touches in the core of each target layer; arrays of shape (updates,
+    layers)."""
 
     row: I64
     """i in 0..rank-1: the column of U."""
@@ -114,8 +115,8 @@ def _basis_key(run_id: bytes, subspace: int, layer: int, side: str) -> int:
 
 
 def contrasts(run_id: bytes, subspace: int, layer: int, classes: int, rank: int) -> NDArray[np.int8]:
-    """Return U of the `features` basis (SPEC R12): (classes, rank) int8, each column one half of the classes
-    against another."""
+    """Return U of the `features` basis (SPEC R12): (classes, rank) int8. Each column has +BASIS_ONE for one
+    half of the classes and -BASIS_ONE for another half."""
     draws = stream(_basis_key(run_id, subspace, layer, "U"), 0, rank * classes).reshape(rank, classes)
     order = np.argsort(draws, axis=1)  # no two values are equal
     half, found = classes // 2, np.zeros((rank, classes), np.int8)
@@ -144,7 +145,7 @@ def scaled_signs(
 def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
     """Return the rows of the mini-batch of the update with this seed, drawn with replacement (SPEC R8).
 
-    Value k of the stream keyed by `mix64(seed XOR "batch")` modulo `rows`; shape (batch_size,).
+    Row k is value k of the stream keyed by `mix64(seed XOR "batch")`, modulo `rows`; shape (batch_size,).
     """
     return (stream(_purpose_key(seed, b"batch"), 0, batch_size) % np.uint64(rows)).astype(np.int64)
 
@@ -169,9 +170,10 @@ def token_keys(seed: int, prompts: int) -> U64:
 
 
 def token_draws(keys: U64, places: I64) -> U64:
-    """Return for each key the random number of the token at this place of its answer, from 0 on (SPEC R11).
+    """Return, for each key, the random number that draws the token at the given place of its answer; places
+    begin at 0 (SPEC R11).
 
-    The upper 31 bits of value `place` of the stream of the key; both arrays have the shape of the result.
+    It is the upper 31 bits of value `place` of the key's stream. Both arrays have the shape of the result.
     """
     counters = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     return _mix64_in_place(keys + counters) >> np.uint64(33)

@@ -21,13 +21,15 @@ class MissingStepsError(ValueError):
 
 
 def size_of(parts: Iterable[EpochScalars]) -> int:
-    """Return the number of scalars of these updates: for each update one, or one for every cell."""
+    """Return the total number of scalars of these updates. Each update has one scalar, or one for every
+    cell."""
     told = [part.scalars for part in parts if part.scalars]
     return sum(map(len, told)) * scalars_in(told[0][0]) if told else 0
 
 
 def most_updates(parts: Sequence[EpochScalars]) -> int:
-    """Return how many updates like these fit one Segment, for scalars of any width."""
+    """Return how many updates like these fit one Segment. The result assumes 2-byte scalars, so that it also
+    holds for 1-byte scalars."""
     return Form(2, cells_of(parts[0].scalars[0])).segment_updates
 
 
@@ -73,8 +75,9 @@ def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:
     """Return one segment of at most `max_updates` updates from step `first` on (SPEC S6).
 
     `segments` are consecutive, and the first of them contains step `first`. They are read only as far as
-    needed. The result ends at the end of one of them, as only there is a signature. A first segment with more
-    than `max_updates` is not cut. The hop count is 0. Raises MissingStepsError if a step is missing.
+    needed. The result ends at the end of one of the segments, because signatures exist only there. A first
+    segment with more than `max_updates` is not cut. The hop count is 0. Raises MissingStepsError if a step is
+    missing.
     """
     taken: list[Segment] = []
     for segment in segments:

@@ -24,7 +24,8 @@ Sign = Callable[[bytes], bytes]
 """A function that signs a message with the node's own Ed25519 key; returns 64 bytes."""
 
 Verify = Callable[[bytes, Feed, int, bytes, bytes], bool]
-"""`verifies` below, or the same function with a cache: a simulated swarm checks a signature once."""
+"""A function with the arguments and the result of `verifies`. A simulated swarm uses one with a cache, so
+that it checks each signature once."""
 
 _PRIME = 2**255 - 19
 _ORDER_EIGHT = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
@@ -48,7 +49,7 @@ def genesis(run_id: bytes, feed: Feed) -> bytes:
 def extend(chain: bytes, parts: Iterable[EpochScalars]) -> bytes:
     """Return the chain hash after these updates (SPEC S2).
 
-    Per update: BLAKE2b-256(chain | epoch as u32 | each of its scalars as i16), big-endian.
+    For each update, the new chain hash is BLAKE2b-256(chain | epoch as u32 | each scalar as i16), big-endian.
     """
     blake2b = hashlib.blake2b
     for epoch, scalars in parts:
@@ -69,7 +70,8 @@ def head_message(run_id: bytes, feed: Feed, stop: int, chain: bytes) -> bytes:
 
 
 def sound(origin: bytes) -> bool:
-    """Return whether all implementations of Ed25519 treat this key alike, and it is usable (SPEC S5)."""
+    """Return whether this key is safe to use: all implementations of Ed25519 treat it alike, and not
+    everybody can sign for it (SPEC S5)."""
     y = int.from_bytes(origin, "little") & ((1 << 255) - 1)
     return y < _PRIME and y not in _WEAK
 
@@ -88,12 +90,12 @@ def card_message(run_id: bytes, card: Card) -> bytes:
 
 
 def introduction_message(run_id: bytes, origin: bytes, peer: str) -> bytes:
-    """Return the message by which an origin signs that this peer is its node (SPEC L6)."""
+    """Return the message that an origin signs to state that this peer is its node (SPEC L6)."""
     return b"".join((_INTRODUCTION, run_id, origin, peer.encode()))
 
 
 def signed_by(origin: bytes, message: bytes, signature: bytes) -> bool:
-    """Return whether `signature` is that of `origin` over `message` (SPEC S5)."""
+    """Return whether `signature` was made with the key of `origin` over `message` (SPEC S5)."""
     if not sound(origin):
         return False
     try:
@@ -104,11 +106,11 @@ def signed_by(origin: bytes, message: bytes, signature: bytes) -> bool:
 
 
 WORK_BITS = 256
-"""Bits of the hash."""
+"""Number of bits of the hash of a proof of work."""
 
 _WORK = b"sfnode-work"
 _ASK_EVERY = 4096
-"""Number of hashes between two checks for an interruption: some milliseconds."""
+"""Number of hashes between two checks for an interruption. They take some milliseconds."""
 
 
 def work(run_id: bytes, origin: bytes, number: int) -> int:
@@ -129,7 +131,7 @@ def solutions(
     numbers: Iterable[int],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield the `numbers` whose work is below a bound, until `interrupted`."""
+    """Yield those of `numbers` whose work is less than `below`, until `interrupted` returns True."""
     begun = hashlib.blake2b(run_id + origin, digest_size=WORK_BITS // 8, person=_WORK)
     threshold = min(below, (1 << WORK_BITS) - 1).to_bytes(WORK_BITS // 8, "big")
     for tried, number in enumerate(numbers):

@@ -3,9 +3,9 @@
 The result depends only on the run, the known part of the feed, and the segment. It never depends on the link,
 the time or other feeds, so that all nodes judge alike. Cheap checks come first.
 
-In an organised run it also depends on the decisions so far, which say what may be held of a feed, and which
-history. The order of arrival does not matter: a segment that is refused now may be held after later
-decisions.
+In an organised run it also depends on the decisions so far, which determine how many updates of a feed may be
+held, and of which history. The order of arrival does not matter: a segment that is refused now may be held
+after later decisions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from sfprotocol.signing import Verify, extend
 
 
 def early(run_state: RunState, states: Sequence[FeedState], segment: Segment) -> bool:
-    """Return whether decisions for this segment are missing here, so that it must be requested again later. A
-    label is of an unopened epoch, or none of the `states` with its key is of an admitted origin."""
+    """Return whether decisions for this segment are missing here, so that it must be requested again later.
+    This is so if a label is of an epoch that is not open yet, or if no origin of the `states` with the
+    segment's key is a member."""
     strangers = all(run_state.member(state.feed.origin) is None for state in states)
     unopened = segment.parts[-1].epoch > run_state.open_epoch
     named = any(segment.first < state.named for state in states)
@@ -62,8 +63,8 @@ class Refused(NamedTuple):
 def refused(
     run_state: RunState, number: int, base: Base, parts: Iterable[EpochScalars], named: int
 ) -> Refused | None:
-    """Return the first of these updates after `base` whose label does not allow to hold it; None if all may
-    be held. Updates below step `named`, which closes list, always may."""
+    """Return the first update in `parts`, which follow `base`, that may not be held because of its label;
+    None if all may be held. Updates before step `named` may always be held, as closes list them."""
     member, incarnation = divmod(number, INCARNATIONS)
     step, labelled, epoch, quotas = base.step, base.labelled, base.epoch, run_state.quotas
     for part in parts:
@@ -86,8 +87,8 @@ def refused(
 
 
 def countable(run_state: RunState | None, state: FeedState, segment: Segment) -> int:
-    """Return how many updates of `segment`, which continues `state`, come before the first that may not be
-    held or is of a revoked label. Listed updates always count."""
+    """Return how many updates of `segment`, which continues `state`, come before the first update that may
+    not be held or has a label for which its origin is revoked. Listed updates always count."""
     number = run_state.number(state.feed) if run_state else None
     if run_state is None or number is None:
         return segment.count
@@ -99,7 +100,8 @@ def countable(run_state: RunState | None, state: FeedState, segment: Segment) ->
 
 
 def labelled_after(state: FeedState, parts: Iterable[EpochScalars]) -> int:
-    """Return how many updates at the end of the feed have the last label after `parts` continue `state`."""
+    """Return how many consecutive updates at the end of a feed have its last label, after `parts` are added
+    to the feed with this `state`."""
     labelled, epoch = state.labelled, state.epoch
     for part in parts:
         labelled = (labelled if part.epoch == epoch else 0) + len(part.scalars)
@@ -113,8 +115,8 @@ def tag(salt: bytes, chain: bytes) -> bytes:
 
 
 def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) -> bool:
-    """Return whether `segment`, which continues `state`, is of the history that closes list. A segment has at
-    most `most` updates.
+    """Return whether `segment`, which continues `state`, belongs to the history that closes list. A segment
+    has at most `most` updates.
 
     A segment of a forked feed must reach the next listed end, and must not end between two listed ends,
     unless no segment could be longer. Between two ends nobody can tell the two histories apart.
@@ -140,9 +142,10 @@ class Verified(NamedTuple):
     segment: Segment
     """Updates from the first new one to the end, as the signature needs them."""
     chain: bytes
-    """The chain head after it."""
+    """The chain head after the segment."""
     counted: int
-    """Number of its updates that count: all but those after a cut."""
+    """Number of its updates that count. Updates after a cut do not count, nor do updates with a revoked
+    label."""
     counted_chain: bytes
     """The chain head after the updates that count."""
 

@@ -1,7 +1,7 @@
 """Verdicts on the listed steps of one feed: whether they count, and their factor (SPEC O8).
 
-A table in arrays with a place of 23 bytes for each close that lists steps of the feed. It knows one feed and
-no decisions; `run_state` decides which changes are valid.
+The verdicts are a table in arrays, with a place of 23 bytes for each close that lists steps of the feed. This
+module knows one feed and no decisions; `run_state` decides which changes are valid.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from sfprotocol.decisions import FACTOR_ONE, TAG_BYTES
 
 OPEN, SKIPPED, COUNTED, VOID = range(4)
-"""Verdicts on the steps that a close lists of a feed: none yet; not counted, but a later seal may count them;
-counted; never counted again."""
+"""Verdicts on the steps that a close lists of a feed. OPEN: no seal has judged them yet. SKIPPED: they do not
+count, but a later seal may count them. COUNTED: they count. VOID: they never count again."""
 
 
 @dataclass(slots=True)
 class NamedSteps:
-    """Listed steps of one feed that no Amend has removed; a place for each close."""
+    """The listed steps of one feed that no Amend has removed. Each array has one place for each close that
+    lists some of them."""
 
     epochs: array[int] = field(default_factory=lambda: array("I"))
-    """Ascending."""
+    """Epochs of the closes, ascending."""
     stops: array[int] = field(default_factory=lambda: array("I"))
     moving: array[int] = field(default_factory=lambda: array("I"))
-    """Numbers of steps whose scalar is not 0; the others do not count."""
+    """Number of steps in each place whose scalar is not 0. The others do not count."""
     factors: array[int] = field(default_factory=lambda: array("H"))
     verdicts: bytearray = field(default_factory=bytearray)
     ended: bool = False
@@ -38,7 +39,7 @@ class NamedSteps:
         return self.stops[-1] if self.stops else 0
 
     def stop_at(self, epoch: int) -> int:
-        """Return the first step that no close up to that of `epoch` lists."""
+        """Return the first step that is not listed by the close of `epoch` or an earlier one."""
         return self._first(bisect_right(self.epochs, epoch))
 
     def place(self, epoch: int) -> int | None:
@@ -56,19 +57,20 @@ class NamedSteps:
         return VOID if place is None else self.verdicts[place]
 
     def factor(self, epoch: int) -> int:
-        """Return the factor of these steps; 0 if they do not count."""
+        """Return the factor, in units of 2^-12, of the steps that the close of `epoch` lists; 0 if they do
+        not count."""
         place = self.place(epoch)
         return 0 if place is None or self.verdicts[place] != COUNTED else self.factors[place]
 
     def counts(self, epoch: int) -> int:
-        """Return how many of these steps count."""
+        """Return the number of steps that the close of `epoch` lists and that count."""
         place = self.place(epoch)
         return 0 if place is None or not self.factor(epoch) else self.moving[place]
 
     def judged(self, first: int, sealed: int) -> Iterator[tuple[int, tuple[int, int] | None]]:
-        """Yield (epoch, (steps, steps other than zeros)) of each epoch from `first` up to (not including)
-        `sealed` whose steps count, and (epoch, None) where they are skipped. Void steps, and a factor of 0,
-        are left out."""
+        """Yield a pair for each epoch from `first` up to (not including) `sealed` with listed steps. It is
+        (epoch, (number of steps, number of steps other than zeros)) if the steps count, and (epoch, None) if
+        they are skipped. Epochs whose steps are void or have factor 0 are left out."""
         epochs, verdicts = self.epochs, self.verdicts
         for place in range(bisect_left(epochs, first), bisect_left(epochs, sealed)):
             if verdicts[place] == SKIPPED:
@@ -93,8 +95,8 @@ class NamedSteps:
         return (counts - counted) * self.moving[place]
 
     def void(self, first: int, last: int) -> int | None:
-        """Void the places from `first` up to (not including) `last`; return as `judge`, None if nothing
-        changes."""
+        """Void the places from `first` up to (not including) `last`. Return the change in the number of
+        counted updates; None if no verdict changes."""
         judged = None
         for verdict in (COUNTED, SKIPPED):
             while (place := self.verdicts.find(verdict, first, last)) >= 0:
@@ -102,7 +104,8 @@ class NamedSteps:
         return judged
 
     def end(self, place: int) -> None:
-        """Delete the places from this one on and end the feed: no close lists steps of it any more."""
+        """Delete the places from this one on, and end the feed, so that no close lists steps of it any
+        more."""
         del self.epochs[place:], self.stops[place:], self.factors[place:], self.verdicts[place:]
         del self.moving[place:]
         del self._tags[place * TAG_BYTES :]

@@ -23,7 +23,7 @@ class Rates(NamedTuple):
     """The rates of an organised run as decided at one moment."""
 
     open_epoch: int
-    """The last epoch with updates."""
+    """The epoch that is open at that moment: the last one with updates."""
     table: tuple[RateFrom, ...]
 
     @classmethod
@@ -56,8 +56,9 @@ class Counted(NamedTuple):
     """None in an open run, where every update has the weight 1."""
 
     def weight(self, label: int, factor: int, values: Values = 1) -> int:
-        """Return the multiplier of an update's scalars, in units of 2^-32 in an organised run. It depends on
-        the update's `values` in first-order runs only."""
+        """Return the multiplier of an update's scalars. In an organised run it is in units of 2^-32; in an
+        open run it is 1, or 0 if the factor is 0. It depends on the update's `values` in first-order runs
+        only."""
         if self.rates is None:
             return 1 if factor else 0
         rate = self.rates.of_label(label)
@@ -66,29 +67,30 @@ class Counted(NamedTuple):
 
 
 NOTHING = Counted(())
-"""Value for a feed without updates that count."""
+"""The Counted of a feed without updates that count."""
 
 
 def once(steps: int) -> Counted:
-    """Return the value for an open run, in which the first `steps` steps of a feed count once."""
+    """Return the Counted of a feed of an open run whose first `steps` steps are stored: each counts once."""
     return Counted((Span(steps, FACTOR_ONE),) if steps else ())
 
 
 def named(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
-    """Return by feed how the steps count now that closes up to that of `epoch` list."""
+    """Return how the steps listed by the close of `epoch` and earlier ones count now, keyed by feed."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch)
     return {run_state.feed(feed): Counted(run_state.spans(feed, stop), rates) for feed, stop in stops.items()}
 
 
 def made(run_state: RunState, epoch: int) -> dict[Feed, Counted]:
-    """Return by feed all steps that closes up to that of `epoch` list, as if every seal counted them."""
+    """Return all steps listed by the close of `epoch` and earlier ones, keyed by feed, as if every seal
+    counted them with factor 1."""
     rates, stops = Rates.of(run_state), run_state.positions(epoch) if epoch >= 0 else {}
     return {run_state.feed(feed): Counted((Span(stop, FACTOR_ONE),), rates) for feed, stop in stops.items()}
 
 
 def live(run_state: RunState, held: Mapping[Feed, int]) -> dict[Feed, Counted]:
-    """Return how the first `held` updates of each member's feed count now for a node that makes updates (SPEC
-    O8)."""
+    """Return how the first `held[feed]` updates of each member's feed count now for a node that makes
+    updates, keyed by feed (SPEC O8)."""
     rates, numbers = Rates.of(run_state), {feed: run_state.number(feed) for feed in held}
     return {
         feed: Counted(run_state.live(number, held[feed]), rates)
@@ -103,9 +105,9 @@ class Difference(NamedTuple):
     first: int
     stop: int
     before: int
-    """Their factor in the first state."""
+    """Factor of the steps in the first state."""
     now: int
-    """Their factor in the second."""
+    """Factor of the steps in the second state."""
 
 
 def counts_alike(before: Mapping[Feed, Counted], now: Mapping[Feed, Counted]) -> bool:
@@ -115,7 +117,7 @@ def counts_alike(before: Mapping[Feed, Counted], now: Mapping[Feed, Counted]) ->
 
 
 def differences(before: Counted, now: Counted) -> Iterator[Difference]:
-    """Yield the steps whose weight may differ, in order."""
+    """Yield the steps of a feed whose weight may differ between the two states, in order."""
     same_rates = before.rates is None or now.rates is None or before.rates.hold_in(now.rates)
     one = other = first = 0
     while one < len(before.spans) or other < len(now.spans):
@@ -141,8 +143,8 @@ class Sum(NamedTuple):
 
 
 def worths(run_state: RunState, said: Iterable[Worth]) -> dict[int, Sum]:
-    """Return the worth of each member with measured updates that count (SPEC O16). `run_state` is the state
-    after all decisions; `said` are the Worths among them, in order.
+    """Return the summed worth of each member with measured updates that count, keyed by member number (SPEC
+    O16). `run_state` is the state after all decisions; `said` are the Worths among them, in order.
 
     The result is a sum of integers, so that equal decisions give equal sums. How worths are measured is up to
     the organiser."""

@@ -88,8 +88,8 @@ MAX_ENTRIES = 4096
 """Maximum number of entries of one message. With at most 50 bytes each, a full page stays below MAX_FRAME."""
 
 MAX_TAIL = 64
-"""Maximum number of decisions in a Statement: one, and an election for each organiser that fell silent before
-it was decided."""
+"""Maximum number of decisions in a Statement. There is one proposal, and one election for each organiser that
+fell silent before the proposal was decided."""
 
 MAX_REASON = 200
 """Maximum size of a Goodbye's reason, in bytes: a sentence."""
@@ -162,7 +162,8 @@ def pack_scalars(scalars: tuple[Values, ...], form: Form) -> bytes:
 
 
 def unpack_scalars(data: bytes, form: Form) -> tuple[Values, ...]:
-    """Invert `pack_scalars`; the caller has checked that the length is a multiple of the width."""
+    """Return the scalars of the updates that `pack_scalars` has packed. The caller has checked that the
+    length is a multiple of the width."""
     every = struct.unpack(f">{len(data) // form.scalar_bytes}{_FORMATS[form.scalar_bytes]}", data)
     return tuple(batched(every, form.cells)) if form.cells else every
 
@@ -173,7 +174,7 @@ def batched(scalars: tuple[int, ...], cells: int) -> Iterator[tuple[int, ...]]:
 
 
 def _parts(form: Form, least: int = 1) -> Field:
-    """Return the field for scalars of consecutive updates by epochs, of at least `least` updates."""
+    """Return the field for the scalars of at least `least` consecutive updates, grouped by epoch."""
 
     def read(values: list[Any], at: int) -> tuple[EpochScalars, ...]:
         inner = values[at]
@@ -235,7 +236,8 @@ _SEGMENT = "hops", "feed_key", "first", "parts", "signature"
 
 @cache
 def _messages(form: Form) -> dict[int, Field]:
-    """Return the fields of each message type, in a run whose updates have this form."""
+    """Return the fields of each message, keyed by the number of its type, in a run whose updates have this
+    form."""
     parts = _parts(form)
     branch = array(row(Branch, _parts(form, 0), B64))
     return {
