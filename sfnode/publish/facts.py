@@ -56,7 +56,8 @@ class PageOrganiser(NamedTuple):
     """The organiser of the run: whose decisions count."""
 
     who: PageMember | None
-    """The stand-in whose key signs decisions, or else only that key; None if the log does not show it."""
+    """The stand-in whose key signs decisions; if no stand-in has that key, a row with the key alone. None if
+    the log does not show the key."""
     named_by: str
     """Source of its authority, in words: the manifest, deputies or stand-ins."""
     since: int
@@ -87,7 +88,7 @@ class Facts(NamedTuple):
 
 
 Digests = dict[int, PublishedSeal]
-"""Digests of seals that were already computed: the digests of a seal never change."""
+"""Digests of seals that were already computed, keyed by epoch. The digests of a seal never change."""
 
 
 def gather(

@@ -55,8 +55,8 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
-"""Maximum number of evaluations and announcements in a report, the last ones. A chart, and a screen, have
-room for as many."""
+"""Maximum number of evaluations and of announcements in a report, the last ones. A chart and a screen have
+room for so many."""
 
 DOUBTED = 100
 """Maximum number of doubted members in a report. Nobody looks through more."""
@@ -69,7 +69,7 @@ SILENT_TIME = 900.0
 there are (`OrganiserPolicy.longest_epoch`)."""
 
 UNANSWERED_TIME = 2 * SEND_AGAIN
-"""Seconds after which an unanswered join request probably waits for a person."""
+"""Seconds after which an unanswered join request probably waits for the run's owner."""
 
 CUT_OFF = (
     "the organiser is here, and more than half of those who stand in do not answer: it decides nothing until "
@@ -77,7 +77,7 @@ CUT_OFF = (
 )
 
 KEY_DIGITS = 8
-"""Hex digits of a key by which the owner admits a newcomer."""
+"""Number of hex digits of its key by which the owner admits a newcomer."""
 
 
 class Signing(Protocol):
@@ -106,7 +106,7 @@ class Signing(Protocol):
         ...
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of members who offer to stand in, by member number."""
+        """Return the keys with which members offer to stand in, keyed by member number."""
         ...
 
 
@@ -120,9 +120,11 @@ class Reports:
         self._term = self._feed.term
         """State of the control feed at the last `news`."""
         self._sealed, self._sealed_at = self.run_state.sealed, float("-inf")
-        """Number of seals at the last `news`, and the time at which the last one has come since the start."""
+        """Number of seals at the last `news`, and the time at which the last seal came; minus infinity if
+        none came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
-        """Time since which updates wait without a decision, and the time of the next look at that."""
+        """Time since which updates wait without a decision (infinite if none do), and the time of the next
+        look at this."""
         self._results = Results(manifest.training)
         self._verdict = self._results.verdict()
 
@@ -308,7 +310,8 @@ class Reports:
         return Members(total=len(found), offset=offset, members=[self._member(n, invitations) for n in page])
 
     def join_requests(self, organising: Signing | None) -> JoinRequestList:
-        """Return the newcomers that wait for the owner; none where the organiser is not."""
+        """Return the newcomers that wait for the owner, and the offers to stand in; empty where the organiser
+        is not on this node."""
         run_id = self._manifest.run_id
         waiting = organising.join_requests() if organising else []
         return JoinRequestList(
@@ -518,7 +521,8 @@ class Reports:
 
 
 def _restarted(organising: Signing | None) -> str | None:
-    """Return the reason why this node's organiser does not sign yet, and how to end that."""
+    """Return the reason why this node's organiser does not sign yet, and how to end that; None if it signs or
+    is not here."""
     restarted = organising.restarted if organising else None
     if organising and organising.cut_off:
         return CUT_OFF

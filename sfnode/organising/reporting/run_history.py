@@ -60,11 +60,11 @@ DIGITS = 16
 
 
 Called = Mapping[bytes, Names]
-"""Names of origins."""
+"""Names of origins, keyed by origin."""
 
 
 class Results:
-    """Results and verdicts that decisions tell everybody; each decision is read once, in order."""
+    """Results and verdicts that follow from the decisions. Each decision is read once, in order."""
 
     def __init__(self, training: Training | None = None) -> None:
         self.training = training
@@ -199,8 +199,7 @@ class RunHistory(Results):
             self._latest[feed // INCARNATIONS] = reason
 
     def reason(self, feed: int, epoch: int) -> Uncounted | None:
-        """Return why the updates of a feed that the close of an epoch has named do not count now; None if
-        they do."""
+        """Return why a feed's updates in the close of `epoch` do not count now; None if they do."""
         run_state, named = self.run_state, Recount(feed, epoch)
         if epoch >= run_state.sealed:
             return Uncounted.WAITS
@@ -212,7 +211,8 @@ class RunHistory(Results):
         return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
-        """Return the fate of a member's work, epoch by epoch."""
+        """Return what became of a member's work: for each of its feeds in each closed epoch, how many updates
+        count, and why not more."""
         return [
             Verdict(
                 epoch=epoch,
@@ -301,7 +301,7 @@ class RunHistory(Results):
 
 
 def _may_bring(feed: int, epoch: int, run_state: RunState, labels: range) -> bool:
-    """Return whether a close may have named updates with one of these labels; only the log knows."""
+    """Return whether a close may list updates with one of these labels; only the log knows."""
     return labels.start <= epoch
 
 
