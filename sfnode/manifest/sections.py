@@ -124,7 +124,7 @@ class Target(Section):
         return f"{self.name}:{self.out_features}x{self.in_features}"
 
     def core_shape(self, rank: int) -> tuple[int, int]:
-        """Return the rows and columns of its core in a first-order run of this rank (SPEC U11)."""
+        """Return the rows and columns of the target's core in a first-order run of this rank (SPEC U11)."""
         return min(rank, self.out_features), min(rank, self.in_features)
 
 
@@ -192,7 +192,7 @@ MAX_WORK_BITS = 26
 
 
 class OpenSection(Section):
-    """Price of taking part in an open run, and the quota that it buys; 0 in an organised run."""
+    """Price of taking part in an open run, and the quota that it buys. In an organised run both are 0."""
 
     quota: int = Field(default=0, ge=0, lt=1 << 32)
     """Maximum number of updates of one feed in the whole run; 0 if only the budget bounds them (SPEC U6)."""

@@ -22,8 +22,8 @@ PUBLISHED_UNIT = 2.0**-3
 square of 1, as in random bases, then has entries with one of 8. The largest possible value is 15.9."""
 
 LEAST_EPSILON = 2.0**-24
-"""Minimum epsilon. Float16 has no smaller number. Losses near 1 in float32 are 2^-24 apart, as far as points
-at this distance differ at usual slopes."""
+"""Minimum epsilon. Float16 has no smaller number. At usual slopes losses at points this far apart differ by
+about 2^-24, the spacing of float32 near 1."""
 
 LEAST_DELTA, MOST_DELTA = 2.0**-40, 2.0**32
 """Bounds of the unit of scalars, beyond which no scalar tells a slope. Below the first, losses near 1 in

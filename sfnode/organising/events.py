@@ -88,8 +88,8 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Action: evaluate the model on the validation rows, with the updates that the closes up to that of
-    `epoch` list. Report EvaluationEnded."""
+    """Action: evaluate the model on the validation rows, with the updates that the closes up to epoch `epoch`
+    list. Report EvaluationEnded."""
 
     epoch: int
     rows: int = 0
@@ -113,7 +113,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Action: make and keep bases at the weights that the closes up to that of `epoch` give, or compute a
+    """Action: make and keep bases at the weights that the closes up to epoch `epoch` give, or compute a
     checkpoint of that epoch from the present decisions. Report MakingEnded."""
 
     what: Product

@@ -223,8 +223,8 @@ class HeldFeeds:
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
     def waiting(self, run_state: RunState) -> tuple[int, int]:
-        """Return how many waiting updates change the weights: first those of vouched members, then those of
-        strangers."""
+        """Return how many waiting updates change the weights: first vouched members' updates, then
+        strangers'."""
         found = {False: 0, True: 0}
         for feed, held in self._feeds.items():
             if (number := run_state.number(feed)) is not None and run_state.ended(number) == NEVER:

@@ -192,8 +192,8 @@ class Guard:
     # -- what is known -----------------------------------------------------------------------------
 
     def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:
-        """Remember the losses of rows of a result that will be published. Those of a seal replace those of
-        the seal before."""
+        """Remember the losses of rows of a result that will be published. A seal's losses replace the losses
+        of the seal before it."""
         if not base:
             self.rows = {key: rows for key, rows in self.rows.items() if key[1]}
         if isinstance(result, EvaluationOfRows):
@@ -265,7 +265,7 @@ class Guard:
         return decision
 
     def discards(self, epoch: int) -> bool:
-        """Return whether an epoch that is unsealed or taken back counts for nothing."""
+        """Return whether an epoch counts for nothing because of a return."""
         return any(one.first <= epoch < one.until for one in self.returns)
 
     def cuts(self, run_state: RunState) -> bool:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from sfnode.organising.known import Knowledge
 
 MAKE_AGAIN = 600.0
-"""Seconds before bases that could not be made are tried again. A lack of memory does not go away at once."""
+"""Seconds after which making bases is tried again if it failed. A lack of memory does not go away at once."""
 
 SETTLED = 4
 """Number of seals that must follow an epoch's own before a checkpoint of it is made. Later seals mostly
 recount work of younger epochs."""
 
 SUMMARISE_AGAIN = 60.0
-"""Seconds before a checkpoint that could not be computed is tried again."""
+"""Seconds after which computing a checkpoint is tried again if it failed."""
 
 AGAIN: dict[Product, float] = {Bases: MAKE_AGAIN, Checkpoint: SUMMARISE_AGAIN}
 

@@ -118,7 +118,8 @@ class OrganiserPolicy:
     was off for the night is back. An amendment gives up named work, and the origin must begin a new feed."""
 
     checkpoint_epochs: int | None = 10
-    """Seals between two checkpoints, from which late joiners may start; None for no checkpoints."""
+    """Number of seals between two checkpoints; None for no checkpoints. Late joiners may start from a
+    checkpoint."""
 
     @property
     def longest(self) -> int:
@@ -141,8 +142,9 @@ HEAD_PATIENCE = 12
 rows the validation loss falls and then rises, and is not noisy. With 9 rounds AG News ended 0.003 higher."""
 
 HEAD_EPOCH = 1.0
-"""Minimum length of a head's round in seconds, as an update is nearly free. The longest of these runs took 35
-rounds to its best, less than a minute, and whoever joins meanwhile still finds it running."""
+"""Minimum length of a head's round in seconds, as an update is nearly free. The longest run of a head reached
+its best model after 35 rounds, less than a minute. Whoever joins in that time should still find it
+running."""
 
 
 def steps_of(manifest: Manifest, rate: int) -> Steps | None:

@@ -161,8 +161,8 @@ def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
 
 
 def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
-    """Return whether all recently active members have filled their quotas. A member that has begun a new feed
-    waits for a close."""
+    """Return whether all recently active members have filled their quotas. A member whose updates wait in a
+    new feed is not considered, as it can continue only after a close."""
     run_state, feeds = known.run_state, known.feeds
     proven = any(run_state.credit(one.number // INCARNATIONS) for one in chosen)
     if run_state.begun and not proven and now - known.opened_at < UNPROVEN_EPOCH:

@@ -75,7 +75,8 @@ def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnote
 
 
 def require_shareable(given: Mapping[str, Any]) -> None:
-    """Raise UserError DATA_NOT_FOUND for a file that can be read here but that nodes do not share."""
+    """Raise UserError DATA_NOT_FOUND for a file of a kind that `init` can read but nodes do not share
+    (OWN_KINDS)."""
     for source in (str(given.get(role, "")) for role in public_files.ROLES):
         if source.lower().endswith(OWN_KINDS) and not source.startswith((HUB, BUILTIN)):
             what = f"{source} is not a kind of data that nodes share"

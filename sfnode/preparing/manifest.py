@@ -264,8 +264,8 @@ def _numbers(
 
 def usual_estimator(given: dict[str, Any], organised: bool) -> str:
     """Return the estimator with which the run of these options learns most for the time
-    (`proposals.estimator`). Rows of the hub that are not within reach here can show no gradient. Raises
-    UserError as `build`."""
+    (`proposals.estimator`). It is zeroth-order if the rows are on the hub and cannot be read here, as no
+    gradient can be measured then. Raises UserError as `build`."""
     begun = beginning(given)
     found = proposals.estimator(begun.task, begun.data.train, organised, given)
     try:

@@ -214,7 +214,8 @@ def _doubt(table: DataTable, good: Sequence[Proposal]) -> str:
 
 
 def _says_same(table: DataTable, one: str, other: str) -> bool:
-    """Return whether two columns are one to one, such as numbers of classes and their names."""
+    """Return whether the values of two columns correspond one to one, such as numbers of classes and their
+    names."""
     rows = [placed.row for placed in table.placed if not placed.wrong]
     pairs = {(prompts.label(row.get(one)), prompts.label(row.get(other))) for row in rows}
     return one == other or len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
@@ -231,8 +232,8 @@ def _candidates(table: DataTable) -> Iterator[str]:
 
 
 def _rank(column: TableColumn) -> int:
-    """Return how surely a column's name says that it is right: 0 for `label` and conversations, 1 for others,
-    2 if only its last word does, else UNNAMED."""
+    """Return the rank of a column, the surest first, by what its name says of the right answer: 0 for `label`
+    and conversations, 1 for other names, 2 if only the last word says it, else UNNAMED."""
     words = _words(column.name)
     if column.holds == "messages" or words in SURE:
         return 0

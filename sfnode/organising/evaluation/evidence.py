@@ -82,9 +82,9 @@ added up and nobody revoked. A score is the worth's over the rows (SPEC O16).
 """
 
 SCORED_ROUNDS = 16
-"""Rounds in a first-order run over which a score is taken: about as many as a run has. One round's updates
-say little. Their sum shows by its direction what noise hides in each. With 8 rounds three members who flip
-signs cost seven nodes 5 % of their gain, with 16 rounds 3 % (benchmarks/first_order.py)."""
+"""Number of rounds over which a score is taken in a first-order run, about as many as a run has. One round's
+updates say little. Their sum shows by its direction what noise hides in each. With 8 rounds three members who
+flip signs cost seven nodes 5 % of their gain, with 16 rounds 3 % (benchmarks/first_order.py)."""
 
 LEAST_SCORE = 0.7
 """Minimum score assumed for the usual member in a first-order run. Hostile members may pull the median down,
@@ -264,7 +264,7 @@ class Evidence:
     harmful: bool = False
     """Whether the member's work evidently does harm. Stays once it is set."""
     bound: float = TRUSTED_FROM
-    """Evidence from which the member's work counts."""
+    """Minimum evidence at which the member's work counts."""
     agreement: float = 1.0
     """Likely drift of the member, as a multiple of the usual drift."""
     _drift: float = 0.0
@@ -278,7 +278,7 @@ class Evidence:
     compared: float = 0.0
     """Discounted sum of n over epochs with a known mu."""
     _rounds: list[tuple[int, float]] = field(default_factory=list)
-    """Last measured epochs of a first-order run, with the number of updates in each."""
+    """Last measured epochs of a first-order run, as pairs (epoch, number of updates)."""
     _epochs: int = 0
     _latest: float = NEWCOMER
     """Discounted number of measured epochs."""
@@ -431,7 +431,7 @@ class MembersEvidence:
         self.harmful: set[int] = set()
         """Members whose work evidently does harm."""
         self.outliers: set[Recount] = set()
-        """Feeds and epochs that are skipped for good."""
+        """Work (feed and epoch) that is skipped for good."""
         self.vouched: set[int] = set()
         """Members that the organiser or an invitation vouches for."""
         self._numbers: dict[bytes, int] = {}
@@ -491,11 +491,12 @@ class MembersEvidence:
     def _drifts(
         self, members: Mapping[int, Sequence[FeedScore]], telling: set[int], told_of: set[int]
     ) -> dict[int, float]:
-        """Take in the drifts of an epoch; return the drift that is asked of each member who can be judged.
+        """Take in the drifts of an epoch. Return the drift that is asked of each member who can be judged,
+        keyed by member number.
 
-        Where too few members tell, nothing is concluded about members whose work counts. Members whose work
-        is skipped are judged by the usual drift of all such members, themselves included. They would wait for
-        good otherwise.
+        If too few members are there to show the usual drift, nothing is concluded about members whose work
+        counts. Members whose work is skipped would then wait for good, so they are judged by the usual drift
+        of all such members, themselves included.
         """
         known = {member: members[member] for member in telling}
         alone = {member: made for member, made in members.items() if member not in told_of}

@@ -39,7 +39,7 @@ few rows it was given. Work that has cost ten times as much is at stake. With 16
 epoch that did help, and up to 18 % of their work (docs/research-log.md)."""
 
 LEAST_ROWS = 8
-"""Minimum number of rows from which anything is concluded."""
+"""Minimum number of rows for any conclusion."""
 
 EVIDENCE = 2.0
 """Number of standard errors by which the best c must beat c = 1 before anything changes. With less evidence a
@@ -63,16 +63,17 @@ At good rates epochs of the built-in run move losses by 0.02 to 0.06. Where noth
 them by 0.2 and more. With bases of gradients good epochs move them as far, and their rate is known
 (docs/research-log.md). A real model is moved as far while it learns. Of one such epoch 128 rows showed
 nothing evident, while 32 others said +0.019 nats. A destroyed model is evident, as losses are convex in the
-outputs. If an epoch does help, and does best on the way, half of that is taken without further evidence: the
-whole of it carries noise into the weights of which no later epoch rids them.
+outputs. If an epoch does help, and does best on the way, half of that is taken without further evidence: all
+of it would carry noise into the weights that no later epoch removes.
 """
 
 DOUBTFUL_MOVE = 0.05
 """LARGE_MOVE for an epoch whose least loss was found before its end."""
 
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
-"""Maximum divisor of a rate, while the run is young and later; a rate is never more than doubled. From a
-first rate that is 100 times too large it takes four searches. Later nothing changes so fast but by chance."""
+"""Maximum divisor of a rate after one search, while the run is young and later. A rate is never more than
+doubled. From a first rate that is 100 times too large it takes four searches. Later nothing changes so fast
+but by chance."""
 
 LATE_SCALE = 1 / 16
 """Factor on AMOUNTS for searches along recounted work. The rates at which it was made may be many times the

@@ -78,8 +78,9 @@ first evaluation also covers the base model, as it is and less its prior. A firs
 its manifest."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
-"""Minimum number of rows on which the contribution of each feed is measured, and forwards for each row. A
-backward pass takes two. One more forward shows whether the middle of the step is better than its start."""
+"""Minimum number of rows on which the contribution of each feed is measured, and cost of each row in
+forwards. A backward pass takes two. One more forward shows whether the middle of the step is better than its
+start."""
 
 LEAST_ORIGIN_ROWS = 8
 """ORIGIN_ROWS of a first-order run, where an update's figures are all that a gradient says. With a tenth of
@@ -119,7 +120,8 @@ class Search:
     """Searches of one organiser, from one start to the next."""
 
     def __init__(self, policy: OrganiserPolicy, run_state: RunState) -> None:
-        """`policy.search_rows` is not 0. `run_state` tells how far an earlier organiser had come."""
+        """`policy.search_rows` must not be 0. From `run_state` it continues where an earlier organiser
+        stopped."""
         self._policy = policy
         rows = policy.search_rows
         origins = policy.origins * min(ORIGIN_ROWS, rows) * ORIGIN_FORWARDS
@@ -156,9 +158,11 @@ class Search:
         self._scored: int | None = None
         """Epoch that was evaluated last."""
         self._found: tuple[int, int, SearchResult] | None = None
-        """Epoch whose seal must tell the result, epoch that was searched, and the result."""
+        """Epoch whose seal must apply the result, epoch that was searched, and the result; None if there is
+        none."""
         self._cut: tuple[int, int, float] | None = None
-        """First and last epoch that are cut short, and the factor of the one before."""
+        """First and last epoch that are cut short, and the factor of the epoch before them; None if none
+        are."""
         self._lead = 0.0
         """Example-forwards by which measurements of contributions have cost more than everything else, since
         the rate has settled."""
@@ -205,7 +209,7 @@ class Search:
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
     def is_doubted(self, epoch: int) -> bool:
-        """Return whether an epoch is cut short after one that counted nothing. It is searched whatever that
+        """Return whether an epoch is cut short after an epoch with factor 0. It is searched whatever that
         costs, because it counts unless its own work does harm."""
         return self.is_cut(epoch) and self._cut is not None and not self._cut[2]
 

@@ -59,14 +59,15 @@ EVALUATIONS, ANNOUNCEMENTS = 200, 10
 room for so many."""
 
 DOUBTED = 100
-"""Maximum number of doubted members in a report. Nobody looks through more."""
+"""Maximum number of members in a report whose work does not count for lack of evidence. Nobody looks through
+more."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at the updates that wait for the organiser. A look takes 1.5 us for each feed."""
 
 SILENT_TIME = 900.0
-"""Seconds for which updates may wait without a decision. An organiser closes after ten minutes, however few
-there are (`OrganiserPolicy.longest_epoch`)."""
+"""Maximum seconds for which updates may wait without a decision before there is an alarm. An organiser closes
+after ten minutes, however few there are (`OrganiserPolicy.longest_epoch`)."""
 
 UNANSWERED_TIME = 2 * SEND_AGAIN
 """Seconds after which an unanswered join request probably waits for the run's owner."""
@@ -375,7 +376,8 @@ class Reports:
         )
 
     def _member(self, number: int, invitations: dict[int, int]) -> MemberStatus:
-        """Return a row; `invitations` has the numbers of invitations by the identity of the object."""
+        """Return a member's row. `invitations` has the numbers of invitations, keyed by the identity (`id`)
+        of their objects."""
         member = self.run_state.members[number]
         return MemberStatus(
             number=number,

@@ -144,8 +144,8 @@ class RunHistory(Results):
     def __init__(
         self, run: RunParameters, names: Called = MappingProxyType({}), training: Training | None = None
     ) -> None:
-        """`names` of origins are as of when a decision is read. Without the manifest's `training` it is
-        unknown why seals leave work out."""
+        """`names` may change later: each decision is put into words with the names at the time when it is
+        read. Without the manifest's `training` it is unknown why seals leave work out."""
         super().__init__(training)
         self.run, self.names = run, names
         self.run_state = RunState.of(run)
@@ -154,9 +154,10 @@ class RunHistory(Results):
         self.worths: list[Worth] = []
         """Measurements of epochs, in order."""
         self._left_out: dict[Recount, Uncounted] = {}
-        """Reasons why seals have left work out, in order."""
+        """Reasons why seals have left work out, keyed by that work, in order."""
         self._latest: dict[int, Uncounted | None] = {}
-        """Reason why the last seal that has judged a member's work left it out; None if it did not."""
+        """Reason why the last seal that has judged a member's work left it out, or None if it did not; keyed
+        by member number."""
         self._lines: list[_Line] = []
 
     def _begin(self) -> None:
