@@ -42,7 +42,8 @@ FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
 """Suffixes of files with rows, in upper or lower case."""
 
 BUILTIN, HUB = "builtin:", "hf:"
-"""Prefixes of the names of models and rows that come with this package, and of rows on the hub."""
+"""Prefix of the names of models and rows that come with this package, and prefix of the names of rows on the
+hub."""
 
 DataRole = Literal["train", "test", "validation"]
 """Purposes of a run's rows."""

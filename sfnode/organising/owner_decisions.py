@@ -39,7 +39,7 @@ _REPLACED = "budget", "finished"
 
 
 def refusal(run_state: RunState, wanted: Decision) -> str | None:
-    """Return why a decision would change nothing, or may not be made; None if it holds."""
+    """Return why a decision would change nothing, or may not be made; None if it can be signed."""
     try:
         encode(wanted)
     except RemoteProtocolError as error:

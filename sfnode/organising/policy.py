@@ -113,9 +113,10 @@ class OrganiserPolicy:
     """Minimum number of peers that must say how many decisions they have before a restarted organiser
     signs."""
     amend_after: float | None = 86_400.0
-    """Seconds for which named steps of a feed may be missing, while there are peers to ask, before the feed
-    is ended there; None if only the owner ends feeds. Nothing is sealed meanwhile. After a day a machine that
-    was off for the night is back. An amendment gives up named work, and the origin must begin a new feed."""
+    """Seconds for which listed steps of a feed may be missing, while there are peers to ask, before the feed
+    is ended at the last close that is held; None if only the owner ends feeds. Nothing is sealed meanwhile.
+    After a day a machine that was off for the night is back. An amendment gives up listed work, and the
+    origin must begin a new feed."""
 
     checkpoint_epochs: int | None = 10
     """Number of seals between two checkpoints; None for no checkpoints. Late joiners may start from a

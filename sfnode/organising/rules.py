@@ -51,9 +51,9 @@ ALONE = 2
 a run that still goes on."""
 
 UNPROVEN_EPOCH = 10.0
-"""Minimum length of an epoch in seconds where only members without credit have waiting work. Otherwise
-somebody who makes a few updates and is skipped, while everybody else is away, would fill the control feed for
-good in ten days."""
+"""Minimum length of an epoch in seconds where only members without credit have waiting work. Otherwise, while
+everybody else is away, somebody whose few updates are always skipped would fill the control feed for good in
+ten days."""
 
 ACTIVE_TIME = 30.0
 """Seconds after which a silent member is not waited for, where all others have filled their quotas. A step of

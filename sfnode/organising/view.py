@@ -38,7 +38,7 @@ class Boundary(NamedTuple):
 
 
 class Log(Protocol):
-    """The log on the node's disk, with the methods of `sfprotocol.host.Store`."""
+    """The log on the node's disk: the methods of `sfprotocol.host.Store` that an organiser needs."""
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None: ...
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]: ...

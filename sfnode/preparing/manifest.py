@@ -578,7 +578,7 @@ def _organised(training: Training, given: dict[str, Any]) -> OrganisedSection:
 
 
 def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
-    """Return the data of an organised run. By default some training rows validate."""
+    """Return the data of an organised run. By default some training rows are withheld for validation."""
     if {"validation", "validation_limit"} & set(given) or data.train in ("", data.test):
         return data
     rows = VALIDATION_ROWS

@@ -263,7 +263,7 @@ def _plain(name: str) -> str:
 
 
 def _task(table: DataTable, right: str, texts: Sequence[str], way: str) -> Proposal:
-    """Return the task whose right answer is in a column. Raises UserError DATA_MALFORMED."""
+    """Return the proposal whose right answer is in the column `right`. Raises UserError DATA_MALFORMED."""
     if right == NOTHING:
         texts = texts or _longest(table, ())
         return Proposal(Task(kind="text", template=_lines(texts)), right, tuple(texts))
@@ -371,7 +371,8 @@ def _parts(label: str) -> set[str]:
 
 
 def _counts(column: TableColumn) -> bool:
-    """Return whether the whole numbers of a column, by its name and values, count classes from 0 or 1."""
+    """Return whether a column has whole numbers that count classes from 0 or 1. Its name must say that it
+    holds classes."""
     if (
         _words(column.name)[-1:] not in [[one] for one in COUNTED]
         or not column.whole
@@ -520,7 +521,8 @@ def _class(asked: ColumnCandidate) -> Task | str:
 
 
 def _free(asked: ColumnCandidate) -> Task | str:
-    """Return a task of writing an answer, for a column of answers that are no classes."""
+    """Return a task of writing the answer in a column, if its name says that it holds answers; else an empty
+    text."""
     column, words = asked.right, _words(asked.right.name)
     said = column.holds in ("texts", "codes") or (column.holds == "numbers" and words[-1:][0] in WRITTEN)
     if _role(column) != "answers" or not said or not _is_name(column.name) or len(column.values) < 2:

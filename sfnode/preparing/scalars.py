@@ -147,8 +147,8 @@ class Prepared(NamedTuple):
     example_forwards: int = 0
     """Example-forwards that were taken. A backward pass counts as two forward passes."""
     seconds: float = 0.0
-    """Seconds that one node with this machine to itself takes for all updates of a first-order run; 0 where
-    that is unknown."""
+    """Estimated seconds that one node, with this machine to itself, takes for all updates of a first-order
+    run; 0 where that is unknown."""
 
 
 def measure(

@@ -102,8 +102,8 @@ updates show the signal to 0.1, and a large signal does not stay so (on the buil
 first). With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
 
 UNTOLD = 0.5
-"""Standard error of a signal from which on its maximum is taken instead. With 64 updates, rank 1 and 24
-layers it is 0.1, with rank 8 it is 0.9."""
+"""Minimum standard error of a signal at which the maximum signal is taken instead. With 64 updates, rank 1
+and 24 layers the error is 0.1, with rank 8 it is 0.9."""
 
 MANY_ROWS = 8
 """Maximum number of rows of a mini-batch with which the maximum of the signal grows."""
@@ -204,7 +204,7 @@ def distances_of(weight: float) -> list[float]:
 
 
 def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding: float) -> float:
-    """Return the distance to take, in two digits.
+    """Return the epsilon to take, in two digits.
 
     `slopes` (n,) are of the same rows along the same directions at descending distances. `rounding` is the
     error of the difference of a row's losses at two points in the format.
@@ -281,7 +281,7 @@ def _noiseless_square(seeds: NDArray[np.uint64], slopes: F64, shape: tuple[int, 
 
 
 def as_rate(rate: float) -> float:
-    """Return a rate in two digits, or the nearest one that a manifest can have."""
+    """Return a rate in two digits, within the bounds of a manifest."""
     return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5)
 
 

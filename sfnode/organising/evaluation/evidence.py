@@ -137,7 +137,7 @@ FALSE_REVOCATIONS = 1e-4
 
 LEAST_MEMBERS = 3
 """Minimum number of measured members from whom anything is concluded about vouched members, unless their work
-is skipped already. Of two nobody can say which one is usual. Vouched members still tell about strangers
+is skipped already. Of two nobody can say which one is usual. Strangers are still judged by vouched members
 (`references`)."""
 
 MEMORY = 0.95
@@ -255,8 +255,8 @@ class Evidence:
     worth: int = 0
     """Sum of their worths at factor 1, in units of 10^-9 nats."""
     useful: float = 0.0
-    """Log-likelihood ratio for a useful member, at most MOST_EVIDENCE. One epoch changes it by a bounded
-    amount."""
+    """Evidence that the member is useful, as a log-likelihood ratio; at most MOST_EVIDENCE. One epoch changes
+    it by a bounded amount."""
     balance: float = 0.0
     """The same ratio without that bound. It decides whether skipped work counts."""
     harm_since: int | None = None

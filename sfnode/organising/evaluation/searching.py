@@ -148,7 +148,8 @@ class Search:
         else:
             self._resume(run_state)
         self._credit = self._beforehand = 0.0
-        """Example-forwards that may be spent, and the part of them that later updates must earn."""
+        """Example-forwards that may be spent now, and how many of them are an advance, which later updates
+        must earn."""
         if self._scheduled and not run_state.open_epoch:
             whole = run_state.budget * policy.update_forwards * _per_forward(policy.share)
             self._credit = self._beforehand = EARLY * whole

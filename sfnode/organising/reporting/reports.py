@@ -351,8 +351,9 @@ class Reports:
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
         """Return the unsigned succession by which `key` (hex) would sign after the first `kept` decisions.
 
-        Raises ValueError if there are fewer decisions; without `kept`, if some are known to be missing here,
-        or none are here at all, as on a node that has just joined.
+        Without `kept` all decisions here are kept. Raises ValueError if there are fewer than `kept`. Without
+        `kept` it also does if some are known to be missing here, or if there are none, as on a node that has
+        just joined.
         """
         feed = self._feed
         if kept is None and feed.misses_decisions:

@@ -81,7 +81,8 @@ class Results:
         return self.read_on(lambda first: entries[first:])
 
     def read_on(self, control: Callable[[int], Sequence[Entry]]) -> Self:
-        """Do as `follow`, where `control(first)` reads the decisions from position `first` on."""
+        """Take in the new decisions as `follow` does. `control(first)` reads the decisions from position
+        `first` on."""
         known, last = self.read
         entries = control(max(0, known - 1))
         if known and (not entries or entries[0].signature != last):
