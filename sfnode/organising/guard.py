@@ -19,7 +19,7 @@ A return is a Void of all epochs after the seal to which the run goes back. Upda
 do not count later, because models that are gone made them, at a rate that was too large. Epochs up to the one
 with the lower rate are closed with what they have and sealed with factor 0. Feeds that later bring updates
 with labels of these epochs are skipped, and not recounted. A run has MOST_RETURNS returns at most, and each
-lowers the rate.
+lowers the rate, so that returns end.
 
 The guard's state follows from the decisions alone, except for losses of single rows. A restart forgets these,
 and a difference to an earlier seal then has a larger error. A Void of all members' work up to the last seal

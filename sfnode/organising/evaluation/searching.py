@@ -69,8 +69,8 @@ has the work that was under way meanwhile, at a rate that was too large and by a
 this, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
 
 EVALUATE_EVERY, OVERDUE = 4, 2
-"""Epochs between two evaluations with all rows, for people and alarms. After OVERDUE times as many epochs
-everything else waits for an evaluation."""
+"""Epochs between two evaluations with all rows, for people and alarms; in between searches suffice. After
+OVERDUE times as many epochs everything else waits for an evaluation."""
 
 FIRST_EVALUATION, BASE_EVALUATION = 3, 2
 """Cost of the first evaluation, as a multiple of a later one's, and the same cost in a first-order run. The
