@@ -58,19 +58,21 @@ MAX_DESCRIPTION = 600
 (SPEC M8)."""
 
 MAX_CORE_BYTES = 1 << 27
-"""Maximum size of the core of one subspace: 4,096 matrices at rank 64, 1,024 at rank 128, or 16 at rank
-1,024. A model of 70B parameters has some 600, which take 5 MB at rank 32. A digest reads all of a core,
-however few updates are in it, which takes 0.1 s (SPEC M9)."""
+"""Maximum size of the core of one subspace, in bytes. It has room for 4,096 matrices at rank 64, 1,024 at
+rank 128, or 16 at rank 1,024. A model of 70B parameters has some 600, which take 5 MB at rank 32. A digest
+reads all of a core, however few updates are in it, which takes 0.1 s (SPEC M9)."""
 
 MAX_CORES_BYTES = 1 << 32
-"""Maximum size of the cores of all subspaces, which every node holds. A run usually has 16 of them; a model
-of 70B parameters may have 870 at rank 32. Their digest takes some 5 s (SPEC M9)."""
+"""Maximum size of the cores of all subspaces together, in bytes. Every node holds them. A run usually has 16
+subspaces; with a model of 70B parameters it may have 870 at rank 32. The digest of all cores takes some 5 s
+(SPEC M9)."""
 
 FIRST_ORDER_VERSION = 4
 """Version of the protocol that added first-order updates and stand-ins."""
 
 MAX_QUOTA_BYTES = 128 << 20
-"""Maximum bytes of a member's updates with one label, as in a run of scalars (`MAX_QUOTA`)."""
+"""Maximum bytes of a member's updates with one label. `MAX_QUOTA` allows as many bytes in a zeroth-order
+run."""
 
 KNOWN_EXTENSIONS: frozenset[int] = frozenset()
 """Kinds of manifest extensions that this version understands."""
@@ -279,8 +281,7 @@ class Manifest(Section):
 
     @property
     def update_forwards(self) -> int:
-        """Example-forwards of an update; in a reward run, the answers that could be written in the same
-        time."""
+        """Cost of an update in example-forwards, or in a reward run in written answers that take as long."""
         numbers, rows = self.training, self.training.batch_size
         gradient = 3 * rows  # a backward pass takes as long as two
         if self.task.is_rewarded:
@@ -322,7 +323,8 @@ class Manifest(Section):
         return Authority(self.run_id, bytes.fromhex(said.organiser), deputies, said.votes, terms)
 
     def _rate(self) -> int:
-        """Return the learning rate in units of 2^-32, halves rounded to even; otherwise exact."""
+        """Return the learning rate in units of 2^-32. Halves are rounded to even; the multiplication is
+        exact."""
         return round(self.training.learning_rate * RATE_ONE)
 
     def current(self, source: str) -> Manifest:
@@ -444,7 +446,8 @@ def hub_rows(source: str) -> HubRows | None:
 
 
 def names_folders(manifest: Manifest) -> bool:
-    """Return whether an older manifest names folders of a machine, which not everybody may know."""
+    """Return whether a manifest names folders of a machine, as older ones may, and so should not be
+    published."""
     sources = (manifest.model.source, *map(manifest.data.source, get_args(DataRole)))
     return any(public_name(source) != source for source in sources)
 

@@ -1,6 +1,7 @@
-"""Tables of the manifest, frozen, strict, in one canonical order: the base model and its matrices;
-the sources of training, validation and test rows; and admission, which is the price of an open run and the
-organiser of an organised one. The task and the training numbers have modules of their own.
+"""Tables of the manifest: base model and targets, sources of rows, and admission (open or organised).
+
+Tables are frozen and strict, and have one canonical order. The task and the training numbers have modules of
+their own.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ FILE_KINDS = (".tsv", ".csv", ".jsonl", ".parquet")
 """Suffixes of files with rows, in upper or lower case."""
 
 BUILTIN, HUB = "builtin:", "hf:"
-"""Prefixes of the names of models and rows that come with this package, and of rows on the hub."""
+"""Prefix of the names of models and rows that come with this package, and prefix of the names of rows on the
+hub."""
 
 DataRole = Literal["train", "test", "validation"]
 """Purposes of a run's rows."""
 
 MOST_ROWS = (1 << 64) - 1
-"""Largest integer that MessagePack encodes, by which the run id is computed."""
+"""Maximum of a number of rows: the largest integer that MessagePack encodes. The run id is computed from that
+encoding."""
 
 
 def is_file(source: str) -> bool:
@@ -62,8 +65,9 @@ class Data(Section):
     `builtin:NAME:SPLIT`. `train` may be empty in a run on private data only: every trainer then brings its
     own with `--data`. Validation rows come from `validation`. If that is empty, they are `validation_limit`
     rows of the training data, on which then nobody trains (SPEC R9). The organiser judges by them, and they
-    are never tested on. `digests` name the contents of sources that are files (SPEC B9): nodes get these from
-    each other. The name of a file is a label. A manifest never names a place on the machine that reads it.
+    are never tested on. `digests` has the digests of sources that are files, keyed by role (SPEC B9). Nodes
+    download such files from each other, so a file's name is only a label. A manifest never names a place on
+    the machine that reads it.
     """
 
     train: str = ""
@@ -121,7 +125,7 @@ class Target(Section):
         return f"{self.name}:{self.out_features}x{self.in_features}"
 
     def core_shape(self, rank: int) -> tuple[int, int]:
-        """Return the rows and columns of its core in a first-order run of this rank (SPEC U11)."""
+        """Return the rows and columns of the target's core in a first-order run of this rank (SPEC U11)."""
         return min(rank, self.out_features), min(rank, self.in_features)
 
 
@@ -139,8 +143,8 @@ class Parent(Section):
 
 
 class Model(Section):
-    """Base model. `source`: `builtin:NAME`, OWNER/NAME on the Hugging Face hub, or the label of a folder,
-    which peers provide or the owner of a machine names."""
+    """Base model. `source`: `builtin:NAME`, OWNER/NAME on the Hugging Face hub, or the label of a folder. A
+    node gets such a folder from peers, or its owner names one."""
 
     source: str
     revision: str = ""
@@ -150,10 +154,11 @@ class Model(Section):
     not."""
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096)
     outputs: tuple[Annotated[int, Field(ge=-1, lt=4096)], ...] = Field(default=(), max_length=4096)
-    """Output of the base's classifier for each class of the task, in the verbalizer's order (SPEC M1); -1 for
-    all if its head begins anew. Empty if the outputs are the classes in their order."""
+    """Index of the base classifier's output for each class of the task, in the verbalizer's order (SPEC M1).
+    All are -1 if the head begins anew. Empty if the outputs are the classes in their order."""
     parent: Parent | None = None
-    """State of another run that the model is; None if it is none. The run id commits to it."""
+    """State of another run that serves as the base model; None if the base model is no such state. The run id
+    commits to it."""
 
     @field_validator("targets")
     @classmethod
@@ -180,38 +185,39 @@ MAX_DEPUTIES = 64
 """Maximum number of deputies of a run. All votes together take 5 kB."""
 
 MAX_QUOTA = 1 << 20
-"""Maximum quota: 256 full segments. The 64 feeds of one admission then make nobody hold more than 128 MiB of
-16-bit scalars for an epoch."""
+"""Maximum quota: 256 full segments. With it the 64 feeds of one admission take 128 MiB of 16-bit scalars for
+an epoch at most."""
 
 MAX_WORK_BITS = 26
 """Maximum bits of work of a feed. Of the 2^32 incarnations of an origin, 64 have that much on average."""
 
 
 class OpenSection(Section):
-    """Price of taking part in an open run, and the quota that it buys; 0 in an organised run."""
+    """Price of taking part in an open run, and the quota that it buys. In an organised run both are 0."""
 
     quota: int = Field(default=0, ge=0, lt=1 << 32)
-    """Total updates of one feed; 0 if only the budget bounds them (SPEC U6)."""
+    """Maximum number of updates of one feed in the whole run; 0 if only the budget bounds them (SPEC U6)."""
     work_bits: int = Field(default=0, ge=0, le=MAX_WORK_BITS)
-    """Leading zero bits of the proof of work in the name of a feed (SPEC S7)."""
+    """Required leading zero bits of the proof of work in the name of a feed (SPEC S7)."""
 
 
 class OrganisedSection(Section):
-    """Keys and quotas by which decisions say what counts in an organised run (SPEC O1); defaults in an open
-    run."""
+    """Keys and quotas of an organised run, in which signed decisions say what counts (SPEC O1). In an open
+    run all fields have their defaults."""
 
     organiser: Hex32 | Literal[""] = ""
     """Ed25519 public key that signs the decisions, until the deputies name another."""
     deputies: tuple[Hex32, ...] = Field(default=(), max_length=MAX_DEPUTIES)
     """Keys that together can name another organiser."""
     votes: int = Field(default=1, ge=1)
-    """Number of deputies that it takes: more than half of them, so that they cannot decide two things."""
+    """Number of deputies who must agree on another organiser. It is more than half of them, so that they
+    cannot name two."""
     quota: int = Field(default=0, ge=0, le=MAX_QUOTA)
-    """Updates of one feed with one epoch label, unless an admission says otherwise."""
+    """Maximum number of updates of one feed with one epoch label, unless an admission sets another."""
     subspace_epochs: int = Field(default=1, ge=1, le=MAX_EPOCHS)
     """Epochs that share the bases of one subspace."""
     private: bool = False
-    """Whether nodes stay out of the public roster: peers are told by links and addresses alone."""
+    """Whether nodes stay out of the public roster. Peers then find each other only by links and addresses."""
 
     @model_validator(mode="after")
     def _trustworthy(self) -> OrganisedSection:
@@ -231,7 +237,7 @@ class OrganisedSection(Section):
 
 
 LONGEST_NAME = 60
-"""Maximum length of a made name; the manifest allows 64."""
+"""Maximum length of a name that `run_name` makes, in characters; the manifest allows 64."""
 
 
 def run_name(said: str, usual: str = "") -> str:

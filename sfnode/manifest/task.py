@@ -13,24 +13,27 @@ MAX_ANSWER_TOKENS = 4096
 """Maximum tokens of an answer of a reward run. Verifiers look at no more characters (docs/verifiers.md)."""
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1 / 64, 64.0
-"""Bounds of a temperature that is not 0. Beyond them the likeliest token, or any, would be drawn."""
+"""Bounds of a temperature that is not 0. Below them only the likeliest token would be drawn, and above them
+any token."""
 
 ANSWERS = 4
-"""Answers that are drawn to each prompt of a mini-batch, and compared with each other (SPEC T8)."""
+"""Number of answers that are drawn for each prompt of a mini-batch, and compared with each other (SPEC
+T8)."""
 
 READING = 1 / 3
-"""Time for reading a written answer at one more point, as a share of writing it: 0.19 and 0.53 CPU seconds on
-SmolLM2 (docs/benchmarks.md)."""
+"""Time for scoring a written answer at one more point, as a share of the time for writing it. On SmolLM2 they
+take 0.19 and 0.53 CPU seconds (docs/benchmarks.md)."""
 
 MAX_STOPS, MAX_STOP = 8, 64
-"""Maximum number of texts that end an answer, and characters of each. They are looked for after every
-token."""
+"""Maximum number of texts that end an answer, and maximum characters of each such text. They are looked for
+after every token."""
 
 PRIOR_ONE = 1 << 16
 """One nat in a manifest's prior: exact in every language, and finer than any measurement."""
 
 MOST_PRIOR = (1 << 31) - 1
-"""Maximum part of a prior: 32,768 nats, more than the logarithm of any probability of binary32."""
+"""Maximum absolute value of a number of a prior: 32,768 nats, more than the logarithm of any probability of
+binary32."""
 
 
 def composed(text: str) -> str:
@@ -44,25 +47,23 @@ class Task(Section):
     Braces name the fields of a row, `{field}` or `{field|filter}` (sfnode/tasks/templates.py lists the
     filters). A space separates the answer, unless the prompt ends or the answer begins in white space.
 
-    classification: `verbalizer` maps the row's label to the answer.
-    sequence-classification: `template` is all the text, which `{separator}` may part in two. `verbalizer`
-    maps the row's label to the name of a class. A classification head scores the classes, in the verbalizer's
-    order.
-    choice: the row brings its candidates (`candidates_field`). The answer is `completion` with `{candidate}`
-    filled in. `label_field` has the right one: its text, its index, or a list of texts.
-    completion: the answer is `completion`.
-    text: there is no answer, and the loss is on the whole of `template`.
-    chat: `messages_field` holds a conversation, and the loss is on the assistant's messages.
-    reward: the model writes the answer, of at most `answer_tokens` tokens and up to one of the texts `stop`.
-    The loss is 1 less the score by the `verifier`. Tokens are the likeliest ones, or drawn at a `temperature`
-    (docs/rewards.md).
+    classification: `verbalizer` maps the row's label to the answer. sequence-classification: `template` is
+    all the text, which `{separator}` may part in two. `verbalizer` maps the row's label to the name of a
+    class. A classification head scores the classes, in the verbalizer's order. choice: the row brings its
+    candidates (`candidates_field`). The answer is `completion` with `{candidate}` filled in. `label_field`
+    has the right one: its text, its index, or a list of texts. completion: the answer is `completion`. text:
+    there is no answer, and the loss is on the whole of `template`. chat: `messages_field` holds a
+    conversation, and the loss is on the assistant's messages. reward: the model writes the answer, of at most
+    `answer_tokens` tokens and up to one of the texts `stop`. The loss is 1 less the score by the `verifier`.
+    Tokens are the likeliest ones, or drawn at a `temperature` (docs/rewards.md).
 
     `metric`: accuracy, f1 (macro-averaged, of a classification), or, if empty, the usual one of the kind.
 
-    `loss` of the kinds with a verbalizer: plain; centred (SPEC T5), where mini-batches are balanced and
-    scores are compared less their means; or calibrated, scores less the `prior`, row by row. `prior` is the
-    base model's over the answers, in the verbalizer's order and in units of 2^-16 nats. A centred run has it
-    for nodes without public training rows; it may be empty.
+    `loss`, for kinds with a verbalizer, is plain, centred or calibrated. Centred (SPEC T5): mini-batches are
+    balanced, and means are subtracted from scores before these are compared. Calibrated: the `prior` is
+    subtracted from the scores of each row. `prior` is the base model's prior over the answers, in the
+    verbalizer's order and in units of 2^-16 nats. In a centred run it serves nodes without public training
+    rows, and may be empty.
     """
 
     kind: Literal[
@@ -109,7 +110,8 @@ class Task(Section):
 
     @property
     def less_prior(self) -> bool:
-        """Whether answers are compared less a prior over them, the model's own or the manifest's."""
+        """Whether a prior over the answers is subtracted from their scores: the model's own, or the
+        manifest's."""
         return self.loss != "plain"
 
     @property

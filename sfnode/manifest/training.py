@@ -13,17 +13,17 @@ from pydantic import Field, field_validator, model_validator
 from sfnode.manifest.sections import MAX_EPOCHS, Hex32, Section, Target
 
 MAX_GROUP = 64
-"""Maximum number of updates of a group. The mean of the 63 others adds a 63rd to a scalar's variance, and
-more updates would reduce that by no more than that. An auditor measures a whole group for one scalar, and 64
-groups in a step fill a segment (SPEC S4)."""
+"""Maximum number of updates of a group. Subtracting the mean of the 63 others adds a 63rd to a scalar's
+variance, so larger groups could save no more than that. An auditor measures a whole group for one scalar, and
+64 groups in a step fill a segment (SPEC S4)."""
 
 PUBLISHED_UNIT = 2.0**-3
-"""Value of an entry of 1 in bases that are not random (SPEC R10, R12). A column of root mean square 1, as in
-random bases, has entries of root mean square 8, and an outlier may be 15.9."""
+"""Value of an entry of 1 in bases that are not random (SPEC R10, R12). A column whose values have a root mean
+square of 1, as in random bases, then has entries with one of 8. The largest possible value is 15.9."""
 
 LEAST_EPSILON = 2.0**-24
-"""Minimum epsilon. Float16 has no smaller number. Losses near 1 in float32 are 2^-24 apart, as far as points
-at this distance differ at usual slopes."""
+"""Minimum epsilon. Float16 has no smaller number. At usual slopes losses at points this far apart differ by
+about 2^-24, the spacing of float32 near 1."""
 
 LEAST_DELTA, MOST_DELTA = 2.0**-40, 2.0**32
 """Bounds of the unit of scalars, beyond which no scalar tells a slope. Below the first, losses near 1 in
@@ -38,11 +38,12 @@ FEATURE = struct.Struct(">bh")
 """Scale and mean of a feature in bytes (SPEC R12)."""
 
 MAX_FEATURES = 1 << 17
-"""Maximum characters of a head's features: 32,768 features, as the widest models have."""
+"""Maximum length of `Training.features`, in characters. It has room for 32,768 features, as many as the
+widest models have."""
 
 
 def features_text(table: Iterable[tuple[int, int]]) -> str:
-    """Return the scale, 1 to 127, and the mean, 16 bits, of each feature as text."""
+    """Return the scale (1 to 127) and the mean (16 bits) of each feature as base64 text."""
     return b64encode(b"".join(FEATURE.pack(scale, mean) for scale, mean in table)).decode()
 
 
@@ -50,7 +51,8 @@ class Training(Section):
     """Numbers of the update rule. Learning rates are per update."""
 
     estimator: Literal["zeroth-order", "first-order"] = "zeroth-order"
-    """Content of an update: a slope along a direction, or one for every cell of the cores (SPEC U2, U11)."""
+    """Content of an update: a slope along one direction, or a gradient with a number for every cell of the
+    cores (SPEC U2, U11)."""
     rank: int = Field(default=32, ge=1, le=1024)
     basis: Literal["random", "published", "features"] = "random"
     bases: Hex32 | Literal[""] = ""
@@ -62,13 +64,14 @@ class Training(Section):
     epsilons: dict[Literal["bfloat16", "float16"], Annotated[float, Field(gt=0, le=1)]] = Field(
         default_factory=dict
     )
-    """Epsilon of nodes that compute in such a format (SPEC U2); in any other one it is `epsilon`."""
+    """Epsilon of nodes that compute in a half-precision format, keyed by its name (SPEC U2). In a format
+    without an entry it is `epsilon`."""
     learning_rate: float = Field(default=6e-6, gt=0, le=1)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     batch_size: int = Field(default=4, ge=1, le=4096)
     group: int = Field(default=0, ge=0, le=MAX_GROUP)
-    """Updates that share a mini-batch, each measured at one point and compared with the others (SPEC U2).
-    With 0 each has a mini-batch of its own, and two points."""
+    """Number of updates that share a mini-batch, each measured at one point and compared with the others
+    (SPEC U2). With 0 each update has a mini-batch of its own, and two points."""
     epoch_updates: int = Field(default=1024, ge=1, le=1 << 32)
     update_budget: int = Field(default=4096, ge=1, le=(1 << 32) - 1)
     decay: float = Field(default=1.0, gt=0, le=1)
@@ -154,7 +157,7 @@ class Training(Section):
 
     @property
     def is_first_order(self) -> bool:
-        """Whether an update is the gradient by all cells."""
+        """Whether an update is a gradient, with a scalar for every cell of the cores."""
         return self.estimator == "first-order"
 
     @property
@@ -188,11 +191,11 @@ class Training(Section):
         return list(FEATURE.iter_unpack(b64decode(self.features)))
 
     def epsilon_in(self, dtype: str) -> float:
-        """Return the distance of the points for a node that computes in this number format."""
+        """Return the epsilon of a node that computes in this number format."""
         return {str(name): value for name, value in self.epsilons.items()}.get(dtype, self.epsilon)
 
     def with_random_bases(self) -> Training:
-        """Return the same numbers with random bases: steps cost as much and no file is needed."""
+        """Return the same numbers with random bases, which need no file. Steps cost as much with them."""
         return self.model_copy(update={"basis": "random", "bases": "", "features": ""})
 
     def rate(self, epoch: int) -> float:
@@ -207,7 +210,7 @@ class Training(Section):
 
 
 def units_of(training: Training, target: Target) -> tuple[float, float]:
-    """Return the values of an entry of 1 of U and of V of a target (SPEC R7, R10, R12, U11)."""
+    """Return the values that an entry of 1 stands for in U and in V of a target (SPEC R7, R10, R12, U11)."""
     if training.is_first_order:
         return 2.0 ** -(3 + target.out_features.bit_length() // 2), 2.0 ** -(
             3 + target.in_features.bit_length() // 2

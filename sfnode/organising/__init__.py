@@ -1,4 +1,4 @@
-"""The organiser's policy: when to close, seal, admit and finish, and what a seal says. Sans-IO.
+"""The organiser's policy: when to close, seal, admit and finish, and what a seal contains. Sans-IO.
 
 organiser    whether it may sign; one decision is under way at a time
 rules        which decision is due, in order

@@ -1,7 +1,7 @@
 """Join requests of newcomers: proofs of work, invitations, and which join requests are granted when.
 
-Both sides are here: what a newcomer sends and how an organiser checks it. `JoinRequest` travels; its origin's
-signature was checked before.
+Both sides are here: the newcomer's request, and the organiser's check of it. The signature of a `JoinRequest`
+was checked before it gets here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.signing import signed_by
 
 MAX_PENDING = 1024
-"""Maximum number of waiting join requests. They take 300 kB, and an owner can look through as many."""
+"""Maximum number of waiting join requests. They take 300 kB together, and an owner can still look through
+them."""
 
 MAX_PENDING_PER_LINK = 128
 """Maximum number of waiting join requests from one link, so that one neighbour cannot crowd out the
 others."""
 
 PENDING_TIME = 86_400.0
-"""Seconds for which a join request waits unless it is repeated. Its owner may look once a day."""
+"""Seconds after which a waiting join request is dropped, unless the newcomer repeats it. The run's owner may
+look only once a day."""
 
 _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
@@ -39,12 +41,14 @@ _INVITE, _VOUCHER = b"sfnode-invite", b"sfnode-voucher"
 
 
 def work(run_id: bytes, origin: bytes, nonce: int) -> int:
-    """Return the number of leading zero bits of a nonce (1 to 2^64 - 1); 0 without a nonce."""
+    """Return the work in a nonce (1 to 2^64 - 1), as the number of leading zero bits of its hash; 0 if the
+    nonce is 0."""
     return signing.WORK_BITS - signing.work(run_id, origin, nonce).bit_length() if nonce else 0
 
 
 def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], bool]) -> int | None:
-    """Return the first nonce with that much work, after 2^bits hashes on average; None once `interrupted`."""
+    """Return the first nonce with work of at least `bits`; None once `interrupted` returns True. It takes
+    2^bits hashes on average."""
     found = signing.solutions(run_id, origin, signing.work_bound(bits), count(1), interrupted)
     return next(found, None)
 
@@ -53,7 +57,8 @@ def solve(run_id: bytes, origin: bytes, bits: int, interrupted: Callable[[], boo
 
 
 def invitation_key(run_id: bytes, secret: bytes) -> Ed25519PrivateKey:
-    """Return the private key of an invitation; `Invite` publishes the public half. Raises ValueError."""
+    """Return the private key of an invitation; `Invite` publishes the public half. Raises ValueError for a
+    secret of a wrong length."""
     if not SECRET_BYTES[0] <= len(secret) <= SECRET_BYTES[1]:
         raise ValueError(f"the secret of an invitation has 16 to 32 bytes, not {len(secret)}")
     seed = hashlib.blake2b(secret, digest_size=32, key=run_id, person=_INVITE).digest()
@@ -66,7 +71,8 @@ def voucher_message(run_id: bytes, origin: bytes) -> bytes:
 
 
 def invited(run_id: bytes, join_request: JoinRequest, run_state: RunState) -> bool:
-    """Return whether a join request shows an invitation that can still be used."""
+    """Return whether a join request has a valid voucher of an invitation that has uses left and is not
+    revoked."""
     if not 0 < join_request.invitation <= len(run_state.invitations):
         return False
     invitation = run_state.invitations[join_request.invitation - 1]
@@ -85,7 +91,7 @@ class _Pending:
     at: float
     """Time at which the join request was last received."""
     granted: bool
-    """Whether the policy would have granted it without the owner when it was received."""
+    """Whether the policy grants the join request without the owner, as of the last check."""
 
 
 class PendingJoinRequests:
@@ -119,12 +125,14 @@ class PendingJoinRequests:
         self._pending[join_request.origin] = _Pending(join_request, via, now, granted)
 
     def waiting(self, run_state: RunState, now: float) -> list[JoinRequest]:
-        """Return the join requests that wait, after dropping those that no longer do."""
+        """Return the waiting join requests, after dropping those that have expired or can no longer be
+        granted."""
         self._drop(run_state, now)
         return [pending.join_request for pending in self._pending.values()]
 
     def next(self, run_state: RunState, now: float) -> Admit | None:
-        """Return the next admission that needs no owner, if there is one and the rate allows it."""
+        """Return the next admission that the policy grants without the owner; None if there is none, or if
+        the rate does not allow one yet."""
         rate, burst = self.policy.admissions_per_minute / 60, self.policy.admission_burst
         self._drop(run_state, now)
         for pending in self._pending.values():

@@ -28,15 +28,17 @@ class EvaluationEnded:
     result: Evaluation | None
     """Result; None if the evaluation failed."""
     base: Evaluation | None = None
-    """The base model's result on the same rows, told once."""
+    """The base model's result on the same rows. Only one event has it; in the others it is None."""
     calibrated: Evaluation | None = None
-    """The base model's result less its prior over the answers, where it can be measured."""
+    """The base model's result with its prior over the answers subtracted; None where that was not
+    measured."""
     found: SearchResult | None = None
-    """Result of the line search, if there was one. The evaluated model has its factor."""
+    """Result of the line search; None if there was none. `result` is of the model with the factor found."""
     forwards: int = 0
     """Example-forwards that the evaluation took."""
     shares: Mapping[Feed, StepShare] = field(default_factory=dict)
-    """Contributions of feeds to the step of the epoch, if they were wanted and could be measured."""
+    """Contribution of each feed to the epoch's step; empty if it was not asked for or could not be
+    measured."""
 
 
 Product = type[Bases] | type[Checkpoint]
@@ -49,8 +51,8 @@ class MakingEnded:
 
     what: Product
     made: bytes | Checkpoint | None
-    """Digest of the bases, which peers can get from this node; or the checkpoint, by the decisions at that
-    time. None if it failed."""
+    """Digest of the bases, which peers can download from this node, or the checkpoint, computed from the
+    decisions at that time. None if making it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class OwnerDecision:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Event: this node has carried out a round, or the deadline has come."""
+    """Event: this node has processed a batch of events and carried out the actions, or `next_deadline` has
+    come."""
 
     moved: tuple[Feed, ...] = ()
     """Feeds whose held updates, counted updates or fork proofs have changed."""
@@ -76,8 +79,8 @@ Event = Round | NobodyElse | JoinRequested | EvaluationEnded | MakingEnded | Own
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Action: sign this decision if it will be number `position` of the control feed, counted from 0. Store
-    it before anybody is told."""
+    """Action: sign this decision as number `position` of the control feed, counted from 0, unless that
+    position is taken. Store it before any peer is told of it."""
 
     position: int
     decision: Decision
@@ -85,8 +88,8 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Action: evaluate the model on the validation rows, with the updates that closes up to that of `epoch`
-    have named. Report EvaluationEnded."""
+    """Action: evaluate the model on the validation rows, with the updates that the closes up to epoch `epoch`
+    list. Report EvaluationEnded."""
 
     epoch: int
     rows: int = 0
@@ -104,14 +107,14 @@ class Evaluate:
 
     @property
     def scale(self) -> float:
-        """Scale of the line search."""
+        """Factor on the distances at which the line search measures losses."""
         return LATE_SCALE if self.recounted else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Action: make bases at the weights by the closes up to that of `epoch` and keep them; or compute a
-    checkpoint of that epoch by the present decisions. Report MakingEnded."""
+    """Action: make and keep bases at the weights that the closes up to epoch `epoch` give, or compute a
+    checkpoint of that epoch from the present decisions. Report MakingEnded."""
 
     what: Product
     epoch: int

@@ -1,6 +1,7 @@
-"""Feeds as the organiser's node and its peers hold them: which updates may be named, sealed or given up.
+"""Feeds as the organiser's node and its peers hold them, for choosing what may be listed, sealed or given up.
 
-Data of the organiser, which alone decides. A `RunState` tells which updates were named.
+This is data; the organiser alone decides. The `RunState` holds which updates closes have listed; in this code
+those are called `named`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from sfprotocol.quotas import UNLIMITED
 from sfprotocol.run_state import NEVER, RunState
 
 CLAIMED = 4
-"""Factor by which the organiser waits longer for missing updates if a peer claims to have them. The peer may
-be slow; if they never come, it lies."""
+"""Factor on the time that the organiser waits for missing updates, if a peer claims to have them. Such a peer
+may be slow; if the updates never come, it lies."""
 
 OVERSIZED = 1 + GAIN_BY_COST
-"""Maximum size of a member's scalars (root mean square), in usual sizes, at which its work counts at once.
-Work of w times the size gains w times as much and costs w squared times as much, so beyond this even useful
-work does harm. Larger work waits for the seal before the end, which has a factor of its own."""
+"""Maximum root mean square of a member's scalars, as a multiple of the usual one, at which its work counts at
+once. Work of w times the size gains w times as much and costs w^2 times as much. Beyond this maximum even
+useful work does harm. It waits for the seal before the run's end, which has a factor of its own."""
 
 FEW = 3
-"""Scalars of the usual size that are added to a member's own before they are called oversized. One of few may
-be large by chance."""
+"""Number of scalars of the usual size that are added to a member's own before its size is judged. A member
+with few scalars may have large ones by chance."""
 
 
 @dataclass(slots=True)
@@ -39,17 +40,18 @@ class HeldFeed:
     """State of a feed on this node and on its peers."""
 
     since: float
-    """Time since which updates wait to be named."""
+    """Time since which updates wait to be listed in a close."""
     missing_since: float
-    """Time at which the missing updates last decreased, or were all held, or there was nobody to ask."""
+    """Time of the last progress with missing updates: fewer were missing, or none, or there was no peer to
+    ask."""
     boundaries: list[Boundary] = field(default_factory=list)
     shown: int = 0
     """First step that no peer is known to hold."""
     forked: int = NEVER
     named: int = 0
-    """First step that was not named at the last look."""
+    """First step that no close had listed at the last look."""
     most: int = 0
-    """Maximum number of steps that were held while some were missing."""
+    """Largest number of steps that were held since some listed ones are missing; 0 while none is."""
     grown: float = 0.0
     """Time at which the feed last grew."""
 
@@ -60,16 +62,16 @@ class HeldFeed:
 
     @property
     def next_boundary(self) -> int:
-        """First boundary of the waiting updates; the last boundary if none wait."""
+        """Step of the first boundary among the waiting updates; `stop` if none wait."""
         return next((one.stop for one in self.boundaries if one.stop > self.named), self.stop)
 
     def boundary(self, stop: int) -> Boundary | None:
-        """Return the boundary at a step, if there is one."""
+        """Return the boundary at a step; None if there is none."""
         return next((one for one in reversed(self.boundaries) if one.stop == stop), None)
 
     def enough(self, updates: int) -> int:
-        """Return the first boundary with at least `updates` waiting updates that change the weights; NEVER if
-        fewer wait."""
+        """Return the step of the first boundary up to which at least `updates` waiting updates change the
+        weights; NEVER if fewer wait."""
         moving, before = 0, self.named
         for one in self.boundaries:
             if one.stop > self.named:
@@ -93,7 +95,8 @@ class HeldFeed:
         return sum(b - a for a, b, one in zip(stops, stops[1:], self.boundaries) if one.label >= epoch)  # noqa: B905
 
     def last_nameable(self, limit: int, revoked: int) -> Boundary | None:
-        """Return the last boundary up to step `limit` before which no waiting update has a revoked label."""
+        """Return the last boundary at which a close may stop, at step `limit` at most; None if there is none.
+        A close must stop before the first waiting update with a label from epoch `revoked` on."""
         last = None
         for one in self.boundaries:
             if one.stop > limit or (one.stop > self.named and one.label >= revoked):
@@ -103,7 +106,7 @@ class HeldFeed:
 
 
 class Nameable(NamedTuple):
-    """The part of a feed that a close may name."""
+    """The part of a feed that a close may list."""
 
     number: int
     steps: int
@@ -118,21 +121,21 @@ class Nameable(NamedTuple):
 
     @property
     def moving(self) -> int:
-        """Number of steps in the part that may count."""
+        """Number of steps in the part that change the weights. Only these can count."""
         return self.steps - self.zeros
 
     def move(self, salt: bytes) -> Move:
-        """Return the move by which a close with this salt names the part."""
+        """Return the move with which a close with this salt lists the part."""
         return Move(self.number, self.steps, validation.tag(salt, self.boundary.chain), self.zeros)
 
 
 class HeldFeeds:
-    """All feeds of which updates are held, named or shown."""
+    """All feeds with updates that this node holds or that closes list."""
 
     def __init__(self) -> None:
         self._feeds: dict[Feed, HeldFeed] = {}
         self._served: dict[int, float] = {}
-        """Time at which updates of each member were last named."""
+        """Time at which a close last listed updates of a member, keyed by the member's number."""
         self._unshown: dict[Feed, None] = {}
         """Feeds with held updates that no peer is known to hold."""
         self._sealed = 0
@@ -178,8 +181,8 @@ class HeldFeeds:
 
     @staticmethod
     def _continues(feed: Feed, held: HeldFeed, view: View) -> bool:
-        """Return whether the held updates continue those of the last look, and all named stops have
-        boundaries."""
+        """Return whether the held updates continue the updates held at the last look, and every step at which
+        a close stopped has a boundary."""
         last, now = held.boundaries[-1:], view.state(feed).next
         if not last or view.chain(feed, min(held.stop, now)) != last[0].chain:
             return False
@@ -197,7 +200,8 @@ class HeldFeeds:
                 del self._unshown[feed]
 
     def refresh(self, run_state: RunState, now: float, *, asked: bool) -> None:
-        """Update the times since which feeds wait or miss updates; `asked`: there are peers to ask."""
+        """Update the times since which feeds have waiting or missing updates. `asked`: there are peers to ask
+        for them."""
         positions = {run_state.feed(number): stop for number, stop in run_state.positions().items()}
         for feed in positions:
             self.of(feed, now)
@@ -219,8 +223,8 @@ class HeldFeeds:
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
     def waiting(self, run_state: RunState) -> tuple[int, int]:
-        """Return the numbers of waiting updates that change the weights: of vouched members, and of
-        strangers."""
+        """Return how many waiting updates change the weights: first vouched members' updates, then
+        strangers'."""
         found = {False: 0, True: 0}
         for feed, held in self._feeds.items():
             if (number := run_state.number(feed)) is not None and run_state.ended(number) == NEVER:
@@ -238,20 +242,21 @@ class HeldFeeds:
         alone: bool,
         trusted: Callable[[int], bool],
     ) -> Iterator[Nameable]:
-        """Yield up to `most` parts of feeds that a close may name, of `rest` updates in all. The part that
-        has waited longest comes first.
+        """Yield up to `most` parts of feeds that a close may list, with at most `rest` updates together. The
+        part that has waited longest comes first.
 
-        Only held updates are named, and unless `alone` only those that a peer is known to hold. Work of
-        members who are not `trusted` does not count towards `rest`. Seals skip it, and a run would end in
-        ever smaller epochs otherwise.
+        Only held updates are listed, and unless `alone` only updates that a peer is known to hold, too. Work
+        of members who are not `trusted` does not count towards `rest`, because seals skip it. Otherwise a run
+        would end in ever smaller epochs.
 
         A member gets at most its quota with the open label and twice its credit, over all its feeds and
         labels. All strangers without credit together get at most `shared` updates, in equal parts and in
         turns. So a stranger with many waiting updates or feeds leaves room for others to earn credit.
 
         A stranger's segment that is larger than `shared`, signed when its quota was larger, comes last. If
-        its author is `trusted`, the segment must have waited since before `overdue`. Otherwise seals skip it,
-        and the author's work counts again after later work was measured.
+        its author is `trusted`, the segment must have waited since before the time `overdue`. The segment of
+        another author need not wait: seals skip it, and it lets later work be measured, after which the
+        author's work may count again.
         """
         left: dict[int, int] = {}
         waiting = {
@@ -298,7 +303,8 @@ class HeldFeeds:
         return run_state.quotas.is_stranger(member) and not run_state.credit(member)
 
     def made(self, run_state: RunState) -> dict[int, int]:
-        """Return the number of held updates with the label of the open epoch, by member."""
+        """Return the number of held updates with the label of the open epoch or a later one, keyed by the
+        member's number. Members without any are left out."""
         found = Counter[int]()
         for feed, held in self._feeds.items():
             if (number := run_state.number(feed)) is not None and held.boundaries:
@@ -316,8 +322,8 @@ class HeldFeeds:
         return {n // INCARNATIONS for n in waiting if n is not None and not run_state.goes_on_with(n)}
 
     def chains(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
-        """Return (feed, stop, chain hash there) for each feed as closes up to `epoch` have named it; None if
-        updates are missing."""
+        """Return (feed number, stop, chain hash at the stop) for each feed that the closes up to `epoch`
+        list; None if some of their updates are missing."""
         found = []
         for number, stop in run_state.positions(epoch).items():
             held = self._feeds.get(run_state.feed(number))
@@ -329,7 +335,7 @@ class HeldFeeds:
 
     def oversized(self, epoch: int, run_state: RunState) -> set[int]:
         """Return the numbers of the feeds whose members' scalars in the close of `epoch` are too large to
-        count at once. Empty where too few members tell which size is usual."""
+        count at once. It is empty if too few members are there to show which size is usual."""
         moved = run_state.moved(epoch)
         updates, squares = Counter[int](), Counter[int]()
         for number in moved:
@@ -346,15 +352,15 @@ class HeldFeeds:
         return {number for number in moved if times.get(number // INCARNATIONS, 0.0) > OVERSIZED}
 
     def _size(self, number: int, epoch: int, run_state: RunState) -> tuple[int, int]:
-        """Return, for the updates of a feed that the close of `epoch` has named, how many change the weights,
-        and the sum of their squared scalars."""
+        """Return how many of a feed's updates in the close of `epoch` change the weights, and the sum of the
+        squared scalars of all of them."""
         named = self._named(number, epoch, run_state)
         steps = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
         return steps - sum(one.zeros for one in named), sum(one.squares for one in named)
 
     def norms(self, epoch: int, run_state: RunState, skipped: Collection[int]) -> dict[int, float]:
-        """Return the usual norm of an update by member (root mean square, in units of 2^-16 of scalar_delta),
-        over the updates that the close of `epoch` has named, without `skipped` feeds."""
+        """Return the root mean square norm of each member's updates in the close of `epoch`, without
+        `skipped` feeds, keyed by the member's number. Norms are in units of 2^-16 of scalar_delta."""
         found: dict[int, list[Boundary]] = {}
         updates = Counter[int]()
         for number in run_state.moved(epoch):
@@ -369,23 +375,23 @@ class HeldFeeds:
         }
 
     def moving(self, number: int, epoch: int, run_state: RunState) -> int:
-        """Return how many updates of a feed that the close of `epoch` has named change the weights."""
+        """Return how many of a feed's updates in the close of `epoch` change the weights."""
         return self._size(number, epoch, run_state)[0]
 
     def _named(self, number: int, epoch: int, run_state: RunState) -> list[Boundary]:
-        """Return the boundaries within the updates of a feed that the close of `epoch` has named."""
+        """Return the boundaries within a feed's updates in the close of `epoch`."""
         held = self._feeds.get(run_state.feed(number))
         first, stop = run_state.named(number, epoch - 1), run_state.named(number, epoch)
         return [one for one in (held.boundaries if held else []) if first < one.stop <= stop]
 
     def brings(self, number: int, epoch: int, run_state: RunState, labels: range) -> bool:
-        """Return whether the close of `epoch` has named updates with one of these labels."""
+        """Return whether the close of `epoch` lists updates of a feed with one of these labels."""
         return any(one.label in labels for one in self._named(number, epoch, run_state))
 
     def lost(self, view: View, after: float | None, now: float) -> Amend | None:
-        """Return the amendment that ends a feed of which named steps have been missing for `after` seconds;
-        longer if a peer claims to have them. It ends at the last close whose updates are all held. With
-        `after` None no feed is ended."""
+        """Return the amendment that ends a feed whose listed steps have been missing for `after` seconds, or
+        CLAIMED times as long if a peer claims to have them. The feed ends at the last close whose updates are
+        all held. None if there is no such feed, or if `after` is None."""
         run_state = view.run_state
         for feed, held in self.missing().items():
             if after is None:
@@ -403,12 +409,12 @@ class HeldFeeds:
 
 
 def _judged(number: int, run_state: RunState) -> int:
-    """Return the step up to which seals have judged a feed, without the last seal."""
+    """Return the step up to which seals had judged a feed before the last seal."""
     return run_state.named(number, run_state.sealed - 2)
 
 
 def _boundaries(feed: Feed, view: View) -> list[Boundary]:
-    """Return the boundaries of all held updates of a feed that may still be named or sealed."""
+    """Return the boundaries of all held updates of a feed that may still be listed or sealed."""
     number = view.run_state.number(feed)
     first = min(view.state(feed).next, 0 if number is None else _judged(number, view.run_state))
     return [*([view.boundary(feed, first)] if first else []), *view.boundaries(feed, first)]

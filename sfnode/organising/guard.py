@@ -11,17 +11,19 @@
     rounds of updates too short to change the weights        the end, where the run is
 
 Results are compared by the one figure that people are shown (`figure`). Losses of rows only tell whether a
-difference may be chance. A result that is no worse by that figure is never taken back. With a patience, as
-for a head of a first-order run, the mean loss instead says which seal is the best one, as usual in early
-stopping: such a head would lose its confidence first.
+difference may be chance. A result that is no worse by that figure is never taken back. A guard with a
+patience, as for a head of a first-order run, instead takes the seal with the least mean loss as the best one,
+as usual in early stopping. The loss of such a head gets worse before its accuracy does.
 
-A return is a Void of all epochs after that seal. Updates that were under way then, made by models that are
-gone at a rate that was too large, do not come back. Epochs up to the one with the lower rate are closed with
-what they have and sealed with factor 0. Feeds that later bring updates with labels of these epochs are
-skipped, and not recounted. There are MOST_RETURNS at most and each lowers the rate, so that this ends.
+A return is a Void of all epochs after the seal to which the run goes back. Updates that were under way then
+do not count later, because models that are gone made them, at a rate that was too large. Epochs up to the one
+with the lower rate are closed with what they have and sealed with factor 0. Feeds that later bring updates
+with labels of these epochs are skipped, and not recounted. A run has MOST_RETURNS returns at most, and each
+lowers the rate, so that returns end.
 
-Everything is a fold over the decisions, except losses of single rows: after a restart a difference to an
-earlier seal has a larger error. A Void of the last epochs, all of them, is a return, also by the owner.
+The guard's state follows from the decisions alone, except for losses of single rows. A restart forgets these,
+and a difference to an earlier seal then has a larger error. A Void of all members' work up to the last seal
+is a return, even if the owner decided it.
 """
 
 from __future__ import annotations
@@ -44,52 +46,56 @@ from sfprotocol.decisions import Announce, Close, Decision, Evaluated, Finish, S
 from sfprotocol.run_state import MAX_EPOCHS, NEVER, RunState
 
 ERRORS = 2.0
-"""Standard errors, paired by rows, that a difference must exceed to be more than chance."""
+"""Number of standard errors, paired by rows, above which a difference is taken to be more than chance."""
 
 LITTLE = 0.02
-"""Difference that does not matter, in nats, reward or share of right answers, even before anything was
-gained."""
+"""Largest difference that does not matter, in nats, reward or share of right answers. It holds even before
+the run has gained anything."""
 
 PART = 0.1
-"""Share of the best seal's gain over the base model that does not matter either."""
+"""Largest difference that does not matter, as a share of the best seal's gain over the base model. The larger
+one of this and LITTLE applies."""
 
 LARGE = 0.5
-"""Share of that gain beyond which one evaluation suffices, or `LARGE_MOVE` if that is more."""
+"""Decline below the best seal, as a share of its gain over the base model, above which one evaluation is
+enough for a return. The larger one of this and LARGE_MOVE applies."""
 
 LARGE_MOVE = 0.1
-"""Root mean square in nats by which losses of rows have moved where a run has gained nothing. It is noise at
-a rate that is too large, as in `line_search`."""
+"""Root mean square change of the rows' losses, in nats, above which a run that has gained nothing is taken
+for noise at too large a rate, as in `line_search`."""
 
 BETTER = 0.02
-"""Least improvement, as a share of the gain. A smaller one is not worth the time."""
+"""Minimum improvement that counts as one, as a share of the gain. A smaller one is not worth the time."""
 
 PATIENCE = 6
-"""Evaluations without an improvement at one rate before the rate is lowered. In runs of the built-in model
-that learn, one in two or three is an improvement."""
+"""Number of evaluations without an improvement after which the rate is lowered. In runs of the built-in model
+that learn, every second or third evaluation is an improvement."""
 
 LEAST_BUDGET = 1 / 40
 """Minimum updates, as a share of the budget, that PATIENCE evaluations must span."""
 
 LEAST_MADE = 1 / 4
-"""Minimum updates that they must span, as a share of those before the last improvement."""
+"""Minimum updates that PATIENCE evaluations must span, as a share of the updates before the last
+improvement."""
 
 END = 2
-"""Factor on all three limits before a run with a gain ends. By then its searches have lowered the rate if
-that helps, and late learning is slow."""
+"""Factor on PATIENCE, LEAST_BUDGET and LEAST_MADE for the end of a run that has gained. Late learning is
+slow, and by then the run's searches have lowered the rate if that helps."""
 
 LOWER = 4
 """Divisor of the rate at a return. A first rate that is 100 times too large takes three or four returns."""
 
 LABELLED = frozenset({"accuracy", "f1"})
-"""Metrics by which results are compared. Other metrics are 0 until a whole answer is right; there the trained
-quantity is compared, and shown beside the metric."""
+"""Metrics whose values are compared. Other metrics are 0 until a whole answer is right, so results by these
+are compared by the trained quantity. It is shown beside the metric."""
 
 MOST_RETURNS = 8
-"""Maximum number of returns in one run. They divide the rate by 65,000, more than anybody is wrong by."""
+"""Maximum number of returns in one run. Together they divide the rate by 65,000, and no first rate is that
+much too large."""
 
 
 Rows = dict[tuple[int, bool, tuple[str, bool]], NDArray[np.float64]]
-"""Losses of rows by epoch, by whether they are the base model's, and by measure."""
+"""Losses of rows, keyed by (epoch, whether the result is the base model's, measure)."""
 
 
 class SealResult(NamedTuple):
@@ -116,8 +122,8 @@ class SealResult(NamedTuple):
 
     @property
     def figure(self) -> float:
-        """Number by which results are compared, larger is better; minus infinity if the model gives no
-        numbers."""
+        """Number by which results are compared; larger is better. Minus infinity if the mean loss is not
+        finite."""
         return self.said.value if self.is_labelled and math.isfinite(self.loss) else -self.loss
 
     @property
@@ -149,21 +155,22 @@ class Return:
     first: int
     """First epoch that was taken back."""
     until: int = NEVER
-    """First epoch that counts again, at a lower rate if a guard decides; NEVER until a seal tells it."""
+    """First epoch that counts again, at a lower rate unless the organiser has no guard; NEVER until a seal
+    decides it."""
 
 
 class Guard:
     """Guard of one organiser, from one start to the next."""
 
     def __init__(self, patience: int = 0, idle: int = IDLE_ROUNDS) -> None:
-        """`patience`: rounds without a better evaluation after which the run ends at the best one; 0 for no
-        such limit. `idle`: consecutive rounds of updates that change nothing after which nothing is left to
-        learn."""
+        """`patience`: number of rounds without a better evaluation after which the run ends at the best one;
+        0 for no such limit. `idle`: number of consecutive rounds without an update that changes the weights,
+        after which nothing is left to learn."""
         self._patience, self._idle = patience, idle
         self.returns: list[Return] = []
         self._opened = self._sealed = 0
         self._base: dict[tuple[str, bool], SealResult] = {}
-        """Results of the base model, as it is and calibrated, by measure."""
+        """Results of the base model, as it is and calibrated, keyed by measure."""
         self.results: list[SealResult] = []
         """Results of seals that were not taken back."""
         self._voided: list[range] = []
@@ -172,7 +179,7 @@ class Guard:
         """Improvements, in order. Each was evidently better than the one before it, and by more than a
         little; the first is compared with the base model."""
         self.rows: Rows = {}
-        """Losses of rows of results that wait to be published. A restart forgets all losses of rows."""
+        """Losses of rows for results that are not published yet. A restart forgets all losses of rows."""
         self._unjudged = False
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
@@ -185,8 +192,8 @@ class Guard:
     # -- what is known -----------------------------------------------------------------------------
 
     def note(self, epoch: int, result: Evaluation | None, *, base: bool = False) -> None:
-        """Remember the rows of a result that will be published. A seal's rows replace those of the seal
-        before."""
+        """Remember the losses of rows of a result that will be published. A seal's losses replace the losses
+        of the seal before it."""
         if not base:
             self.rows = {key: rows for key, rows in self.rows.items() if key[1]}
         if isinstance(result, EvaluationOfRows):
@@ -223,9 +230,9 @@ class Guard:
             self._unjudged = True
 
     def _forget_rows(self) -> None:
-        """Forget the rows that later results are not compared with: all but those of the best result and the
-        last two. Improvements keep theirs. After a Void of the owner's an older result may be the best one. A
-        difference to it then has a larger error."""
+        """Forget the losses of rows with which later results are not compared. The best result, the last two
+        and the improvements keep theirs. After the owner's Void an older result may be the best one, and a
+        difference to it has a larger error."""
         kept = {self._best().epoch, *(one.epoch for one in self.results[-2:])}
         self.results = [one if one.epoch in kept else one._replace(losses=None) for one in self.results]
 
@@ -245,7 +252,7 @@ class Guard:
     # -- what is decided ---------------------------------------------------------------------------
 
     def due(self, run_state: RunState) -> Decision | None:
-        """Return the next decision that is due."""
+        """Return the next decision that is due; None if none is."""
         if self._unjudged and not run_state.finished and self.results:
             self._due.extend(self._judge(run_state))
         self._unjudged = False
@@ -258,7 +265,7 @@ class Guard:
         return decision
 
     def discards(self, epoch: int) -> bool:
-        """Return whether an epoch that is unsealed or taken back counts for nothing."""
+        """Return whether an epoch counts for nothing because of a return."""
         return any(one.first <= epoch < one.until for one in self.returns)
 
     def cuts(self, run_state: RunState) -> bool:
@@ -278,13 +285,14 @@ class Guard:
         self._stale.add((feed, epoch))
 
     def is_stale(self, feed: int, epoch: int) -> bool:
-        """Return whether the updates of a feed that a close has named were skipped for that reason."""
+        """Return whether a seal skipped a feed's updates in the close of `epoch` because they were taken
+        back."""
         return (feed, epoch) in self._stale
 
     def judged(self, run_state: RunState, judgement: Judgement, *, searched: bool) -> Judgement:
         """Return a judgement with the rates that returns have lowered. A discarded epoch gets factor 0.
 
-        `searched`: rates follow from earlier ones and not from a schedule.
+        `searched`: each rate follows from the rate before it, as with line searches, and not from a schedule.
         """
         epoch, coming = run_state.sealed, run_state.open_epoch + 1
         scale = LOWER ** len(self.returns)
@@ -360,20 +368,21 @@ class Guard:
         return [Announce(f"The guard ends the run {to}, as it no longer improves: {what}{tried}."), Finish()]
 
     def _start(self) -> SealResult:
-        """Return the base model's better result; the first seal's if the base model was not measured."""
+        """Return the better one of the base model's two results, as it is and calibrated; the first seal's
+        result if the base model was not measured."""
         return max(self._base.values(), key=_goodness, default=self.results[0])
 
     def _base_of(self, result: SealResult) -> SealResult | None:
-        """Return the base model's result by the same measure."""
+        """Return the base model's result by the same measure; None if there is none."""
         return self._base.get(measure_of(result.said))
 
     def _best(self) -> SealResult:
         return max(self.results, key=_goodness)
 
     def _chance(self) -> float:
-        """Return the number of standard errors beyond which a difference from the best result is no chance.
-        The best of n looks better than it is by up to sqrt(2 ln n) of its own errors. Errors of a difference
-        are larger by sqrt(2)."""
+        """Return the number of standard errors above which a difference from the best result is more than
+        chance. The best of n results looks better than it is by up to sqrt(2 ln n) of its own standard
+        errors. The error of a difference is sqrt(2) times as large."""
         return ERRORS + math.sqrt(math.log(len(self.results) + 1))
 
     def _has_gained(self, best: SealResult) -> bool:
@@ -400,13 +409,13 @@ class Guard:
 
     @property
     def _mark(self) -> SealResult | None:
-        """The last improvement, or the base model; None if neither is known."""
+        """The last improvement, or else the base model's result; None if neither is known."""
         if self._marks or not self.results:
             return self._marks[-1] if self._marks else None
         return self._base_of(self.results[-1])
 
     def _is_improved(self, mark: SealResult, one: SealResult) -> bool:
-        """Return whether a result is an improvement over the last one."""
+        """Return whether a result is an improvement over `mark`."""
         by, error = rise(one, mark)
         gain = max(LITTLE, self._start().loss - one.loss)
         better = by > BETTER * gain and by > ERRORS * error
@@ -420,7 +429,8 @@ class Guard:
         return max(self._mark.epoch + 1 if self._mark else 0, self.returns[-1].until if self.returns else 0)
 
     def _is_flat(self, run_state: RunState, times: int) -> bool:
-        """Return whether nothing has improved for `times` as long as a lower rate takes."""
+        """Return whether nothing has improved for `times` the evaluations and updates after which the rate is
+        lowered."""
         since = self._since_mark()
         if len(since) < times * PATIENCE:
             return False
@@ -429,8 +439,9 @@ class Guard:
         return _updates(run_state, self._first_since(), since[-1].epoch) >= least
 
     def _has_moved(self, latest: SealResult) -> bool:
-        """Return whether losses of rows are far from the base model's. Single rewards jump at once, so for
-        them it asks whether they are lower on the whole."""
+        """Return whether the rows' losses are far from the base model's; True, too, if the base model was not
+        measured. Single rewards change in leaps, so in a reward run the mean reward must be evidently
+        lower."""
         base = self._base_of(latest)
         if base is None or base.losses is None or latest.losses is None or not math.isfinite(latest.loss):
             return base is None or not math.isfinite(latest.loss)
@@ -441,7 +452,7 @@ class Guard:
 
 
 def best_seal(decisions: Iterable[Decision]) -> EpochEvaluation | None:
-    """Return the evaluation of the best seal that was not taken back."""
+    """Return the evaluation of the best seal that was not taken back; None if there is none."""
     guard = Guard()
     for decision in decisions:
         guard.take(decision)

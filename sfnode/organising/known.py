@@ -25,7 +25,7 @@ from sfprotocol.messages import Offer
 from sfprotocol.run_state import NEVER, RunState
 
 MAX_OFFERS = 256
-"""Maximum number of members whose offers to stand in are remembered. At most fifteen are named."""
+"""Maximum number of members whose offers to stand in are remembered. A run has fifteen stand-ins at most."""
 
 
 class Knowledge:
@@ -45,7 +45,7 @@ class Knowledge:
         self.alone = alone
         """Whether no other node has more of the control feed."""
         self.peers: dict[str, int] = {}
-        """Linked peers, with the number of decisions that each says it has."""
+        """Number of decisions that each linked peer claims to have, keyed by peer."""
         self.feeds = HeldFeeds()
         self.search = Search(policy, view.run_state) if policy.search_rows and policy.seal_wait else None
         """The line searches; None if there are none."""
@@ -54,7 +54,7 @@ class Knowledge:
         self.making: dict[Product, Making] = {Bases: Making(now), Checkpoint: Making(now)}
         self.join_requests = PendingJoinRequests(view.control.authority.run_id, policy)
         self.offers: dict[bytes, tuple[bytes, float]] = {}
-        """Keys with which members offer to stand in, with the time of the offer, by origin; the oldest
+        """Offers of members to stand in, as (public key, time of the offer), keyed by origin; the oldest
         first."""
         self.wanted: list[Decision] = []
         """Decisions that the owner wants and that no rule has looked at yet."""
@@ -65,10 +65,10 @@ class Knowledge:
         self.open, self.opened_at = -1, now
         """Open epoch at the last look, and the time at which it was opened."""
         self.close_at, self.lacking = float("inf"), NEVER
-        """Time at which a close is due, and the updates that are missing to fill the open epoch, both as of
-        the last look."""
+        """Time at which a close is due (infinite if none is), and number of updates that are missing to fill
+        the open epoch, as of the last look."""
         self.actions: list[Action] = []
-        """Actions that were not handed over yet."""
+        """Actions that the organiser has not returned yet."""
 
     @property
     def run_state(self) -> RunState:
@@ -113,7 +113,8 @@ class Knowledge:
 
 
 def times(known: Knowledge, now: float) -> None:
-    """Update the times since which the epoch is open, and feeds wait or miss updates."""
+    """Update the time at which the open epoch began, and the times since which feeds have waiting or missing
+    updates."""
     if known.open != known.run_state.open_epoch:
         known.open, known.opened_at = known.run_state.open_epoch, now
     known.feeds.refresh(known.run_state, now, asked=bool(known.peers))

@@ -1,9 +1,9 @@
 """Bases and checkpoints: they are made while decisions continue, one at a time, and then signed.
 
-New bases are made at sealed weights once the present ones have served long enough. They serve from the next
-epoch on; the epoch that is open meanwhile ends with them. The nodes with the model make them.
+New bases are made at sealed weights once the present ones have served long enough. They are used from the
+next epoch on, and the open epoch is closed once they are signed. Only nodes with the model can make them.
 
-A checkpoint is computed by a node with the log, of an epoch that is settled. It is not signed if a decision
+A checkpoint is of a settled epoch, and is computed by a node with the log. It is not signed if a decision
 meanwhile changes what counts up to its epoch.
 """
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from sfnode.organising.known import Knowledge
 
 MAKE_AGAIN = 600.0
-"""Seconds before bases that could not be made are tried again. A lack of memory does not go away at once."""
+"""Seconds after which making bases is tried again if it failed. A lack of memory does not go away at once."""
 
 SETTLED = 4
-"""Seals that must follow an epoch's own before a checkpoint states it. Seals mostly recount younger work."""
+"""Number of seals that must follow an epoch's own before a checkpoint of it is made. Later seals mostly
+recount work of younger epochs."""
 
 SUMMARISE_AGAIN = 60.0
-"""Seconds before a checkpoint that could not be computed is tried again."""
+"""Seconds after which computing a checkpoint is tried again if it failed."""
 
 AGAIN: dict[Product, float] = {Bases: MAKE_AGAIN, Checkpoint: SUMMARISE_AGAIN}
 
@@ -37,9 +38,9 @@ class Making:
     """State of making bases or a checkpoint, until the result is signed."""
 
     rests_until: float
-    """Time from which the next one may be made."""
+    """Time from which the next bases or checkpoint may be made."""
     epoch: int | None = None
-    """Epoch at which it is made; None while nothing is made."""
+    """Epoch whose model the bases or the checkpoint are made from; None while nothing is made."""
     made: bytes | Checkpoint | None = None
     """Digest of the bases, or the checkpoint, once it is made."""
     altered: bool = False
@@ -47,13 +48,14 @@ class Making:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it is still being made. No epoch is closed while bases are being made. So members wait for
-        the new bases once they have filled their quotas along the old ones."""
+        """Whether the product is still being made. No epoch is closed while bases are, so members wait for
+        the new bases once they have filled their quotas with the old ones."""
         return self.epoch is not None and self.made is None
 
     def end(self, made: bytes | Checkpoint | None, again: float, now: float) -> None:
-        """Take the result; None if making it failed, which is then tried `again` seconds later. A checkpoint
-        may be of an epoch that is no longer asked for, where decisions have disappeared."""
+        """Take the result; None if making it failed, which is then tried again after `again` seconds. The
+        checkpoint of another epoch than the requested one is dropped, as decisions may have disappeared
+        meanwhile."""
         if isinstance(made, Checkpoint) and made.epoch != self.epoch:
             made = None
         if made is None and self.epoch is not None:
@@ -61,22 +63,25 @@ class Making:
         self.made = made
 
     def taken(self) -> bytes | Checkpoint | None:
-        """Return the result, which will be signed, and make room for the next; None if there is none."""
+        """Return the finished result, which will be signed, and make room for the next; None if there is
+        none."""
         made, self.made = self.made, None
         self.epoch = self.epoch if made is None else None
         return made
 
     def begin(self, epoch: int) -> None:
-        """Record that it is being made, at this epoch."""
+        """Record that a product is being made for this epoch."""
         self.epoch, self.altered = epoch, False
 
     def signing(self, decision: Decision) -> None:
-        """Note a decision that will be signed."""
+        """Take note of a decision that will be signed, and that may change which work counts up to the
+        epoch."""
         self.altered |= self.epoch is not None and _earliest_altered(decision) <= self.epoch
 
 
 def _earliest_altered(decision: Decision) -> int:
-    """Return the first sealed epoch in which a decision changes which work counts."""
+    """Return the first sealed epoch in which a decision changes which work counts; MAX_EPOCHS if there is
+    none."""
     match decision:
         case Void(first=epoch) | Amend(epoch=epoch):
             return epoch
@@ -86,7 +91,8 @@ def _earliest_altered(decision: Decision) -> int:
 
 
 def bases_due(known: Knowledge, now: float) -> Bases | None:
-    """Return the bases that were made. Have new ones made once the latest have served long enough."""
+    """Return the decision that publishes newly made bases, if they are ready; else None. Also request new
+    bases once the current ones have been in use long enough."""
     run_state, making = known.run_state, known.making[Bases]
     if isinstance(digest := making.taken(), bytes):
         decision = Bases(run_state.next_subspace(), digest)
@@ -118,7 +124,8 @@ def _are_worn(known: Knowledge) -> bool:
 
 
 def checkpoint_due(known: Knowledge, now: float) -> Checkpoint | None:
-    """Return the checkpoint that was computed. Have the next one computed once it is due."""
+    """Return the computed checkpoint, if it is ready and no decision has altered what it states; else None.
+    Also request the next one once it is due."""
     making, spacing = known.making[Checkpoint], known.policy.checkpoint_epochs
     usable = known.run_state.checkpoints
     if isinstance(found := making.taken(), Checkpoint):

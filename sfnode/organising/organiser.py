@@ -4,9 +4,9 @@ Sans-IO, and the same in the daemon and in the simulator: `handle(event, now)` r
 `next_deadline()` says when to send the next Round, even if none was carried out. Time is an argument (seconds
 of any monotonic clock), randomness is injected. The organiser is told of every round that was carried out,
 with the feeds whose held or counted updates have changed. It reads the rest from the node (`view`), which it
-never changes: a decision comes back as the control feed grows. A round in which nothing happens costs
-nothing. The updates that peers are known to hold are looked at only in a look, and only for feeds of which
-they do not hold everything yet.
+never changes. A decision that it has made comes back to it when the control feed grows. A round in which
+nothing happens costs nothing. Which updates peers hold is checked only in a look, and only for feeds that
+they do not hold completely yet.
 
 Theory of operation.
 
@@ -19,8 +19,8 @@ Theory of operation.
                          elected another (to STANDING_BY); the key may no longer sign (to STOPPED)
     STOPPED      no      never
 
-There is at most one decision under way. The next one is made from the state after it, so that none is ever
-void where it stands, and no position of the control feed is signed twice. While nothing is under way the
+There is at most one decision under way. The next one is made from the state after it. So every decision is
+valid at its position, and no position of the control feed is signed twice. While nothing is under way the
 organiser looks, every LOOK_INTERVAL, which of its rules is due first (`rules`).
 """
 
@@ -52,20 +52,21 @@ from sfprotocol.messages import Feed, JoinRequest, Offer
 from sfprotocol.run_state import NEVER
 
 LOOK_INTERVAL, LOOK_INTERVAL_PER_FEED = 1.0, 0.0005
-"""Seconds between two looks, in all and for each feed. A look takes 10 us for each feed: 2 % of a core at
-most. With 15,000 feeds that is a look every 8.5 s, while an epoch lasts minutes."""
+"""Seconds between two looks: a fixed part, and a part for each feed. A look takes 10 us for each feed, so
+that looks take 2 % of a core at most. With 15,000 feeds there is a look every 8.5 s, while an epoch lasts
+minutes."""
 
 LEAST_INTERVAL = 0.1
 """Seconds between the arrival of the update that fills an epoch and the look. Updates that others made at the
-same time are then named, too. A linear head fills an epoch in less than a second, and everybody would wait
+same time are then listed, too. A linear head fills an epoch in less than a second, and everybody would wait
 for the next regular look."""
 
 SETTLE_TIME = 30.0
-"""Seconds for which the control feed must not grow before a restarted organiser believes its witnesses. Peers
-with more decisions may still come."""
+"""Minimum seconds without a new decision before a restarted organiser believes its peers that they have no
+more. A peer with more decisions may still connect."""
 
 FIRST_TIME = 5.0
-"""The same wait for an organiser without any decision. The run is most often new. An organiser that has lost
+"""SETTLE_TIME for an organiser without any decision. The run is most often new. An organiser that has lost
 its folder hears of its decisions with the first link."""
 
 PROOF_TIME = 600.0
@@ -73,7 +74,7 @@ PROOF_TIME = 600.0
 decision takes 15 s over a line of 100 kbit/s."""
 
 SIGN_AGAIN = 10.0
-"""Seconds before a Sign without a decision is repeated. A commit takes far less."""
+"""Seconds after which a Sign is repeated if its decision has not come back. A commit takes far less."""
 
 PASSED_ON = "the deputies have passed the run on to another key"
 FORKED = "the key of the present term has signed two sequences, or half of the stand-ins have voted twice"
@@ -108,7 +109,8 @@ class Organiser:
     ) -> None:
         """`key` is the public half of the organiser's key; with `stands_in`, the key of a member who would
         organise in its place. `draw` returns random bytes. `alone`: the owner says that no other node has
-        more of the control feed. While it has no peers, it then names updates that it alone holds."""
+        more of the control feed. While the organiser has no peers, its closes then list updates that it alone
+        holds."""
         self.state = OrganiserState.RESTARTED
         self.known = Knowledge(view, policy, judge, draw, alone=alone, now=now)
         self._key, self._stands_in = key, stands_in
@@ -124,7 +126,8 @@ class Organiser:
         self._read_decisions(now)
 
     def next_deadline(self) -> float:
-        """Return the latest time for the next Round, even if none was carried out."""
+        """Return the time at which the next Round must be sent at the latest, even if the node has carried
+        out none; infinity if none is needed."""
         ended = self.state is OrganiserState.STOPPED and not self.known.wanted
         return float("inf") if ended else self._wake_at
 

@@ -39,7 +39,7 @@ _REPLACED = "budget", "finished"
 
 
 def refusal(run_state: RunState, wanted: Decision) -> str | None:
-    """Return why a decision would change nothing, or may not be made; None if it holds."""
+    """Return why a decision would change nothing, or may not be made; None if it can be signed."""
     try:
         encode(wanted)
     except RemoteProtocolError as error:
@@ -85,7 +85,8 @@ def _holds(run_state: RunState, wanted: Decision) -> tuple[bool, str]:
 
 
 def due(known: Knowledge, now: float) -> Decision | None:
-    """Return the first of the owner's decisions that would change something. Answer the refused ones."""
+    """Return the first of the owner's decisions that would change something; None if there is none. Also
+    answer the decisions before it, which are refused."""
     while known.wanted:
         decision = known.wanted.pop(0)
         reason = known.stopped or refusal(known.run_state, decision)
@@ -97,8 +98,8 @@ def due(known: Knowledge, now: float) -> Decision | None:
 
 
 def _replaces(run_state: RunState, wanted: Budget | Finish) -> bool:
-    """Return whether such a decision changes anything. It replaces values and touches nothing else, so it can
-    be tried on a shallow copy."""
+    """Return whether a Budget or a Finish would change anything. They only replace values, so they can be
+    tried on a shallow copy."""
     after = copy(run_state)
     after.apply(Recorded(wanted))
     return any(getattr(after, name) != getattr(run_state, name) for name in _REPLACED)
@@ -127,11 +128,11 @@ _FORM = re.compile(re.escape(FORM).replace(r"\{\}", r"(sfnode:[A-Za-z0-9_-]+)"))
 
 
 def announcement(link: str) -> str:
-    """Return the text that tells members that the run continues as the one behind a link."""
+    """Return the text of the announcement that the run continues as another one, to which the link leads."""
     return FORM.format(link)
 
 
 def link_in(text: str) -> str | None:
-    """Return the link in such an announcement; None for any other text."""
+    """Return the link in an announcement that the run continues as another one; None for any other text."""
     found = _FORM.fullmatch(text)
     return found[1] if found else None

@@ -15,37 +15,38 @@ class Admission(Enum):
     """Join requests that are granted without the owner. An invitation always counts as the owner's word."""
 
     LINKS = "links"
-    """Those with an invitation. Others are not kept."""
+    """Requests with an invitation are granted. Others are dropped."""
     APPROVE = "approve"
-    """Those with an invitation. Others wait for the owner."""
+    """Requests with an invitation are granted. Others wait for the owner."""
     ANYONE = "anyone"
-    """Those with an invitation or with a proof of work."""
+    """Requests with an invitation or a proof of work are granted."""
 
 
 FEW_DIMENSIONS = 2048
-"""Maximum dimensions of a subspace in which a helpful epoch may move losses far
-(`line_search.LARGE_MOVE`)."""
+"""Maximum dimensions of a subspace in which an epoch that moves losses far (`line_search.LARGE_MOVE`) is not
+taken for noise."""
 
 WORK_BITS = 22
-"""Leading zero bits of a newcomer's proof of work. They take some seconds of one core in Python."""
+"""Required leading zero bits of a newcomer's proof of work. They take some seconds of one core in Python."""
 
 SEAL_WAIT, SEARCH_WAIT = 120.0, 600.0
-"""Seconds for which a seal waits for its evaluation, and for a line search or an evaluation of written
-answers. A search takes two hundred rows at seven places, at a third of a second for each; an answer takes a
-forward pass for each token. No epoch is closed meanwhile until the rate has settled."""
+"""Maximum seconds for which a seal waits for a plain evaluation, and for a line search or an evaluation of
+written answers. A search measures two hundred rows at seven places, at a third of a second for each; an
+answer takes a forward pass for each token. Until the rate has settled, no epoch is closed meanwhile."""
 
 USUAL_ROWS = 256
-"""Maximum number of validation rows for a search where the run takes a whole source of its own."""
+"""Maximum number of validation rows for a search in a run whose validation rows are a whole source of their
+own."""
 
 REWARDED_BASES = 96
-"""Updates for which the bases of a zeroth-order reward run serve, or an epoch's updates if those are more.
-These are six groups of 16. After them SmolLM2 had 0.56 of its answers right, and 0.80 after six more along
-other bases, in one emulated run (docs/research-log.md)."""
+"""Minimum number of updates after which a zeroth-order reward run gets new bases; an epoch's updates if those
+are more. These are six groups of 16. After six groups SmolLM2 had 0.56 of its answers right, and 0.80 after
+six more along other bases, in one emulated run (docs/research-log.md)."""
 
 
 LEAST_EPOCH = 0.5
-"""Minimum length of an epoch in seconds. A close and a seal cost every node more than the updates of half a
-second, and epoch numbers are not wasted."""
+"""Default minimum length of an epoch, in seconds. A close and a seal cost every node more than half a
+second's updates, and a run has a limited number of epochs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +57,8 @@ class OrganiserPolicy:
     """Number of updates with which an epoch is closed: the manifest's `epoch_updates`. With searches epochs
     begin shorter."""
     longest_epoch: float = 600.0
-    """Seconds after which an epoch is closed if one of its updates has waited as long, however few there are.
-    People who watch see their updates count within a coffee break."""
+    """Maximum seconds for which an update waits before the open epoch is closed, however few updates there
+    are. People who watch see their updates count within a coffee break."""
     seal_wait: float
     """Seconds for which a closed epoch waits for its evaluation before it is sealed unchecked. Trainers
     continue meanwhile. With 0 nothing is evaluated."""
@@ -68,9 +69,9 @@ class OrganiserPolicy:
     """Mean rate of admissions. Each is a decision that everybody keeps for ever."""
     work_bits: int = WORK_BITS
     quota: int
-    """Maximum number of updates that a close names of one member, and of one feed with one label. With a
-    whole epoch's updates, a run of one member is not slowed down. Strangers get a small part, as a member
-    that reaches the target alone can close epochs as fast as it likes."""
+    """Maximum number of one member's updates in a close, and of one feed's updates with one label. A quota of
+    a whole epoch's updates does not slow down a run of one member. Strangers get a small part of it, as a
+    member that reaches the target alone can close epochs as fast as it likes."""
     search_rows: int = 0
     """Validation rows for line searches, which set factors and rates (`searching`). With 0 the judge alone
     sets them, every epoch has `target_updates`, and the shares below are of the organiser's time."""
@@ -78,10 +79,11 @@ class OrganiserPolicy:
     """Whether each member's contribution is measured before a seal, and seals skip the work of members
     without enough evidence (`evidence`). Needs searches."""
     kept: bool = False
-    """Whether a row costs next to nothing, as a linear head's inputs are kept. Every epoch is then measured
-    on all rows: 32 rows only tell which of thousands of updates agree with these 32."""
+    """Whether measuring a row costs next to nothing, because a linear head's inputs are kept. Every epoch is
+    then measured on all rows. With 32 rows a measurement would only show which of thousands of updates agree
+    with these 32."""
     alike: float = 1.0
-    """Number of updates that say as much about their author as one that is measured alone."""
+    """Number of updates that together say as much about their author as one update that is measured alone."""
     revokes: bool = True
     """Whether members whose work evidently does harm are revoked, and their work is voided since the harm
     began. Nothing else undoes work that was sealed before the evidence was there. At most one honest member
@@ -90,35 +92,39 @@ class OrganiserPolicy:
     """Whether the run goes back to its best seal when it gets worse, and ends when it no longer improves
     (`guard`). Needs evaluations."""
     renew_updates: int = 0
-    """Updates for which published bases serve before new ones, made at sealed weights, replace them; 0 for no
-    limit. An epoch has no more updates than that, and is closed early once new bases are made."""
+    """Number of updates after which published bases are replaced by new ones, made at sealed weights; 0 for
+    never. An epoch has no more updates than that, and is closed early once new bases are made."""
     update_forwards: int
     """Example-forwards of one update."""
     steps: Steps | None = None
     """Schedule of a first-order run; None in any other."""
     patience: int = 0
     """Rounds without a better evaluation after which the guard ends the run at the best one. With 0 the guard
-    reacts to evident changes only, and goes back from harm alone."""
+    reacts only to evident changes, and goes back only after harm."""
     least_epoch: float = LEAST_EPOCH
     """Minimum length of an epoch in seconds."""
     young_share: float = 1 / 5
     """Share of the swarm's example-forwards for searches and evaluations while the rate has not settled and
     the run is young, when harm is most likely."""
     share: float = 1 / 20
-    """The same share later."""
+    """Share of the swarm's example-forwards for searches and evaluations once the rate has settled; without
+    searches, once the run is no longer young."""
     witnesses: int = 1
-    """Peers that must tell how much of the control feed they have before a restarted organiser signs."""
+    """Minimum number of peers that must say how many decisions they have before a restarted organiser
+    signs."""
     amend_after: float | None = 86_400.0
-    """Seconds for which named steps of a feed may be missing, while there are peers to ask, before the feed
-    is ended there; None if only the owner ends feeds. Nothing is sealed meanwhile. After a day a machine that
-    was off for the night is back. An amendment gives up named work, and the origin must begin a new feed."""
+    """Seconds for which listed steps of a feed may be missing, while there are peers to ask, before the feed
+    is ended at the last close that is held; None if only the owner ends feeds. Nothing is sealed meanwhile.
+    After a day a machine that was off for the night is back. An amendment gives up listed work, and the
+    origin must begin a new feed."""
 
     checkpoint_epochs: int | None = 10
-    """Seals between two checkpoints, from which late joiners may start; None for no checkpoints."""
+    """Number of seals between two checkpoints; None for no checkpoints. Late joiners may start from a
+    checkpoint."""
 
     @property
     def longest(self) -> int:
-        """Maximum number of updates of an epoch, unless they wait."""
+        """Target number of updates of the longest epochs. A close may list more if more are waiting."""
         return min(self.target_updates, self.renew_updates or self.target_updates)
 
 
@@ -126,9 +132,8 @@ MEASURING = 1 / 10
 """Share of a first-order run's example-forwards that measurements may take."""
 
 EVALUATIONS = 6
-"""Number of evaluations that a tenth of a first-order run's forwards must pay for; otherwise they are of
-fewer rows. They are of the base model, of the end and one between. Half of the tenth is left for measuring
-contributions."""
+"""Number of evaluations whose cost MEASURING must cover; otherwise they are of fewer rows. Three are planned:
+of the base model, at the end and one in between. The other half is left for measuring contributions."""
 
 LEAST_EVALUATED = 64
 """Minimum number of rows of an evaluation, whatever it costs. Fewer say nothing."""
@@ -138,12 +143,14 @@ HEAD_PATIENCE = 12
 rows the validation loss falls and then rises, and is not noisy. With 9 rounds AG News ended 0.003 higher."""
 
 HEAD_EPOCH = 1.0
-"""Minimum length of a head's round in seconds, as an update is nearly free. The longest of these runs took 35
-rounds to its best, less than a minute, and whoever joins meanwhile still finds it running."""
+"""Minimum length of a head's round in seconds, as an update is nearly free. The longest run of a head reached
+its best model after 35 rounds, less than a minute. Whoever joins in that time should still find it
+running."""
 
 
 def steps_of(manifest: Manifest, rate: int) -> Steps | None:
-    """Return the steps of a run with this first rate; None if it is no first-order run."""
+    """Return the schedule of a first-order run whose first rate, in units of 2^-32, is `rate`; None for any
+    other run."""
     numbers = manifest.training
     if not numbers.is_first_order:
         return None
@@ -152,8 +159,8 @@ def steps_of(manifest: Manifest, rate: int) -> Steps | None:
 
 
 def is_wary(manifest: Manifest) -> bool:
-    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps. So it is in
-    more than FEW_DIMENSIONS, but not for rewards, which jump."""
+    """Return whether an epoch that moves losses far is taken for noise unless it evidently helps. This is so
+    in more than FEW_DIMENSIONS dimensions, except for rewards, which change in leaps."""
     return manifest.dimensions > FEW_DIMENSIONS and not manifest.task.is_rewarded
 
 

@@ -3,17 +3,17 @@
 A rule is a function of the state (`known`). It may first ask for a measurement or for something to be made
 (`Knowledge.actions`); others carry that out.
 
-A close names only updates that are held here and that a peer is known to hold, too, so that they cannot get
-lost with this node. A peer that lies about it does no more harm than a missing peer, as the updates are here.
-A close names no more of a member than its quota, over all its feeds and labels: nobody fills an epoch with
-late work. The rest comes next time; the feed that has waited longest comes first.
+A close lists only updates that this node holds and that a peer is known to hold, too, so that they cannot get
+lost with this node. If the peer lies, no more is lost than without it, as this node holds the updates. A
+close lists no more of a member than its quota, over all its feeds and labels, so that nobody fills an epoch
+with late work. The feed that has waited longest comes first, and what is left out waits for the next close.
 
-A seal counts everything that its close has named, except the work with a verdict against it (`verdicts`). Its
+A seal counts everything that its close lists, except the work with a verdict against it (`verdicts`). Its
 factor comes from the judge (`steps`) or a line search (`searching`, which also sets the length of epochs).
 Skipped work is recounted by a later seal if the judge says so, or once enough evidence speaks for the member.
-The contribution of each feed is measured and signed first; the search goes along the rest. A close that names
-nothing comes before the close that reaches the budget, if any work waits. Its seal recounts that work, with
-a factor of its own by a search along it, and no rate follows.
+The contribution of each feed is measured and signed first; the search goes along the work that is not
+skipped. If skipped work waits, an empty close comes before the close that reaches the budget. The seal of the
+empty close recounts the waiting work, with a factor from a search along it. No rate follows from that search.
 
 Named updates that are missing here are fetched from peers like everything else. They are given up (`amend`)
 when they have been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and none of them
@@ -44,16 +44,16 @@ from sfprotocol.quotas import UNPROVEN_PART
 from sfprotocol.run_state import MAX_EPOCHS, named_digest
 
 MOVES_PER_CLOSE = 7_500
-"""Maximum number of feeds that one close moves. With 26 bytes each they fit MAX_DECISION."""
+"""Maximum number of feeds in one close. With 26 bytes each they fit MAX_DECISION."""
 
 ALONE = 2
 """Factor by which a head's rounds last longer while the run's founder is the only member. Others should find
 a run that still goes on."""
 
 UNPROVEN_EPOCH = 10.0
-"""Minimum length of an epoch in seconds where only members without credit have waiting work. Otherwise
-somebody who makes a few updates and is skipped, while everybody else is away, would fill the control feed for
-good in ten days."""
+"""Minimum length of an epoch in seconds where only members without credit have waiting work. Otherwise, while
+everybody else is away, somebody whose few updates are always skipped would fill the control feed for good in
+ten days."""
 
 ACTIVE_TIME = 30.0
 """Seconds after which a silent member is not waited for, where all others have filled their quotas. A step of
@@ -67,7 +67,8 @@ SALT_BYTES = 8
 
 
 def close_due(known: Knowledge, now: float) -> Close | None:
-    """Return the close of the open epoch once it has enough updates, or one has waited long enough."""
+    """Return the close of the open epoch once it has enough updates, or one has waited long enough; else
+    None."""
     run_state, search, steps = known.run_state, known.search, known.policy.steps
     rest = run_state.budget - run_state.promised
     if not _may_close(known) or rest <= 0:
@@ -107,7 +108,7 @@ def _may_close(known: Knowledge) -> bool:
 
 
 def _chosen(known: Knowledge, rest: int, now: float) -> list[Nameable]:
-    """Return the parts of feeds that a close would name now."""
+    """Return the parts of feeds that a close would list now."""
     shared, overdue = _strangers_part(known, rest, now), now - known.policy.longest_epoch
     alone, trusted = known.alone and not known.peers, known.verdicts.trusts
     bounds = MOVES_PER_CLOSE, rest, shared, overdue
@@ -127,9 +128,9 @@ def _least_epoch(known: Knowledge) -> float:
 
 
 def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
-    """Return the number of updates of strangers without credit that a close names. Before anything counts it
-    is the number of vouched members' updates, or unlimited where those make none. Otherwise a quick
-    stranger's work alone would be judged first, with nothing to tell it from noise."""
+    """Return the maximum number of updates of strangers without credit in a close. Until something has
+    counted, it is the number of vouched members' waiting updates, or unlimited if these make none. Otherwise
+    a quick stranger's work alone would be judged first, with nothing to tell it from noise."""
     run_state = known.run_state
     if run_state.begun:
         return max(1, run_state.room // UNPROVEN_PART)
@@ -141,9 +142,10 @@ def _strangers_part(known: Knowledge, rest: int, now: float) -> int:
 def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
     """Return the number of updates that count towards an epoch of `target` updates.
 
-    A stranger's waiting updates count, too, up to some times as many as are named, because its credit grows
-    with closes. All updates without credit count as a small part at most, so that their authors do not close
-    epochs (SPEC O20). Before anything counts they are at most some times the vouched members' updates.
+    A stranger's waiting updates count, too, up to UNPROVEN_PART times the updates that a close would list of
+    it, because its credit grows with closes. All updates of members without credit together count as a small
+    part of the target at most, so that their authors cannot close epochs (SPEC O20). Until something has
+    counted, the result is at most UNPROVEN_PART times the vouched members' updates.
     """
     run_state, found = known.run_state, {True: 0, False: 0}
     for one in chosen:
@@ -159,8 +161,8 @@ def _there(known: Knowledge, chosen: list[Nameable], target: int) -> int:
 
 
 def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
-    """Return whether all recently active members have filled their quotas. A member that has begun a new feed
-    waits for a close."""
+    """Return whether all recently active members have filled their quotas. A member whose updates wait in a
+    new feed is not considered, as it can continue only after a close."""
     run_state, feeds = known.run_state, known.feeds
     proven = any(run_state.credit(one.number // INCARNATIONS) for one in chosen)
     if run_state.begun and not proven and now - known.opened_at < UNPROVEN_EPOCH:
@@ -171,7 +173,7 @@ def _is_used_up(known: Knowledge, chosen: list[Nameable], now: float) -> bool:
 
 
 def _is_to_wait(known: Knowledge) -> bool:
-    """Return whether an epoch should first be closed for skipped work, and none was closed for it yet."""
+    """Return whether skipped work waits, and the last close was not made to recount it."""
     last = known.run_state.open_epoch - 1
     begun = is_for_waiting(known, last)
     return known.search is not None and not begun and bool(waiting(known))
@@ -179,7 +181,8 @@ def _is_to_wait(known: Knowledge) -> bool:
 
 def seal_due(known: Knowledge, now: float) -> Seal | Oversized | None:
     """Return the seal of the oldest closed epoch once all its updates are held and its evaluation has ended
-    or taken too long. Before that, return the decision on its oversized work, if any."""
+    or taken too long; else None. Before the seal, return the decision on the epoch's oversized work, if
+    any."""
     run_state, epoch, feeds = known.run_state, known.run_state.sealed, known.feeds
     chains = feeds.chains(run_state, epoch) if epoch < run_state.open_epoch else None
     if chains is None:
@@ -224,8 +227,8 @@ def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Reco
 
 
 def waiting(known: Knowledge) -> tuple[Recount, ...]:
-    """Return the skipped work that counts before the run ends. A first-order run has none: it was made at
-    larger rates and other weights, and a search along it would cost as much as it could gain."""
+    """Return the skipped work that counts just before the run ends. A first-order run has none: it was made
+    at larger rates and other weights, and a search along it would cost as much as it could gain."""
     if known.policy.steps:
         return ()
     return known.verdicts.recounted(known.run_state, Judgement(), last=True, rate=RATE_ONE)
@@ -238,14 +241,16 @@ def is_for_waiting(known: Knowledge, epoch: int) -> bool:
 
 
 def _skipped(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[int, ...]:
-    """Return the feeds that the seal of an epoch skips: those with a verdict against them."""
+    """Return the numbers of the feeds that the seal of an epoch skips, because there is a verdict against
+    them."""
     verdict, brings = known.verdicts.on, known.feeds.brings
     moved = known.run_state.moved(epoch)
     return tuple(feed for feed in moved if verdict(feed, epoch, known.run_state, brings, judgement))
 
 
 def _is_evaluated_first(known: Knowledge, epoch: int, now: float) -> bool:
-    """Return whether a seal waits for the evaluation of its epoch; ask for it once it is time."""
+    """Return whether a seal must wait for the evaluation of its epoch. Also request that evaluation once it
+    is time."""
     if known.discards(epoch):
         return False
     evaluations, run_state = known.evaluations, known.run_state
@@ -277,7 +282,7 @@ RULES: tuple[Rule, ...] = (
     lambda known, _: known.guard.due(known.run_state) if known.guard else None,
     # a measured worth, and revocations that follow (`verdicts`)
     lambda known, _: known.verdicts.sanction(known.run_state),
-    # nothing: the rules below depend on how long feeds and the epoch have waited
+    # no decision: it updates the waiting times on which the rules below depend
     times,
     # a seal of the oldest closed epoch, once it is evaluated or has waited long enough
     seal_due,

@@ -12,9 +12,10 @@ that each went as far as one may made SmolLM2 diverge where they were six late (
 Units follow the gradient: down as far as it falls, and up by 2 a round, as longer updates are cut. An update
 shorter than an eighth of the limit changes nothing (SPEC U11), and takes no budget. Rounds of such updates
 are closed all the same, so that their unit comes down to them, by FALL at most. After IDLE_ROUNDS in a row
-nothing is left to learn, and the guard ends the run. Members of whom something has counted tell which norm is
-usual, by how much counted. Work that is too short to count gives nobody a say. So it takes half of what
-counts to change a unit, and then it cuts honest updates to a part of their length, for some rounds.
+nothing is left to learn, and the guard ends the run. The usual norm is the median over members whose work has
+counted, weighted by how much counted. Work that is too short to count has no weight. So only members with
+half of the counted work can change a unit. Honest updates are then cut to a part of their length, for some
+rounds.
 
 The judge of a seal is injected. The shipped judge counts everything, at the manifest's rate. The schedule
 here, a line search or a guard takes its place, and nothing else has to change.
@@ -40,20 +41,20 @@ RECOUNTS_PER_SEAL = 4096
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A judge's word on the oldest epoch without a seal."""
+    """A judge's decisions on the oldest epoch without a seal."""
 
     factor: int = FACTOR_ONE
     """Factor in units of 2^-12; recounted work gets it, too."""
     skipped: frozenset[int] = frozenset()
     """Numbers of feeds whose work in this epoch does not count."""
     recounted: frozenset[Recount] = frozenset()
-    """Named work that counts after all, as far as earlier seals have skipped it."""
+    """Work that counts after all, if earlier seals have skipped it."""
     rates: tuple[RateFrom, ...] = ()
     """Rates of epochs after the open one, in order."""
 
 
 Judge = Callable[[RunState], Judgement]
-"""Judges the updates that the close of epoch `run_state.sealed` has named, once they are all held."""
+"""Function that judges the updates in the close of epoch `run_state.sealed`, once they are all held."""
 
 
 def at_rate(rate: int) -> Judge:
@@ -73,17 +74,18 @@ LEAST_RATE = 1 / 32
 slowly instead of not at all."""
 
 FALL = 8
-"""Maximum factor by which a unit falls in a round. Work counts down to a quarter of the usual norm. Shorter
-work may be an accident rather than the usual gradient."""
+"""Maximum divisor of a unit from one round to the next. Work counts if it has a quarter of the usual norm or
+more. Shorter work may be an accident rather than the usual gradient."""
 
 IDLE_ROUNDS = 4
-"""Consecutive rounds of updates that change nothing after which nothing is left to learn. A label gets its
-unit before the round before it is sealed, so units have fallen by FALL twice."""
+"""Number of consecutive rounds, without an update that changes the weights, after which nothing is left to
+learn. A label's unit is fixed before the previous round is sealed, so units have fallen by FALL twice by
+then."""
 
 
 IDLE_DRAWN = 16
-"""The same for answers that are drawn. Where one answer of 200 is right, two in five rounds of six updates
-have none."""
+"""IDLE_ROUNDS of a run whose answers are drawn, as with rewards. Where one answer of 200 is right, two in
+five rounds of six updates have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class Steps:
 
     @property
     def idle_rounds(self) -> int:
-        """Consecutive rounds of updates that change nothing after which nothing is left to learn."""
+        """Number of consecutive rounds, without an update that changes the weights, after which nothing is
+        left to learn."""
         return IDLE_DRAWN if self.drawn else IDLE_ROUNDS
 
     def judged(
@@ -149,8 +152,8 @@ class Steps:
 
 
 def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
-    """Return the usual norm of an update, by the members whose work has counted; None where most of them are
-    absent."""
+    """Return the usual norm of an update: the median of `norms`, weighted by how much of each member's work
+    counted in the last round with any. None if members with more than half of that work are absent."""
     telling = next(counted_rounds(run_state), None) or dict.fromkeys(norms, 1)
     told = sorted((norm, telling[member]) for member, norm in norms.items() if member in telling)
     half = sum(telling.values()) / 2
@@ -161,8 +164,8 @@ def usual_norm(run_state: RunState, norms: Mapping[int, float]) -> float | None:
 
 
 def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
-    """Yield the number of updates that count, by member, in each sealed round with any, the last one
-    first."""
+    """Yield the number of updates that count, keyed by member number, for each sealed round with any. The
+    last round comes first."""
     for epoch in reversed(range(run_state.sealed)):
         found = Counter[int]()
         for number in run_state.moved(epoch):
@@ -172,8 +175,8 @@ def counted_rounds(run_state: RunState) -> Iterator[Counter[int]]:
 
 
 def idle_rounds(run_state: RunState) -> int:
-    """Return the number of last sealed rounds, in a row, whose updates all change nothing. In a zeroth-order
-    run it is 0, as a scalar of 0 says nothing of what is left to learn."""
+    """Return how many of the latest sealed rounds, in a row, had only updates that change nothing. In a
+    zeroth-order run it is 0, as a scalar of 0 says nothing about how much is left to learn."""
     if not run_state.rate_from(0).limit:
         return 0
     idle = 0
@@ -185,8 +188,8 @@ def idle_rounds(run_state: RunState) -> int:
 
 
 def may_be_idle(run_state: RunState, members: set[int], most: int) -> bool:
-    """Return whether a round of these members may be closed though its updates change nothing. The run ends
-    after `most` such rounds."""
+    """Return whether a round of these members may be closed though its updates change nothing. They must have
+    made half of the work that counted last, and the run ends after `most` such rounds."""
     telling = next(counted_rounds(run_state), Counter[int]())
     there = sum(weight for member, weight in telling.items() if member in members)
     return 2 * there >= sum(telling.values()) and idle_rounds(run_state) < most

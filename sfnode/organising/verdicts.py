@@ -1,4 +1,5 @@
-"""Verdicts: who is left out of a seal, and why. The organiser and readers of its decisions find the same.
+"""Verdicts: who is left out of a seal, and why. The organiser and all readers of its decisions come to the
+same verdicts.
 
 A verdict on a feed's work in an epoch is a function of the control feed. Measurements are signed in it first
 (`evidence`), as are oversized scalars (`feeds`) and returns (`guard`). Members whose work evidently does harm
@@ -22,7 +23,8 @@ from sfprotocol.decisions import INCARNATIONS, Decision, Oversized, Recount, Rev
 from sfprotocol.run_state import NEVER, RunState
 
 Brings = Callable[[int, int, RunState, range], bool]
-"""Returns whether the close of an epoch has named updates of a feed with one of these labels."""
+"""Function of (feed number, epoch, run state, labels) that returns whether the close of the epoch lists
+updates of the feed with one of the labels."""
 
 
 class Verdicts:
@@ -36,13 +38,14 @@ class Verdicts:
         judged: bool = True,
         revokes: bool = True,
     ) -> None:
-        """`judged`: seals follow the evidence. `revokes`: revocations follow it, too."""
+        """`judged`: seals skip work by the evidence. `revokes`: the evidence also leads to revocations, which
+        needs `judged`."""
         self.evidence, self.guard = evidence, guard
         self._judged, self._revokes = judged, judged and revokes
         self._oversized: set[Recount] = set()
         """Oversized work, which is recounted by the seal before the end."""
         self._too_large = Counter[int]()
-        """Number of epochs in which a member's scalars were too large."""
+        """Number of epochs in which a member's scalars were too large, keyed by member number."""
         self._published = -1
         """Last epoch with a decision on oversized scalars."""
         self.worths: list[Worth] = []
@@ -50,7 +53,7 @@ class Verdicts:
         self._sanctions: list[Decision] = []
         """Decisions that follow from evident harm and wait to be signed."""
         self._sanctioned: set[int] = set()
-        """Members with such decisions."""
+        """Members against whom such decisions were already made."""
 
     @classmethod
     def of_policy(cls, policy: OrganiserPolicy) -> Self:
@@ -115,7 +118,7 @@ class Verdicts:
 
     def oversized(self, epoch: int, feeds: Iterable[int]) -> Oversized | None:
         """Return the decision to sign before the seal of an epoch in which these feeds have oversized
-        scalars."""
+        scalars; None if none is needed."""
         found = tuple(sorted(feeds)) if self._judged and epoch > self._published else ()
         return Oversized(epoch, found) if found else None
 
@@ -124,10 +127,10 @@ class Verdicts:
     ) -> tuple[Recount, ...]:
         """Return the skipped work that the next seal recounts.
 
-        It is what the judge says, and work of members with enough evidence, of epochs with at most this
-        `rate`; `last`: the run is about to end. Work stays skipped where the member may have been revoked
-        when it was made, where it would evidently do harm, where the guard has taken it back, and where its
-        author often makes oversized work.
+        This is the work that the judge recounts, and work of members with enough evidence, from epochs whose
+        rate was at most `rate`. `last`: the run is about to end, and less evidence is enough. Work stays
+        skipped where the member may have been revoked when it was made, where it would evidently do harm,
+        where the guard has taken it back, and where its author often makes oversized work.
         """
         found = [recount for recount in sorted(judgement.recounted) if run_state.is_skipped(recount)]
         known = self.evidence.members.items() if self._judged else ()
@@ -148,7 +151,7 @@ class Verdicts:
 
     def sanction(self, run_state: RunState) -> Decision | None:
         """Return the next decision to sign: measurements first, then revocations of members who evidently do
-        harm."""
+        harm. None if there is none."""
         if self.worths:
             return self.worths.pop(0)
         harmful = self.evidence.harmful - self._sanctioned if self._revokes else ()

@@ -29,7 +29,8 @@ class Boundary(NamedTuple):
     chain: bytes
     """Chain hash after `stop` updates."""
     squares: int = 0
-    """Sum of the squared scalars since the previous boundary; an update's sum is cut at its label's limit."""
+    """Sum of the squared scalars since the previous boundary. An update adds at most the square of its
+    label's limit."""
     zeros: int = 0
     """Number of updates since the previous boundary that change nothing."""
     unit: int = UNIT_ONE
@@ -37,7 +38,7 @@ class Boundary(NamedTuple):
 
 
 class Log(Protocol):
-    """The log on the node's disk, with the methods of `sfprotocol.host.Store`."""
+    """The log on the node's disk: the methods of `sfprotocol.host.Store` that an organiser needs."""
 
     def read(self, feed: Feed, first: int, max_updates: int) -> Segment | None: ...
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]: ...
@@ -69,7 +70,7 @@ class View:
         return self.control.stand_ins
 
     def leads(self, now: float) -> bool:
-        """Return whether more than half of the stand-ins have answered this node, which organises."""
+        """Return whether this node organises and more than half of the stand-ins have answered it of late."""
         return self._organised.control.elections.leads(now)
 
     def feeds(self) -> list[Feed]:
@@ -110,12 +111,12 @@ class View:
                     yield Boundary(step, part.epoch, chain, squares, zeros, rate.unit)
 
     def peers(self) -> dict[str, int]:
-        """Return the linked peers with the number of decisions that each says it has."""
+        """Return the number of decisions that each linked peer claims to have, keyed by peer."""
         links = [link for link in self._machine.links.values() if link.greeted]
         return {link.peer: link.control.theirs.stop for link in links if link.control.theirs}
 
     def shown(self, feeds: Iterable[Feed]) -> dict[Feed, int]:
-        """Return the number of held updates of these feeds that some peer is known to hold, too."""
+        """Return, for each of these feeds, how many of its held updates some peer is known to hold, too."""
         frontier = self._machine.frontier
         links = [link for link in self._machine.links.values() if link.greeted]
         if any(link.agreed and link.known == frontier.known for link in links):

@@ -40,13 +40,13 @@ class Shared(NamedTuple):
 
 
 Note = Callable[[Path], None]
-"""Told of a file that will be written."""
+"""Function that is told of a file before it is written."""
 
 
 @contextmanager
 def all_or_nothing() -> Iterator[Note]:
-    """Yield a function that is told of files. If the block fails or is interrupted, the files that it made
-    are removed."""
+    """Yield a function that must be told of each file before it is written. If the block fails or is
+    interrupted, the files that it made are removed."""
     made: list[Path] = []
     try:
         yield lambda file: None if file.exists() else made.append(file)
@@ -62,7 +62,8 @@ def unnoted(_file: Path) -> None:
 
 
 def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnoted) -> tuple[Path, int]:
-    """Copy a manifest's bases to a folder after checking them; return the copy, and its bytes.
+    """Copy a manifest's bases to a folder after checking them. Return the path of the copy, and its size in
+    bytes.
 
     Raises UserError BASES_UNUSABLE, DISK_FULL, DATA_DIR_UNUSABLE.
     """
@@ -74,7 +75,8 @@ def keep_bases(file: Path, folder: Path, manifest: Manifest, note: Note = unnote
 
 
 def require_shareable(given: Mapping[str, Any]) -> None:
-    """Raise UserError DATA_NOT_FOUND for a file that can be read here but that nodes do not share."""
+    """Raise UserError DATA_NOT_FOUND for a file of a kind that `init` can read but nodes do not share
+    (OWN_KINDS)."""
     for source in (str(given.get(role, "")) for role in public_files.ROLES):
         if source.lower().endswith(OWN_KINDS) and not source.startswith((HUB, BUILTIN)):
             what = f"{source} is not a kind of data that nodes share"
@@ -84,11 +86,11 @@ def require_shareable(given: Mapping[str, Any]) -> None:
 def take_rows(
     given: dict[str, Any], plan: Plan | None, folder: Path, note: Note, examine: Examine
 ) -> list[str]:
-    """Write rows that are taken out of their file to files in a folder, and name these files in `given`: the
-    rows that fit, where others are left out, and the rows that are held out. Return messages for the user.
+    """Write the rows that fit, where others are left out, and the rows that are held out to new files in a
+    folder. Enter these files in `given`. Return messages for the user.
 
-    So all nodes read the same rows, whatever each would reject. Raises UserError as `dataset.load_rows`,
-    DISK_FULL, DATA_DIR_UNUSABLE.
+    All nodes then read the same rows, even if they would reject different ones. Raises UserError as
+    `dataset.load_rows`, DISK_FULL, DATA_DIR_UNUSABLE.
     """
     said = []
     if plan:

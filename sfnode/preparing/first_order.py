@@ -1,7 +1,7 @@
 """Measures the missing parts of a first-order run's manifest: bases, prior, and unit and limit of scalars.
 
-Nothing is tried out. In coordinates in which gradients vary alike one first rate serves every body, and one
-every head; a few gradients tell their usual length.
+Nothing is tried out. In coordinates in which gradients vary alike, one first rate suits every body, and
+another one every head. A few gradients show their usual length.
 
 A head's outputs change by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the
 second moments of scaled states, the second moments of V^T x are at most 1, and a softmax's curvature is at
@@ -59,35 +59,37 @@ from sfprotocol.decisions import RATE_ONE
 from sfprotocol.seeds import stream
 
 WHITENED_ROWS = 1024
-"""Maximum number of rows whose states are looked at. Nodes on this machine find them afterwards
+"""Maximum number of rows whose states are computed. They are kept for the nodes on this machine
 (`kept_states`)."""
 
 VALIDATING = 1 / 5
-"""Share of these rows that validates where the run has no validation rows."""
+"""Share of the WHITENED_ROWS rows that serve as validation rows in a run without any."""
 
 STEP = 1.75
-"""Length of a body's first step along a usual gradient. Coordinates are such that gradients vary alike along
-columns of mean length 1. SmolLM2 learns AG News and SST-2 with two thirds of it and with half as much again;
-neither one rate nor one gain serves both (docs/research-log.md)."""
+"""Length of a body's first step along a usual gradient, in coordinates whose columns have mean length 1 and
+along which gradients vary alike. SmolLM2 learns AG News and SST-2 with two thirds of this length and with
+half as much again. No single rate, and no single gain, suits both (docs/research-log.md)."""
 
 REWARD_STEP = 0.5
-"""The same length in a reward run, whose gradients are far noisier. The embedded sums end best with 0.3 and
-0.5, and are ruined by 1. SmolLM2 learns orders with 0.5 and with half as much again
-(docs/research-log.md)."""
+"""Length of a body's first step in a reward run, whose gradients are far noisier; otherwise as STEP. The
+embedded sums end best with 0.3 and 0.5, and are ruined by 1. SmolLM2 learns orders with 0.5 and with half as
+much again (docs/research-log.md)."""
 
 USUAL_BATCHES, REWARDED_BATCHES = 32, 8
-"""Mini-batches for the usual norm, their median, and for second moments, their mean; fewer in a reward run,
-in which answers are written to each."""
+"""Number of mini-batches whose gradients give the usual norm (their median) and the second moments (their
+mean). The second number is for reward runs. It is smaller, because answers are written for each
+mini-batch."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
-"""Root mean square of a usual update's scalars by their bits. An 8-bit scalar may be 16 times as large."""
+"""Target root mean square of a usual update's scalars, keyed by their number of bits. The largest 8-bit
+scalar is 16 times as large."""
 
 LIMIT = 2
-"""Limit of a label, in norms of a usual update."""
+"""Limit of a label, as a multiple of a usual update's norm."""
 
 
 IDENTITY = 64
-"""Diagonal entries of a head's U: outputs are their own coordinates."""
+"""Diagonal entries of a head's U, which is 0 elsewhere: each output is a coordinate of its own."""
 
 ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
 """Stand-ins for measured values, while the given ones are checked."""
@@ -112,7 +114,8 @@ def _of_batch(manifest: Manifest) -> int:
 
 
 def begun(manifest: Manifest) -> Manifest:
-    """Return a first-order run without its unmeasured numbers, for a trainer to measure them on."""
+    """Return a first-order run with zeroth-order numbers in place of those not measured yet, so that a
+    trainer can measure them."""
     task = manifest.task
     plain = task.model_copy(update={"loss": "plain", "prior": ()}) if task.loss == "calibrated" else task
     training = manifest.training.model_copy(update=WITHOUT_GRADIENTS)
@@ -122,8 +125,8 @@ def begun(manifest: Manifest) -> Manifest:
 def prepare(
     manifest: Manifest, given: Container[str], means: Means, waiting: Waiting, measure: bool = True
 ) -> Prepared:
-    """Return a first-order run with all its numbers, except those `given` by name. A run that has them is
-    returned as it is. Bases are written to the folder of `means`.
+    """Return a first-order run with all its numbers measured, except those whose names are in `given`. A run
+    whose numbers were measured before is returned as it is. Bases are written to the folder of `means`.
 
     Raises UserError as `making_bases.make_on` and `usual`, LOSS_FLAT without a gradient, and BAD_OPTION for
     numbers that no manifest can have, where no public row is within reach, and without `measure`.
@@ -166,8 +169,8 @@ def _complete(
 
 
 def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
-    """Return the run with its prior, bases from the mean gradient, and the usual length of a gradient in
-    them."""
+    """Return the run with its prior, bases from the mean gradient, and the numbers that follow from the usual
+    length of a gradient in these bases."""
     taken = 0
     if manifest.task.loss == "calibrated":
         prior, taken = scalars.prior_of(trainer, calibration.mean_probability)
@@ -197,7 +200,8 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
 
 
 def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Prepared:
-    """Return the run with whitened coordinates, whose rate is known, and the length of a gradient in them."""
+    """Return the run with whitened coordinates, the rate that suits these, and the numbers that follow from
+    the length of a gradient in them."""
     public, held = _rows(manifest, trainer)
     began, loaded = time.monotonic(), trainer.loaded
     (site,) = loaded.sites
@@ -306,7 +310,7 @@ def usual(
 
 def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
     """Return scalar_delta, scalar_limit and norm_limit of a run with this many cells and scalar bits, whose
-    usual gradient has this norm. That is half of the longest that counts."""
+    usual gradient has this norm. The limit is LIMIT times as long as a usual gradient."""
     size = ROOT_MEAN_SQUARE[bits] * math.sqrt(cells)
     return {
         "scalar_delta": norm / size,
@@ -323,32 +327,34 @@ MOST_RATE = 2.0
 above 2 where a gradient is one round late."""
 
 STRENGTHS = (10.0, 3.0, 1.0)
-"""Strengths that are tried, where features have variance 1. Runs at 30 were longer and learnt no more.
-Strengths below 1 gain little on validation rows and lose many times more on rows unlike them
+"""Strengths of regularisation that are tried, for features of variance 1. Runs at 30 were longer and learnt
+no more. Strengths below 1 gain little on validation rows, and lose many times more on rows unlike these
 (docs/research-log.md)."""
 
 ROUNDS = 64
-"""Rounds within which the least loss is looked for."""
+"""Maximum number of rounds that are computed ahead to find the least validation loss."""
 
 LEAST_SPREAD = 1e-3
-"""Minimum spread by which a feature is scaled, relative to the median. A feature that hardly varies says
-nothing."""
+"""Minimum spread by which a feature is divided, as a share of the median spread. A feature that hardly varies
+says nothing."""
 
 DAMPING = 1e-2
-"""Share of a feature's second moment that is treated as noise when rounding errors are fed forward. It makes
-that possible with fewer rows than features."""
+"""Share of a feature's second moment that is added to it while rounding errors are passed on to other
+features. Without it at least as many rows as features would be needed."""
 
 DULL = 0.03
-"""Share of the mean square of all cells' gradients that is added in every direction of the body. A step would
-otherwise go furthest where gradients say nothing. 0.3 learns less, and 0.1 a little less."""
+"""Amount that is added to the body's second moments in every direction, as a share of the mean square of all
+cells' gradients. Without it a step would go furthest where gradients say nothing. With 0.3 a run learns less,
+with 0.1 a little less."""
 
 
 def whitening(public: Known, validating: Known, columns: int) -> tuple[making_bases.I8, float]:
-    """Return the coordinates V (features, columns), at most this many columns, in which the public rows teach
-    the validating rows most within ROUNDS rounds; and the value of an entry of 1, a power of two.
+    """Return the coordinates V, (features, at most `columns`), in which training on the public rows lowers
+    the validating rows' loss most within ROUNDS rounds. Also return the value of an entry of 1, a power of
+    two.
 
-    Less strength must gain more than one standard error: on AG News a smaller gain cost as much on the test
-    rows. Takes some features^3 operations.
+    A lower strength must gain more than one standard error: on AG News a smaller gain cost as much on the
+    test rows. The computation takes some features^3 operations.
     """
     x = public.states.double().cpu()
     spread = x.std(0, correction=0)
@@ -373,8 +379,9 @@ def turned(gradients: F64) -> tuple[F64, F64]:
     gradients vary alike along all of them: (targets, rows, rows) and (targets, columns, columns), of root
     mean square size 1. `gradients` are of some mini-batches, (n, targets, rows, columns).
 
-    A step along a gradient is then one divided by the root of its second moments, within a target by those of
-    its rows and of its columns (Gupta, Koren, Singer 2018, "Shampoo").
+    A step along a gradient in the new bases is a step along the gradient divided by the root of its second
+    moments. Within a target they are estimated from the moments of its rows and of its columns (Gupta, Koren,
+    Singer 2018, "Shampoo").
     """
     mean_square = float((gradients**2).mean())
     sides: list[F64] = []
@@ -388,8 +395,8 @@ def turned(gradients: F64) -> tuple[F64, F64]:
 
 
 def rate_of(classes: int) -> float:
-    """Return the rate of a round's mean gradient: half of the stable rate with gradients a round late, where
-    all classes are equally likely and the curvature is 1 / classes."""
+    """Return the rate of a round's mean gradient. It is half of the largest rate that is stable with
+    gradients one round late, if all classes are equally likely and the curvature is 1 / classes."""
     return min(classes / 2, MOST_RATE)
 
 

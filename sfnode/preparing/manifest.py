@@ -48,74 +48,77 @@ every node's memory and in every checkpoint (0.6 MB for OPT-125M's shape), and i
 weight. With one for each of 1,000 epochs a first step would take minutes."""
 
 QUOTA_EPOCHS = 4
-"""Epochs that one feed's updates with one label may fill. A trainer that fills an epoch alone can continue
-for the time of three more while the organiser is away."""
+"""Default quota of a feed with one label, in updates of a whole epoch. A trainer that fills an epoch alone
+can continue for the time of three more while the organiser is away."""
 
 VALIDATION_ROWS = 256
-"""Training rows by which an organiser judges. Measurements on them vary by 3 points."""
+"""Default number of training rows that are withheld, and by which an organiser judges. Measurements on so
+many vary by 3 points."""
 
 MOST_WITHHELD = 1 / 5
 """Maximum share of the training data that is withheld for validation by default. Data on the hub are not
 counted: data sets there have thousands of rows."""
 
 HEAD = Selection(modules=("score",))
-"""Head that transformers gives a causal model as a classifier."""
+"""Layers that a run of a head trains: the head that transformers adds to a causal model as a classifier."""
 
 HEAD_TRAINING = Training(rank=256, batch_size=256, epoch_updates=2_000, update_budget=48_000, decay=0.95)
-"""Numbers of a zeroth-order run that trains this head (docs/research-log.md). An update takes microseconds
-there. With two classes all columns of U are alike, and only those of V are directions, so many are needed."""
+"""Default numbers of a zeroth-order run of a head (docs/research-log.md). An update takes microseconds there.
+With two classes only the columns of V make different directions, so the rank must be large."""
 
 IN_WORDS = Selection(modules=(UPPER_LINEAR,))
 """Layers by which a language model learns a task's answers in words, unless options name others."""
 
 IN_WORDS_TRAINING = Training(group=8, batch_size=8)
-"""Numbers of such a run (docs/research-log.md). An update takes as many forward passes as one of 4 rows at
-two points, and learns more."""
+"""Default numbers of a zeroth-order run that learns answers in words (docs/research-log.md). An update takes
+as many forward passes as one of 4 rows at two points, and learns more."""
 
 FIRST_ORDER = Training(rank=4, batch_size=8, update_budget=256)
-"""Numbers of a first-order run of the body's last blocks (docs/research-log.md)."""
+"""Default numbers of a first-order run of the body's last blocks (docs/research-log.md)."""
 
 FIRST_ORDER_REWARDS = FIRST_ORDER.model_copy(update={"update_budget": 96})
-"""Numbers of a first-order reward run, where an update takes 32 written answers. Models that come with sfnode
-write thousands a second. For them more updates share a round, with less noise (docs/research-log.md)."""
+"""Default numbers of a first-order reward run, where an update takes 32 written answers. Models that come
+with sfnode write thousands a second, and take FIRST_ORDER's budget instead. More updates then share a round,
+with less noise (docs/research-log.md)."""
 
 FIRST_ORDER_HEAD = Training(rank=1024, batch_size=4096, epoch_updates=4, update_budget=256)
-"""Numbers of a first-order run of a head, in whitened coordinates. A node keeps the states of its rows, so an
-update is nearly free, and is of all rows. Some thirty rounds suffice, and validation rows end the run."""
+"""Default numbers of a first-order run of a head, in whitened coordinates. A node keeps the states of its
+rows, so an update of all rows is nearly free. Some thirty rounds suffice, and validation rows end the run."""
 
 GRADIENT_ROUNDS, REWARD_ROUNDS, HEAD_ROUNDS = 32, 16, 64
-"""Rounds of a first-order run, whatever its budget: of the body by right answers, of the body by rewards, and
-of a head."""
+"""Default number of rounds of a first-order run, whatever its budget: for a body that learns from right
+answers, for a body that learns from rewards, and for a head."""
 
 EIGHT_BITS = 1024
-"""Number of cells from which their scalars have 8 bits. With fewer cells 16 bits cost nothing that anybody
-notices."""
+"""Minimum number of cells at which an update's scalars have 8 bits. With fewer cells they have 16, which
+costs nothing that anybody notices."""
 
 BY_REWARDS = Selection(modules=(VALUES,))
 """Layers by which a language model learns from rewards, unless options name others. They are 3 % of SmolLM2's
 parameters, and bring nearly as much as a step along the gradient of all of them (docs/research-log.md)."""
 
 REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
-"""Numbers of a zeroth-order reward run. Answers are written once for a group, four to each prompt."""
+"""Default numbers of a zeroth-order reward run. Answers are written once for a group, four to each prompt."""
 
 PROMPT_TOKENS = 768
-"""Tokens for a prompt in such a run, unless the model has fewer positions."""
+"""Maximum tokens of a prompt in a reward run, unless the model has fewer positions."""
 
 HEAD_PARTS = 4
-"""Parts of a head's round of gradients. A member makes one: a single update, unless the budget is larger. An
-update is of all its rows, so a second one at the same weights says the same. With eight times as many a run
-of 64 rounds was over in 16."""
+"""Number of parts of a head's first-order round, of which a member makes one. That is a single update, unless
+the budget is larger. An update is of all rows of its node, so a second one at the same weights adds nothing.
+With parts eight times as large, a run of 64 rounds was over in 16."""
 
 IN_WORDS_ROUNDS = 8
-"""Rounds into which such a run's updates are divided, unless a round's length is given. An organiser may
+"""Default number of rounds of a zeroth-order run that learns answers in words or by rewards. An organiser may
 close longer ones."""
 
 HEAD_ROWS = 4_096
-"""Rows to train a head on, as each goes through the model once first. A linear head on some hundreds of
-features learns little from more."""
+"""Default maximum number of rows to train a head on, as each must go through the model once first. A linear
+head on some hundreds of features learns little from more."""
 
 MEAN_RATE = 1 / 2
-"""Mean factor of either schedule that ends at 0."""
+"""Mean factor of the linear and of the cosine schedule. An organised run has it as a constant factor
+instead."""
 
 LABELLED = ("classification", "sequence-classification")
 """Kinds with labels: answers in words, and a head. A ready-made task may be either."""
@@ -133,15 +136,16 @@ SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"
 """Options that select trained layers other than a head."""
 
 REMEASURED = SELECTION | {"rank", "loss", "group"}
-"""Options with which a forked run needs other numbers than its parent; so do other bases."""
+"""Options that give a forked run other numbers than its parent's, which must be measured anew. Other bases do
+so, too."""
 
 _STEP = {"epsilon", "epsilons", "learning_rate", "scalar_delta", "scalar_limit"}
 _SUITED = {"rank", "basis", "bases", "features"} | _STEP
 
 
 def unsuited(old: Training) -> dict[str, Any]:
-    """Return the default values of numbers that do not suit a forked run, by name. After a head, whose
-    updates cost next to nothing, they include the numbers of updates and of rows."""
+    """Return the default values of numbers that do not suit a forked run, keyed by name. If the parent trains
+    a head, whose updates cost next to nothing, they include the numbers of updates and of rows."""
     if old.is_first_order:
         return {"norm_limit": 0}  # which has it measured anew, with all that goes with it
     after_head = {"batch_size", "epoch_updates", "update_budget", "decay"} if old.features else set()
@@ -163,12 +167,12 @@ SECTIONS = {
     "OpenSection": "open",
     "OrganisedSection": "organised",
 }
-"""Sections of the manifest, as prefixes of keys, by class name."""
+"""Prefixes of the keys of each section of the manifest, keyed by the name of its class."""
 
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Raise UserError BAD_OPTION for options that no manifest can have."""
+    """Turn pydantic's error for options that no manifest can have into UserError BAD_OPTION."""
     try:
         yield
     except ValidationError as error:
@@ -184,7 +188,7 @@ def refusing() -> Iterator[None]:
 
 @refusing()
 def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manifest:
-    """Return the manifest that options of `sfnode init`, by parameter name, describe.
+    """Return the manifest for these options of `sfnode init`, keyed by parameter name.
 
     `examine` looks at the rows of local data; the default shows no progress. With an `organiser` (64 hex
     digits) the run is organised. For a first-order `estimator` the manifest lacks bases, the prior and the
@@ -227,8 +231,8 @@ def build(given: dict[str, Any], examine: RowExamination | None = None) -> Manif
 
 
 def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tuple[Selection, Training, int]:
-    """Return the usual layers and numbers of a run, and its rounds where they do not depend on the budget,
-    else 0. A model that comes with a task has its `own` numbers."""
+    """Return the default layers and numbers of a run, and its number of rounds if that does not depend on the
+    budget, else 0. A model that comes with a task has its `own` numbers."""
     if head:
         return (HEAD, FIRST_ORDER_HEAD, HEAD_ROUNDS) if first else (HEAD, own or HEAD_TRAINING, 0)
     if first:
@@ -245,7 +249,7 @@ def _usual(task: Task, head: bool, own: Training | None, *, first: bool) -> tupl
 def _numbers(
     training: Training, rounds: int, model: Model, given: dict[str, Any], head: bool, *, first: bool
 ) -> tuple[Training, OrganisedSection]:
-    """Return the numbers of a run with the given ones, and the section of an organised one."""
+    """Return the numbers of a run, in which the given ones replace defaults, and its `organised` section."""
     if rounds and "epoch_updates" not in given:
         budget = given.get("update_budget", training.update_budget)
         training = training.model_copy(update={"epoch_updates": -(-budget // rounds)})
@@ -260,8 +264,8 @@ def _numbers(
 
 def usual_estimator(given: dict[str, Any], organised: bool) -> str:
     """Return the estimator with which the run of these options learns most for the time
-    (`proposals.estimator`). Rows of the hub that are not within reach here can show no gradient. Raises
-    UserError as `build`."""
+    (`proposals.estimator`). It is zeroth-order if the rows are on the hub and cannot be read here, as no
+    gradient can be measured then. Raises UserError as `build`."""
     begun = beginning(given)
     found = proposals.estimator(begun.task, begun.data.train, organised, given)
     try:
@@ -294,8 +298,9 @@ def _with_gradients(
     given: dict[str, Any],
     head: bool,
 ) -> tuple[Training, OrganisedSection]:
-    """Return the numbers of a first-order run, without the measured ones. All targets have cores of one
-    shape, and an update fits. Raises UserError BAD_OPTION where none does."""
+    """Return the numbers of a first-order run, without the measured ones. Unless the rank is given, it is
+    halved until an update fits and all targets have cores of one shape. Raises UserError BAD_OPTION if the
+    classes of a head do not fit."""
     sizes, rank = [(one.out_features, one.in_features) for one in targets], training.rank
     while "rank" not in given and rank > 1 and not _fits(rank, sizes):
         rank //= 2
@@ -334,7 +339,7 @@ def row_examination(given: dict[str, Any], advance: Callable[[int, int], None]) 
 @refusing()
 def forked(old: Manifest, parent: Parent, folder: Path, given: dict[str, Any]) -> Manifest:
     """Return the manifest of a run that begins with the model in a folder, the state of an `old` run at a
-    seal. Differences from that run are `given`: options of `sfnode init`, by parameter name.
+    seal. Differences from the old run are `given` as options of `sfnode init`, keyed by parameter name.
 
     An option of SELECTION replaces the whole selection of what is trained. Raises UserError as `build`.
     """
@@ -385,8 +390,8 @@ class Beginning(NamedTuple):
 
 @refusing()
 def beginning(given: dict[str, Any]) -> Beginning:
-    """Return the parts of a run that options of `sfnode init` tell before its model is examined. Raises
-    UserError as `build`."""
+    """Return the parts of a run that follow from options of `sfnode init` before its model is examined.
+    Raises UserError as `build`."""
     source, revision = _absolute(given.get("model", "")), given.get("revision", "")
     name = _preset_name(given)
     preset = _for_data(presets.preset(name), given) if name else None
@@ -486,9 +491,9 @@ def _task(preset: presets.Preset | None, given: dict[str, Any], home: Path) -> T
 
 
 def _headed(preset: presets.Preset, given: dict[str, Any], home: Path) -> bool:
-    """Return whether a ready-made task is one for a head. By default it is if it is about one text, unless
-    the model is the task's own or options ask for a prompt or for layers of the body. A frozen causal model
-    says little of how two texts compare."""
+    """Return whether a ready-made task is learnt by a head. By default a task about one text is, unless the
+    model is the task's own or options ask for a prompt or for layers of the body. A frozen causal model says
+    little about how two texts compare."""
     if "kind" in given or _is_encoder(_json(home / files.CONFIG)):
         return given.get("kind") != "classification"
     own = {"template", "loss", *SELECTION} & set(given)
@@ -543,7 +548,8 @@ def routes_tokens(home: Path) -> bool:
 
 
 def _positions(home: Path, task: Task) -> int:
-    """Return how many of a task's tokens the model takes: as many as it says, if it can read them."""
+    """Return the maximum tokens of a row: the task's maximum, or the smaller one that the model's files
+    state, as far as the model can read so many."""
     config, tokenizer = _json(home / files.CONFIG), _json(home / "tokenizer_config.json")
     sizes = (
         task.max_tokens,
@@ -572,7 +578,7 @@ def _organised(training: Training, given: dict[str, Any]) -> OrganisedSection:
 
 
 def _validated(data: Data, task: Task, given: dict[str, Any]) -> Data:
-    """Return the data of an organised run. By default some training rows validate."""
+    """Return the data of an organised run. By default some training rows are withheld for validation."""
     if {"validation", "validation_limit"} & set(given) or data.train in ("", data.test):
         return data
     rows = VALIDATION_ROWS

@@ -36,22 +36,22 @@ from sfnode.tasks import dataset
 from sfnode.tasks.presets import PRESETS, of_model
 
 FORWARDS = 990
-"""Maximum number of example-forwards of `prepare`. With the few short rows by which loading a model checks
-its layers there are no more than 1,000: a minute or two on two cores with a model of 135 M parameters. Most
+"""Maximum number of example-forwards of `prepare`. Loading a model checks its layers by a few short rows,
+with which there are no more than 1,000: a minute or two on two cores with a model of 135 M parameters. Most
 of them find the first rate, by 8 updates. With 600 forwards a bend was known to within a half, and short runs
 stayed at rates that were 4 times too small (docs/research-log.md)."""
 
 RANKS = {"errors": 4, "gradients": 1}
-"""Usual ranks by kind of published bases (docs/research-log.md). The stronger the directions, the fewer it
-takes; and the fewer there are, the more an update learns."""
+"""Default ranks, keyed by the kind of published bases (docs/research-log.md). The stronger the directions
+are, the fewer are needed, and with fewer an update learns more."""
 
 DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
-"""Usual kinds of bases where numbers are tried out. Among bases from forward passes alone, those from errors
-teach a real model answers in words best. For rewards those that were tried brought nothing
-(docs/research-log.md)."""
+"""Default kinds of bases of a run whose numbers are tried out, and of such a reward run. Of the kinds made by
+forward passes alone, `errors` teaches a real model answers in words best. For rewards no such kind that was
+tried brought anything (docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
-"""Numbers that are tried out."""
+"""Names of the numbers that are tried out."""
 
 
 def prepare(
@@ -62,13 +62,13 @@ def prepare(
     basis: str | None = None,
     measure: bool = True,
 ) -> Prepared:
-    """Make bases and choose a manifest's numbers by its model, except those `given` by name.
+    """Make bases and choose a manifest's numbers by its model, except numbers whose names are in `given`.
 
     `basis` is the kind of bases that somebody asked for; then failing to make them is an error. With
     `measure` the limit of the scalars and a centred loss's prior are measured. Epsilon, scalar_delta and a
     first learning rate are tried out with suitable bases, unless all are given or the run is a built-in one.
     This takes FORWARDS example-forwards at most, without bases from gradients. In a reward run answers are
-    written in their place. Raises UserError BAD_OPTION, and as `first_order.prepare`, `making_bases.make`,
+    written instead. Raises UserError BAD_OPTION, and as `first_order.prepare`, `making_bases.make`,
     `scalars.measure`, `scalars.require_answers`, `scalars.check` and `rewards.run` do.
     """
     if manifest.training.is_first_order:
@@ -95,7 +95,7 @@ def prepare(
 
 
 def _kind_of_bases(manifest: Manifest, basis: str | None, tried: bool) -> str:
-    """Return the kind of bases to make; empty for random ones and a head."""
+    """Return the kind of bases to make; empty if none are, as for random bases or for a head."""
     if takes_features(manifest):
         if basis:
             raise UserError(
@@ -152,8 +152,9 @@ def _with_bases(
 def _measured(
     found: Prepared, given: Container[str], tried: bool, trainer: Trainer, reason: str, tell: Tell
 ) -> Prepared:
-    """Return the run with a sample of slopes, and the prior of a centred loss. Numbers are `tried` out with
-    the rest of FORWARDS. `reason` says why there are no rows, if there are none."""
+    """Return the run with a sample of slopes, and the prior of a centred loss. With `tried` numbers are tried
+    out, too, with the rest of FORWARDS. `reason` tells why there are no rows; it is empty if there are
+    some."""
     if reason:
         nothing = SlopeSample(np.zeros(0), typical_weight(trainer.loaded), reason)
         return found._replace(untried=reason if tried else "", sample=nothing)

@@ -31,7 +31,8 @@ MOST_EMPTY = 1 / 5
 """Maximum share of rows that are left out unasked because they have no label, or no text."""
 
 HELD_OUT, MOST_HELD_OUT = 1 / 5, 1000
-"""Share of the rows that is held out to measure the result, and its maximum: MeZO tests on as many."""
+"""Share of the rows that is held out to measure the result, and maximum number of such rows. MeZO tests on as
+many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class Plan(NamedTuple):
 
 
 def plan(table: DataTable, answers: Answers, said: Mapping[str, Any]) -> Plan:
-    """Return the run for a table and answers. Options that are `said`, by parameter name, are kept. Raises
-    UserError DATA_MALFORMED."""
+    """Return the run for a table and answers. Options in `said`, keyed by parameter name, take precedence
+    over proposals. Raises UserError DATA_MALFORMED."""
     _require_rows(table, len(table.placed))
     fields = {key: value for key, value in said.items() if key in Task.model_fields}
     proposal = propose(table, answers.right, answers.texts, answers.way)
@@ -124,8 +125,8 @@ def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]
 
 
 def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
-    """Raise UserError where a run without questions would need a human look: at a doubtful task, and at bad
-    rows, unless they are few that only lack something."""
+    """Raise UserError for a run that is made without questions but needs a human look: at a doubtful task, or
+    at bad rows. A few rows that merely lack something are no reason."""
     if found.proposal.doubt and not answers.right:
         raise UserError(
             Code.BAD_OPTION,
@@ -137,7 +138,7 @@ def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
 
 
 def few_lack(bad: Bad) -> bool:
-    """Return whether the bad rows are few that only lack something."""
+    """Return whether the bad rows are few, and each merely lacks something, such as its label."""
     return bad.count == bad.empty <= MOST_EMPTY * bad.rows
 
 

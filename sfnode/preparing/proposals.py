@@ -49,17 +49,17 @@ NAMES: dict[str, frozenset[str]] = {
         "never": "rejected",
     }.items()
 }
-"""Contents of a column by the last word of its name, without accents: answers or classes that are right, the
-choices of a row, columns that are neither read nor learnt where there is anything else, and columns that
-never are."""
+"""Last words of columns' names, without accents, keyed by what such columns contain: right answers, right
+classes, the choices of a row, the rest (neither read nor learnt if there is anything else), and what is never
+read or learnt."""
 
 RIGHT = NAMES["answers"] | NAMES["classes"]
 
 WRITTEN = NAMES["answers"] - {"output", "target"}
-"""Names of answers that are written even if they are numbers."""
+"""Last words of the names of columns whose values are written as answers, even if they are numbers."""
 
 COUNTED = NAMES["classes"] - {"rating", "stars", "bewertung", "y"}
-"""Names of classes whose numbers are no score, however many there are."""
+"""Last words of the names of columns whose numbers are classes and no score, however many there are."""
 
 FORMS = frozenset(["text", "name", "str", "id", "idx", "code"])
 """Last words of names such as `label_text`, in which the word before tells the contents."""
@@ -98,10 +98,10 @@ MOST_OTHERS = 3
 """Maximum number of other columns that are named, as the owner may have meant one."""
 
 SURE = (["label"], ["labels"], ["gold", "label"])
-"""Words of names that nobody gives to anything else."""
+"""Names, as lists of words, that only a column with the right answer has."""
 
 UNNAMED = 3
-"""Rank of a column whose name does not say that it is right."""
+"""Rank of a column whose name does not say that it has the right answer."""
 
 MEANT = ("answers", "classes", "choices")
 """Roles of columns that somebody has prepared for learning."""
@@ -110,11 +110,11 @@ PLAIN = ("codes", "numbers", "booleans", "others", "nothing")
 """Contents of columns that are left unread without a message."""
 
 NOTHING = "none"
-"""Stands for the column that says what is right where there is none: the texts themselves are learnt."""
+"""Value of `Proposal.right` where no column says what is right. The texts themselves are then learnt."""
 
 
 TWO_POINT = frozenset(["epsilon", "group", "schedule"])
-"""Options, by parameter name, of zeroth-order runs alone."""
+"""Parameter names of options that only zeroth-order runs have."""
 
 
 class Proposal(NamedTuple):
@@ -130,18 +130,19 @@ class Proposal(NamedTuple):
     doubt: str = ""
     """Reason why nobody should take this without a look at it."""
     joined: Mapping[str, str] = {}
-    """Labels that differ from another one only in capital letters, blanks or a typing error, with that
-    label."""
+    """Labels that replace others, keyed by the replaced label. The two differ only in capital letters, blanks
+    or a typing error."""
 
 
 def estimator(
     task: Task, train: str, organised: bool, said: Mapping[str, Any]
 ) -> Literal["first-order", "zeroth-order"]:
     """Return the estimator by which a run with these training data learns most for the time: by gradients,
-    unless that is impossible, options that are `said` ask for forward passes, or it is a demonstration of
-    these.
+    unless that is impossible, options that are `said` ask for forward passes, or the run is a built-in
+    demonstration of forward passes.
 
-    Nobody signs the rates of an open run. Without rows, or unmeasured, there are no coordinates.
+    Gradients are impossible in an open run, as nobody signs its rates. They are impossible without rows or
+    without measuring, too, as there are no coordinates.
     """
     unable = not (organised and train and said.get("measure", True))
     asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
@@ -213,7 +214,8 @@ def _doubt(table: DataTable, good: Sequence[Proposal]) -> str:
 
 
 def _says_same(table: DataTable, one: str, other: str) -> bool:
-    """Return whether two columns are one to one, such as numbers of classes and their names."""
+    """Return whether the values of two columns correspond one to one, such as numbers of classes and their
+    names."""
     rows = [placed.row for placed in table.placed if not placed.wrong]
     pairs = {(prompts.label(row.get(one)), prompts.label(row.get(other))) for row in rows}
     return one == other or len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
@@ -230,8 +232,8 @@ def _candidates(table: DataTable) -> Iterator[str]:
 
 
 def _rank(column: TableColumn) -> int:
-    """Return how surely a column's name says that it is right: 0 for `label` and conversations, 1 for others,
-    2 if only its last word does, else UNNAMED."""
+    """Return the rank of a column, the surest first, by what its name says of the right answer: 0 for `label`
+    and conversations, 1 for other names, 2 if only the last word says it, else UNNAMED."""
     words = _words(column.name)
     if column.holds == "messages" or words in SURE:
         return 0
@@ -261,7 +263,7 @@ def _plain(name: str) -> str:
 
 
 def _task(table: DataTable, right: str, texts: Sequence[str], way: str) -> Proposal:
-    """Return the task whose right answer is in a column. Raises UserError DATA_MALFORMED."""
+    """Return the proposal whose right answer is in the column `right`. Raises UserError DATA_MALFORMED."""
     if right == NOTHING:
         texts = texts or _longest(table, ())
         return Proposal(Task(kind="text", template=_lines(texts)), right, tuple(texts))
@@ -298,7 +300,8 @@ def classes(column: TableColumn) -> Counter[str]:
 
 
 def joins(values: Counter[str]) -> dict[str, str]:
-    """Return the labels that are another label in other capitals or blanks, or mistyped, with that label."""
+    """Return the label that replaces each label that differs from it only in capital letters, blanks or a
+    typing error, keyed by the replaced label."""
     if len(values) > MOST_JOINED:
         return {}
     alike: dict[str, list[str]] = {}
@@ -316,8 +319,9 @@ def joins(values: Counter[str]) -> dict[str, str]:
 
 
 def _is_typo(rare: str, common: str) -> bool:
-    """Return whether one word differs in one letter that is replaced, added, missing or misplaced; not in the
-    first letter, nor in digits."""
+    """Return whether two labels differ in one word only, by one letter that is replaced, added or missing, or
+    by two letters that are swapped. The first letters must be the same, and both words must consist of
+    letters."""
     pairs = zip(rare.casefold().split(), common.casefold().split(), strict=False)
     different = [(a, b) for a, b in pairs if a != b]
     if len(different) != 1 or len(rare.split()) != len(common.split()):
@@ -367,7 +371,8 @@ def _parts(label: str) -> set[str]:
 
 
 def _counts(column: TableColumn) -> bool:
-    """Return whether the whole numbers of a column, by its name and values, count classes from 0 or 1."""
+    """Return whether a column has whole numbers that count classes from 0 or 1. Its name must say that it
+    holds classes."""
     if (
         _words(column.name)[-1:] not in [[one] for one in COUNTED]
         or not column.whole
@@ -421,7 +426,8 @@ def _is_name(name: str) -> bool:
 
 
 def _options(names: Collection[str]) -> list[str]:
-    """Return the columns with the choices of a row: A, B, ... or such as `option_a`, `choice 1`."""
+    """Return the columns with the choices of a row, with names such as A, B, ... or `option_a`, `choice 1`;
+    empty if there are none."""
     called = {"".join(_plain(name).split()): name for name in names}
     for before in CHOICES:
         for series in (ascii_lowercase, "123456789", "012345678") if before else (ascii_lowercase,):
@@ -443,7 +449,8 @@ class ColumnCandidate(NamedTuple):
 
 
 Kind = Callable[[ColumnCandidate], Task | str]
-"""Returns the task of a kind, or why the columns do not suit it; "" where another kind decides."""
+"""Function that returns the task of a kind, or why the columns do not suit it; "" where another kind
+decides."""
 
 
 def _chat(asked: ColumnCandidate) -> Task | str:
@@ -460,8 +467,8 @@ def _letter(asked: ColumnCandidate) -> Task | str:
 
 
 def _choice(asked: ColumnCandidate) -> Task | str:
-    """Return a task of choosing from a row's list. Raises UserError DATA_MALFORMED if a column is named so
-    and does not fit."""
+    """Return a task of choosing from a row's list. Raises UserError DATA_MALFORMED if a column is named like
+    a list of choices and does not fit."""
     rows, doubted = [one.row for one in asked.table.placed if not one.wrong], ""
     for column in asked.table.columns.values():
         if column.holds == "lists" and column.name != asked.right.name:
@@ -514,7 +521,8 @@ def _class(asked: ColumnCandidate) -> Task | str:
 
 
 def _free(asked: ColumnCandidate) -> Task | str:
-    """Return a task of writing an answer, for a column of answers that are no classes."""
+    """Return a task of writing the answer in a column, if its name says that it holds answers; else an empty
+    text."""
     column, words = asked.right, _words(asked.right.name)
     said = column.holds in ("texts", "codes") or (column.holds == "numbers" and words[-1:][0] in WRITTEN)
     if _role(column) != "answers" or not said or not _is_name(column.name) or len(column.values) < 2:

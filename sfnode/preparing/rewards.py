@@ -1,6 +1,6 @@
-"""A trial of a reward run before it starts: the model answers some prompts, from which slopes follow.
+"""A trial before the start, for zeroth-order reward runs only: the model answers prompts, which gives slopes.
 
-It finds two numbers:
+The trial finds two numbers:
 
     scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
     rate           rewards have no bend that tells how far a slope reaches. The change of the model's answers
@@ -12,7 +12,7 @@ It finds two numbers:
                    (McCandlish et al. 2018, arXiv 1812.06162), which moves the model by n / (n + D) of MOVE.
 
 A prompt whose answers all get the same reward teaches nothing. If all prompts are like that, it is an error
-with advice. `try_out` shows this before a run (`sfnode organise try-reward`).
+with advice. `try_out` shows this before reward runs of either kind (`sfnode organise try-reward`).
 """
 
 from __future__ import annotations
@@ -52,20 +52,22 @@ from sfnode.tasks import metrics
 from sfprotocol.seeds import derive_key
 
 UPDATES = 32
-"""Updates that are measured. The root mean square of as many slopes is right to an eighth."""
+"""Number of updates that are measured. The root mean square of so many slopes is right to an eighth."""
 
 MOVE = 1.0
-"""Kullback-Leibler divergence, in nats for each answer, by which a group's step may move the model if there
-is no noise in it. It suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 with
-0.1. Random bases on the embedded sums need 0.0024; there searches have to find the rate
+"""Target Kullback-Leibler divergence, in nats for each answer, by which a group's step moves the model if
+there is no noise in it. It suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24
+with 0.1. Random bases on the embedded sums need 0.0024; there searches have to find the rate
 (docs/research-log.md)."""
 
 NEAR = 0.01
-"""Length of the trial step that shows the effect of a step, in root mean squares of the weights."""
+"""Length of the trial step that shows the effect of a group's step, as a multiple of the weights' root mean
+square."""
 
 
 def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited:
-    """Measure some updates of a reward run, or a few more that complete a group.
+    """Return the scalar_delta and the learning_rate that suit a reward run, and the slopes from which they
+    follow. UPDATES updates are measured, or a few more that complete a group.
 
     Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no direction has a slope.
     """
@@ -110,21 +112,21 @@ def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, dr
 
 
 def _rate(manifest: Manifest, squares: float) -> float:
-    """Return the rate where z has this mean square; the run's own rate if that is 0."""
+    """Return the rate that follows from this mean of z^2; the run's own rate if it is 0."""
     numbers = manifest.training
     signal = numbers.batch_updates / (numbers.batch_updates + manifest.dimensions)
     return trial.as_rate(math.sqrt(2 * MOVE * signal / squares)) if squares else numbers.learning_rate
 
 
 SHOWN = 3
-"""Prompts that are shown with their answers."""
+"""Maximum number of prompts that are shown with their answers."""
 
 
 def try_out(
     manifest: Manifest, means: Means, prompts: int, waiting: Waiting
 ) -> tuple[TryRewardResult, UserError | None]:
     """Answer `prompts` of a run's prompts with its base model: with the likeliest tokens, and as in training.
-    Return the result, and the error if nothing can be learnt.
+    Return the result, and the error if nothing can be learnt, else None.
 
     Raises UserError BAD_OPTION for a run without rewards, DATA_NEEDED without rows, and as `Trainer.load`.
     """

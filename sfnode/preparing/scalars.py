@@ -45,20 +45,20 @@ SECONDS = 7e-10
 0.07 s for a row of 60 tokens on two cores."""
 
 FORWARDS = 342
-"""Example-forwards of a sample of slopes, or of a trial: the rest of those of `sfnode init`
-(`sfnode.preparing`) for a run whose bases are made and whose loss is centred."""
+"""Default number of example-forwards of a sample of slopes, or of a trial. `sfnode init` has so many left for
+a run whose bases are made and whose loss is centred."""
 
 SLOPES, LEAST_SLOPES = 64, 4
 """Maximum and minimum number of directional derivatives that are measured. Between runs of the built-in model
 that differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
 
 PRIOR_ROWS = 120
-"""Rows on which a manifest's prior is measured, for nodes without public rows, which have no better one. Its
-standard error is then below 0.2 nats where scores vary by 2 from row to row."""
+"""Number of rows on which a manifest's prior is measured. It serves nodes without public rows, which can
+measure none. Its standard error is then below 0.2 nats where scores vary by 2 from row to row."""
 
 UNITS = 32
-"""Root mean square of the scalars in units of scalar_delta. Rounding then adds less than a thousandth of
-their variance. In 8 bits it is half as many."""
+"""Target root mean square of the scalars, in units of scalar_delta. Rounding then adds less than a thousandth
+of their variance. With 8 bits the target is half of it."""
 
 SHOWN = 4
 """Maximum number of answers that are named where a model cannot tell them apart."""
@@ -68,16 +68,16 @@ MOST_ROWS = 8
 less than three times, so the numbers found still suit."""
 
 HEADROOM = 8
-"""Limit in root mean squares of the scalars, unless the model bears less. One or two honest scalars in a
-thousand reach it in a run of the built-in model (docs/benchmarks.md)."""
+"""Default limit of a scalar, as a multiple of the scalars' root mean square, unless the model bears less. One
+or two honest scalars in a thousand reach it in a run of the built-in model (docs/benchmarks.md)."""
 
 LEAST_HEADROOM = 2
-"""Minimum limit in root mean squares of the scalars, even where a large learning rate asks for less. At 2 a
-run still learns as well as without a limit."""
+"""Minimum limit of a scalar, as a multiple of the scalars' root mean square, even where a large learning rate
+asks for less. At 2 a run still learns as well as without a limit."""
 
 NEAR = 2.0
-"""Maximum factor by which a run's own limit may be off and still stay. Another sample of some twenty
-directions would differ as much. So the built-in run is the same for everybody who makes it."""
+"""Maximum factor between a run's own limit and the measured one at which the run keeps its own. Two samples
+of some twenty directions differ as much. So the built-in run is the same for everybody who makes it."""
 
 LARGEST_MOVE = 0.25
 """Maximum change of the weights by one update, as a share of their root mean square. At this share it costs a
@@ -85,17 +85,17 @@ trained model an accuracy of 0.03 at worst, at twice as much 0.25, and at four t
 that was learnt (docs/benchmarks.md)."""
 
 Tell = Callable[[int], None]
-"""Told how many example-forwards were taken."""
+"""Function that is told how many example-forwards were taken so far."""
 
 F64 = NDArray[np.float64]
 
 Advance = Callable[[int, int], None]
-"""Told how much is done, and the total."""
+"""Function that is told how much is done, and the total."""
 
 
 Waiting = Callable[..., AbstractContextManager[Advance]]
-"""Shows that work is under way. Takes its name, and how many seconds it may take (0: unknown). Gives a
-function that is told the progress, and ends with it."""
+"""Function that shows that work is under way. It takes the work's name, and how many seconds the work may
+take (0: unknown). It returns a context manager that yields an `Advance` and ends with the work."""
 
 
 class Means(NamedTuple):
@@ -129,7 +129,7 @@ class SlopeSample(NamedTuple):
 
 
 Suited = tuple[dict[str, Any], SlopeSample]
-"""Numbers that suit a run, by name, and the slopes from which they were chosen."""
+"""Numbers that suit a run, keyed by name, and the slopes from which they were chosen."""
 
 
 class Prepared(NamedTuple):
@@ -139,7 +139,7 @@ class Prepared(NamedTuple):
     sample: SlopeSample | None = None
     """Sample of slopes; None if nothing was measured, as in a first-order run."""
     suited: Mapping[str, Any] = {}
-    """Numbers that a trial has found, by name, whether they were taken or not."""
+    """Numbers that a trial has found, keyed by name, whether they were taken or not."""
     untried: str = ""
     """Reason why there was no trial though one was due."""
     no_bases: str = ""
@@ -147,8 +147,8 @@ class Prepared(NamedTuple):
     example_forwards: int = 0
     """Example-forwards that were taken. A backward pass counts as two forward passes."""
     seconds: float = 0.0
-    """Seconds that one node with this machine to itself takes for all updates of a first-order run; 0 where
-    that is unknown."""
+    """Estimated seconds that one node, with this machine to itself, takes for all updates of a first-order
+    run; 0 where that is unknown."""
 
 
 def measure(
@@ -168,8 +168,9 @@ def three_points(
     trainer: Trainer, distance: float, forwards: int, advance: Advance
 ) -> tuple[list[int], F64, F64, int]:
     """Return seeds, slopes and bends (n,) of up to SLOPES directions, each on a mini-batch of its own, and
-    the example-forwards taken; at most `forwards`, or those of LEAST_SLOPES directions. A value that is not a
-    number becomes 0. Raises UserError LOSS_FLAT if no direction has a slope."""
+    the number of example-forwards taken. That is `forwards` at most, unless LEAST_SLOPES directions need
+    more. A bend is a second derivative. A value that is not a number becomes 0. Raises UserError LOSS_FLAT if
+    no direction has a slope."""
     count = max(LEAST_SLOPES, forwards // (3 * trainer.manifest.training.batch_size))
     seeds = seeds_of(trainer, SLOPES)[: min(count, SLOPES)]
     found, taken = [], 0
@@ -248,7 +249,8 @@ def seeds_of(trainer: Trainer, count: int) -> list[int]:
 
 def as_scalars(training: Training, slopes: F64, bends: F64, distance: float) -> F64:
     """Return the scalars that updates would have along directions with these slopes and bends (n,). In a
-    group a scalar is how much more the loss rises on one side, by its distance, than along m - 1 others."""
+    group of m updates a scalar is the rise of the loss to one side, divided by the distance, less the mean
+    rise along the m - 1 other directions."""
     if not training.group:
         return slopes
     rises = slopes + bends * distance / 2
@@ -291,8 +293,8 @@ def harmless_limit(training: Training, found: SlopeSample) -> int:
 
 
 def unit_for(training: Training, spread: float) -> float:
-    """Return the power of two of which slopes of this root mean square are about UNITS, or fewer where the
-    scalar's bits do not hold HEADROOM times as many."""
+    """Return the scalar_delta, a power of two, of which slopes of this root mean square are about UNITS. They
+    are fewer units if the scalar's bits do not hold HEADROOM times UNITS."""
     return float(2.0 ** round(math.log2(spread / min(UNITS, training.largest_scalar / HEADROOM))))
 
 
@@ -347,10 +349,12 @@ def _size(loaded: LoadedModel, number: int) -> float:
 
 
 def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
-    """Return a trainer on any public rows that the run has, and, if there are none, the reason.
+    """Return a trainer on any public rows of the run, and an empty text. If there are none, return a trainer
+    without rows, and the reason.
 
-    Its manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS at most (but for
-    answers), and directions that do not depend on the limit to be found.
+    Its manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS rows at most
+    (except in a reward run), and the largest scalar_limit. So directions do not depend on the limit that is
+    to be found.
     """
     numbers, data, places = manifest.training, manifest.data, means.places
     if not data.train:
@@ -392,14 +396,14 @@ def prior_of(
 
 
 def _in_two_digits(value: float, rounded: Callable[[float], int]) -> float:
-    """Return a positive number with two significant digits."""
+    """Return a positive number with two significant digits; `rounded` rounds it."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return rounded(value / unit) * unit
 
 
 def seconds_of(manifest: Manifest, means: Means, forwards: int) -> float:
-    """Return about how long this many example-forwards take; 0 where that is unknown, as on other devices and
-    for written answers."""
+    """Return about how many seconds this many example-forwards take; 0 where that is unknown, as on other
+    devices and for written answers."""
     if means.device != "cpu" or manifest.task.is_rewarded:
         return 0.0
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())

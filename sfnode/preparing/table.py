@@ -2,8 +2,8 @@
 `proposals` draws conclusions.
 
 People bring files from programs of all kinds. Mere dress of a row (empty lines, blanks around a name, another
-format's words for a role) is removed here, and `dress` tells it. Nodes would not read such a table so, and
-its rows are written anew.
+format's words for a role) is removed here, and `DataTable.dress` lists what was changed. Nodes would read the
+original file differently, so its rows are written anew.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sfnode.tasks import dataset, prompts, row_files
 from sfnode.tasks.row_files import Placed, Row, TextForm, malformed
 
 MEASURED = 1_000
-"""Cells of a column, evenly spread, whose length and words are measured."""
+"""Approximate number of a column's cells, evenly spread, whose length and words are measured."""
 
 MOSTLY = 4 / 5
-"""Share of a column's cells that tells what it holds."""
+"""Minimum share of codes among a column's cells at which it holds codes, and not texts."""
 
 LONGEST_CODE = 200
 """Maximum characters of a code; longer cells are texts."""
@@ -42,10 +42,10 @@ INVISIBLE = dict.fromkeys(map(ord, "\ufeff\u200b\u200c\u200d\u2060"))
 """Characters without a width, which come along when names are copied."""
 
 SPEAKERS = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant")
-"""Roles by their names in other formats."""
+"""Roles in chat templates, keyed by the speaker's name in other formats."""
 
 MESSAGES = (("from", "value"), ("role", "content"), ("role", "text"), ("role", "value"), ("speaker", "text"))
-"""Keys of a message: speaker and content. The first are those of ShareGPT."""
+"""Pairs of keys with which a message has its speaker and its content. The first pair is ShareGPT's."""
 
 _CODE = re.compile(
     r"\w+://\S+|www\.\S+|\S+@\S+\.\w+|(?:[\w.-]*[/\\])+[\w.-]+|[!-~]*\d[!-~]*"
@@ -78,13 +78,13 @@ class TableColumn:
     filled: int
     """Number of rows in which it is not empty."""
     values: Counter[str]
-    """Number of rows by value, as labels are compared."""
+    """Number of rows with each value, keyed by the value in the form in which labels are compared."""
     whole: bool
     """Whether all values are whole numbers."""
     words: float
     """Mean number of words of a cell that is not empty."""
     length: float
-    """Mean number of characters of such a cell."""
+    """Mean number of characters of a cell that is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class DataTable:
     placed: Sequence[Placed]
     columns: dict[str, TableColumn]
     dress: tuple[str, ...] = ()
-    """Changes to the rows, as nodes would not read them so."""
+    """Changes that were made to the rows, in words. Nodes would read the unchanged source differently."""
 
 
 def read_table(source: str) -> DataTable:
@@ -129,7 +129,7 @@ def read_table(source: str) -> DataTable:
 
 
 def _dress(layout: TextForm, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how a file was read whose form differs from the one that nodes read."""
+    """Yield, in words, how a file's form differs from the form that nodes read."""
     if layout.encoding:
         words = (word for row in rows for cell in row.values() for word in str(cell).split())
         some = next((f", so that a word is {word[:30]!r}" for word in words if not word.isascii()), "")
@@ -208,7 +208,8 @@ def _column(name: str, cells: Sequence[Any]) -> TableColumn:
 
 
 def _holds(cells: Sequence[Any], some: Sequence[str]) -> Holds:
-    """Return the common kind of a column's cells that are not empty."""
+    """Return the kind of contents that all of these cells of a column have. None of them is empty; `some` are
+    examples as text."""
     if not cells:
         return "nothing"
     if all(isinstance(cell, bool) for cell in cells):

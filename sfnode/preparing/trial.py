@@ -72,16 +72,17 @@ ROWS = 16
 """Rows whose slopes are compared at every distance, each along the direction of its mini-batch."""
 
 ROUNDINGS = 2.0
-"""Error of the difference of a row's losses at two points, in spacings times the loss; at most 2.5 in half
-precision (tests/engine/test_precision.py). It is not taken from slopes at the smallest distances. Their
-differences on a real model are still truncation, whose size in other formats would be far too large."""
+"""Rounding error of the difference of a row's losses at two points, as a multiple of the loss times the
+format's epsilon; at most 2.5 in half precision (tests/engine/test_precision.py). It is not taken from slopes
+at the smallest distances. Their differences on a real model are still truncation, whose size in other formats
+would be far too large."""
 
 STEPS = 4
-"""Distances to choose from for each tried one; their costs are interpolated."""
+"""Number of distances to choose from for each distance that is tried. Costs in between are interpolated."""
 
 ENOUGH = 0.02
-"""Share of additional updates that a distance may cost over the best one. Of distances within it the largest
-is taken, in which a bend shows best and which other formats may share."""
+"""Maximum cost of a distance beyond the best one's, as a share of additional updates. Within it the largest
+distance is taken, at which a bend shows best and which other formats may share."""
 
 MOST_LOST, LEAST_COSINE = 0.5, 0.1
 """Maximum share of slopes that are 0 at a distance whose slopes say anything; and minimum cosine with exact
@@ -92,30 +93,30 @@ OPEN_SHARE = 1 / 4
 built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
 
 SHARE = 1 / 6
-"""Share of the best rate for one update that is taken. Noise takes back its gain once there is less to gain,
-and later places are steeper (docs/research-log.md)."""
+"""Share of the best rate for one update that is taken as the first rate. Later there is less to gain, which
+noise would take back, and places are steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
-"""Bounds on the signal less its standard error; the upper one is for each row of a mini-batch. 64 updates
-tell it to 0.1, and a large signal does not stay so (on the built-in reviews it is 0.95 at first). With 8 rows
-of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
+"""Minimum and maximum of the signal less its standard error; the maximum is for each row of a mini-batch. 64
+updates show the signal to 0.1, and a large signal does not stay so (on the built-in reviews it is 0.95 at
+first). With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
 
 UNTOLD = 0.5
-"""Standard error of a signal from which the upper bound is taken. With 64 updates, rank 1 and 24 layers it is
-0.1, with rank 8 it is 0.9."""
+"""Minimum standard error of a signal at which the maximum signal is taken instead. With 64 updates, rank 1
+and 24 layers the error is 0.1, with rank 8 it is 0.9."""
 
 MANY_ROWS = 8
-"""Rows beyond which no larger signal is believed."""
+"""Maximum number of rows of a mini-batch with which the maximum of the signal grows."""
 
 CAUTIOUS_SIGNAL = 0.045
 """Signal that is assumed where not even a bend is evident."""
 
 EVIDENCE = 1.0
-"""Standard errors by which E[h] must differ from 0."""
+"""Number of standard errors that E[h], the mean bend, must exceed to be evident."""
 
 CAUTION = 2.0
-"""Standard errors added to a bend that is not evident. The rate is then 0.3 to 1.8 times a sweep's or a line
-search's, with random bases and activations on three tasks (docs/research-log.md)."""
+"""Number of standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times a
+sweep's or a line search's, with random bases and activations on three tasks (docs/research-log.md)."""
 
 
 def run(
@@ -125,9 +126,10 @@ def run(
     forwards: int = FORWARDS,
     advance: Advance = lambda done, total: None,
 ) -> Suited:
-    """Try out a run's base model, on a trainer of `scalars.any_trainer`.
+    """Return the epsilons, scalar_delta and first rate that suit a run's base model, and the slopes from
+    which they follow. `trainer` is one of `scalars.any_trainer`.
 
-    With `keep_epsilon` slopes and rate are measured with the run's own. Raises UserError as
+    With `keep_epsilon` no epsilon is chosen, and slopes are measured with the run's own. Raises UserError as
     `scalars.measure`.
     """
     manifest, weight, numbers = trainer.manifest, typical_weight(trainer.loaded), trainer.manifest.training
@@ -151,8 +153,8 @@ def run(
 
 
 def suitable_delta(training: Training, spread: float) -> float:
-    """Return the run's own scalar_delta if it gives a quarter of UNITS to four times as many, or else
-    `unit_for` such slopes."""
+    """Return the run's own scalar_delta if slopes of this root mean square are a quarter of UNITS to four
+    times UNITS in it; else a new one by `unit_for`."""
     units = min(UNITS, training.largest_scalar / HEADROOM)
     near = units / 4 <= spread / training.scalar_delta <= 4 * units
     return training.scalar_delta if near else unit_for(training, spread)
@@ -202,7 +204,7 @@ def distances_of(weight: float) -> list[float]:
 
 
 def suitable_epsilon(distances: Sequence[float], slopes: Sequence[F64], rounding: float) -> float:
-    """Return the distance to take, in two digits.
+    """Return the epsilon to take, in two digits.
 
     `slopes` (n,) are of the same rows along the same directions at descending distances. `rounding` is the
     error of the difference of a row's losses at two points in the format.
@@ -242,7 +244,7 @@ def suitable_rate(
     seeds: NDArray[np.uint64], slopes: F64, bends: F64, shape: tuple[int, int], rows: int
 ) -> float | None:
     """Return the rate of one update by slopes and bends (n,) of mini-batches of this many `rows`, along the
-    directions of these seeds. `shape`: layers and rank of the subspace. None if they do not tell a rate."""
+    directions of these seeds. `shape`: layers and rank of the subspace. None if no bend is evident."""
     count = len(slopes)
     if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
@@ -279,7 +281,7 @@ def _noiseless_square(seeds: NDArray[np.uint64], slopes: F64, shape: tuple[int, 
 
 
 def as_rate(rate: float) -> float:
-    """Return a rate in two digits, or the nearest one that a manifest can have."""
+    """Return a rate in two digits, within the bounds of a manifest."""
     return min(max(float(f"{rate:.1e}"), 1 / RATE_ONE), 0.5)
 
 
@@ -293,25 +295,27 @@ LEAST_SPREAD = 1e-6
 """Spread of a typical feature below which all rows are the same to the model."""
 
 HEAD_SCALE = 24
-"""Scale of a typical feature. A spread five times as large still has a scale of 5, a fifth of it one of
-120."""
+"""Scale of a feature with a typical spread. A feature with five times that spread gets a scale of 5, and one
+with a fifth of it a scale of 120."""
 
 BIAS_FEATURES = 3
-"""Size of a bias. The mean row contributes as much along a direction as a feature that is always this many
-spreads. Reviews gain 0.03 of accuracy by it."""
+"""Size of the bias, in spreads of a feature. The mean row contributes as much along a direction as a feature
+that always has this value. Reviews gain 0.03 of accuracy by it."""
 
 HEAD_RATE = 1e-4
-"""Rate of an update, where features have a spread of 1. A multiple that suits one node alone would be
-unstable where hundreds of others' updates are under way."""
+"""Rate of a head's update, for features with a spread of 1. A multiple of it that suits one node alone would
+be unstable where hundreds of others' updates are under way."""
 
 HEAD_DISTANCE = 5e-3
-"""Distance of the points, in the same units. Along it outputs change by an eighth of a nat."""
+"""Epsilon of a head's run, for features with a spread of 1. Over this distance outputs change by an eighth of
+a nat."""
 
 HEAD_DELTA = 2.0**-9
-"""Unit of scalars, in the same units. The largest, of some 15, fill 13 bits."""
+"""Unit of a head's scalars, for features with a spread of 1. The largest scalars, of some 15, fill 13
+bits."""
 
 CHOSEN = ("basis", "features", "learning_rate", "epsilon", "scalar_delta")
-"""Numbers that are chosen, unless they are given."""
+"""Names of the numbers that `of_head` chooses, unless they are given."""
 
 
 def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited:
@@ -339,8 +343,8 @@ def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited
 
 
 def _numbers(states: F64) -> dict[str, Any]:
-    """Return the numbers by name, from states (rows, features). Raises UserError LOSS_FLAT if they are all
-    alike."""
+    """Return the numbers of a head's run, keyed by name, from states (rows, features). Raises UserError
+    LOSS_FLAT if the states of all rows are alike."""
     means, spreads = states.mean(0), states.std(0)
     typical = float(np.median(spreads))
     if typical < LEAST_SPREAD:

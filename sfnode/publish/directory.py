@@ -32,7 +32,8 @@ MAX_REASON = 200
 """Maximum length of the reason why a run cannot be read, in characters."""
 
 AHEAD = timedelta(minutes=10)
-"""Time by which a timestamp may be ahead of this machine's clock. Clocks of servers differ by less."""
+"""Maximum time by which a file's timestamp may be ahead of this machine's clock. Clocks of servers differ by
+less."""
 
 
 class Told(NamedTuple):

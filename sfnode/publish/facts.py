@@ -56,7 +56,8 @@ class PageOrganiser(NamedTuple):
     """The organiser of the run: whose decisions count."""
 
     who: PageMember | None
-    """The stand-in whose key signs decisions, or else only that key; None if the log does not show it."""
+    """The stand-in whose key signs decisions; if no stand-in has that key, a row with the key alone. None if
+    the log does not show the key."""
     named_by: str
     """Source of its authority, in words: the manifest, deputies or stand-ins."""
     since: int
@@ -87,7 +88,7 @@ class Facts(NamedTuple):
 
 
 Digests = dict[int, PublishedSeal]
-"""Digests of seals that were already computed: the digests of a seal never change."""
+"""Digests of seals that were already computed, keyed by epoch. The digests of a seal never change."""
 
 
 def gather(
@@ -242,7 +243,8 @@ def teams(members: Iterable[PageMember]) -> list[PageTeam]:
 
 
 def model_in_words(manifest: Manifest) -> str:
-    """Return the base model without a machine's folders; for a fork, the parent run and its seal."""
+    """Return the base model in words, without a machine's folders. For a fork it is the parent run with its
+    seal."""
     trained = sum(one.out_features * one.in_features for one in manifest.model.parsed_targets())
     matrices = len(manifest.model.targets)
     name = str(manifest.model.parent or public_name(manifest.model.source))
@@ -250,14 +252,14 @@ def model_in_words(manifest: Manifest) -> str:
 
 
 def task_in_words(manifest: Manifest) -> str:
-    """Return the task with its answers."""
+    """Return the task in words, with its answers."""
     task = manifest.task
     answers = " / ".join(word.strip() for word in task.verbalizer.values())
     return _line(f"{kind_in_words(task.kind)}{f': {answers}' if answers else ''}")
 
 
 def data_in_words(manifest: Manifest) -> str:
-    """Return the sources of rows."""
+    """Return the sources of training and test rows in words."""
     data = manifest.data
     train = public_name(data.train) if data.train else "each member's own"
     return _line(train + (f", tested on {public_name(data.test)}" if data.test else ""))

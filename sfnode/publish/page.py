@@ -40,7 +40,7 @@ TICKS = 5
 
 
 class Box(NamedTuple):
-    """A drawing's class in the style, and its size, in units in which letters are 12 high."""
+    """A drawing's class in the style sheet, and its size. Letters are 12 of its units high."""
 
     name: str
     width: int
@@ -157,7 +157,7 @@ TEAMS = 50
 """Maximum number of teams that are listed."""
 
 SHORT = 40
-"""Length of an answer that still fits a table, in characters."""
+"""Maximum length of an answer that still fits a table, in characters."""
 
 
 class PageSample(NamedTuple):
@@ -170,7 +170,7 @@ class PageSample(NamedTuple):
     after: str
     epoch: int | None
     before_score: float
-    """1 if that answer is right, else 0; in a reward run its reward."""
+    """1 if the answer `before` is right, else 0; in a reward run its reward."""
     after_score: float
 
     @property
@@ -261,7 +261,7 @@ def run_page(
 
 
 def verdict_of(run: RunFile) -> Words:
-    """Return the headline, the same as on the dashboard."""
+    """Return the headline on the model's quality, the same as on the dashboard."""
     found = run.quality
     if found is None:
         return Words(UNJUDGED)

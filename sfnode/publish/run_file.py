@@ -31,7 +31,7 @@ VERSION = 1
 NAME = "run.json"
 
 MAX_TITLE, MAX_WORDS = 120, 400
-"""Maximum length of a line, and of a sentence, in characters."""
+"""Maximum length of a title, and of any other line of text, in characters."""
 
 MAX_CURVE = 200
 """Maximum number of points of the curve: more than a page has room for."""
@@ -40,11 +40,11 @@ MAX_PROGRESS = 200
 """Maximum number of earlier publications that are remembered, to compute rates. Old ones are thinned out."""
 
 MAX_TURNS = 64
-"""Maximum number of decisions that prove elections: two, and two more for each elected organiser that named
-new stand-ins."""
+"""Maximum number of decisions in the file that prove elections. It takes two, and two more for each elected
+organiser that named new stand-ins."""
 
 MAX_CONTACTS = 32
-"""Maximum number of addresses: as many as a link holds."""
+"""Maximum number of addresses. A link has room for no more."""
 
 MOST_COUNT = (1 << 63) - 1
 """The largest count that the protocol has room for."""
@@ -247,7 +247,8 @@ def progress(before: RunFile | None, now: datetime, updates: int) -> tuple[Progr
 
 
 DAY, LEAST_SPAN = 86_400, 300
-"""Seconds over which a rate is measured if there are old enough moments, and the minimum span for a rate."""
+"""Seconds over which a rate is measured if there are old enough moments, and minimum seconds between the
+moments of a rate."""
 
 
 def hourly(moments: Sequence[ProgressMoment]) -> float | None:

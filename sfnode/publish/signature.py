@@ -61,7 +61,8 @@ class Signer(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A signature that is valid for a key: the first key, or one that deputies or stand-ins chose."""
+    """A signature, with the proof of which key must have made it: the first key, or one that deputies or
+    stand-ins chose."""
 
     authority: Authority
     succession: Succession | None

@@ -25,7 +25,7 @@ from sfprotocol.decisions import Evaluated, Recount, Worth
 from sfprotocol.run_state import RunState
 
 YOUNG = 1 / 10
-"""Share of the update budget until which a run is young."""
+"""Share of the update budget up to which a run is young."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Asked:
     took: float = 0.0
     """Seconds from the plan to the last answer."""
     altered: bool = False
-    """Whether the seal has skipped other feeds than the evaluation."""
+    """Whether the sealed model differs from the evaluated one. The result is then not published."""
     rest: EpochPlan | None = None
     """Remaining measurements, which are asked for once nothing is under way."""
     skipped: frozenset[int] = frozenset()
@@ -109,8 +109,8 @@ class Evaluations:
         return self.is_under_way(epoch) and now - self._asked.at < self._policy.seal_wait
 
     def sealing(self, epoch: int, skipped: Iterable[int], *, less: bool) -> None:
-        """Note the feeds that the seal of an epoch skips; `less`: of the others it counts nothing, or counts
-        them with a factor that was not evaluated."""
+        """Note the feeds that the seal of an epoch skips. `less`: the other feeds count for nothing, or with
+        a factor that was not evaluated."""
         asked = self._asked
         if asked.epoch == epoch:
             asked.altered = asked.altered or less or asked.skipped != set(skipped)
@@ -146,14 +146,15 @@ class Evaluations:
         return self._policy.young_share if young else self._policy.share
 
     def _pause(self, share: float, now: float) -> None:
-        """Delay the next evaluation until this one has taken no more than its share of the time."""
+        """Delay the next evaluation, so that this one takes no more than its share of the organiser's
+        time."""
         asked = self._asked
         asked.took, took = now - asked.at, now - asked.at - asked.took
         pause = took / share if share else float("inf")
         self._from = max(self._from, asked.at - pause) + pause  # one may be made up for
 
     def result(self, run_state: RunState) -> Evaluated | None:
-        """Return the next result to sign: of the base model, or of a sealed epoch."""
+        """Return the next result to sign, of the base model or of a sealed epoch; None if there is none."""
         asked = self._asked
         if self._bases:
             return self._bases.pop(0)

@@ -62,15 +62,15 @@ from sfprotocol.run_state import RunState
 from sfprotocol.weighing import WORTH_ONE
 
 SCORE_ONE = 1000
-"""Units of a score in one standard deviation."""
+"""Number of units of a published score in one standard deviation."""
 
 HOSTILE = 0.3
-"""Maximum share of members that may be hostile. Below a half the median member is an honest one."""
+"""Assumed maximum share of hostile members. As it is below a half, the median member is an honest one."""
 
 TRUSTED_FROM = 0.0
-"""Evidence from which work counts at once. A member without measurements has as much. Where log 3/7 was asked
-for, at which one of as many members as may be hostile is as likely useful as not, twice as much useless work
-counted (docs/research-log.md)."""
+"""Minimum evidence, a log-likelihood ratio, at which work counts at once. A member without measurements has
+just as much. With a minimum of log 3/7 twice as much useless work counted (docs/research-log.md). At log 3/7
+a member is as likely useful as not, if a share of HOSTILE is hostile."""
 
 DOUBTED = -2.0
 """Score below which a member's work in an epoch of a linear head is skipped, until it is measured again.
@@ -82,9 +82,9 @@ added up and nobody revoked. A score is the worth's over the rows (SPEC O16).
 """
 
 SCORED_ROUNDS = 16
-"""Rounds in a first-order run over which a score is taken: about as many as a run has. One round's updates
-say little. Their sum shows by its direction what noise hides in each. With 8 rounds three members who flip
-signs cost seven nodes 5 % of their gain, with 16 rounds 3 % (benchmarks/first_order.py)."""
+"""Number of rounds over which a score is taken in a first-order run, about as many as a run has. One round's
+updates say little. Their sum shows by its direction what noise hides in each. With 8 rounds three members who
+flip signs cost seven nodes 5 % of their gain, with 16 rounds 3 % (benchmarks/first_order.py)."""
 
 LEAST_SCORE = 0.7
 """Minimum score assumed for the usual member in a first-order run. Hostile members may pull the median down,
@@ -92,64 +92,65 @@ or little may be left to learn; members who drift the other way are told from th
 flip signs cost 9 % of the gain; with 1.5 a fifth more honest work was skipped."""
 
 LIKELY = math.log(HOSTILE / (1 - HOSTILE))
-"""Evidence from which work continues to count in a first-order run, where evidence is measured anew and not
-added up. It is the log odds of HOSTILE."""
+"""Minimum evidence at which work continues to count in a first-order run, where evidence is measured anew and
+not added up. It is the log odds of HOSTILE."""
 
 RECOUNTED_FROM = 1.0
-"""Evidence from which skipped work counts, if it was made at no larger rate than the present one. Work of
-members of all kinds has spoilt runs otherwise (docs/research-log.md). A third of useless members comes back
-to TRUSTED_FROM at some time."""
+"""Minimum evidence at which skipped work counts after all, if it was made at no larger rate than the present
+one. Otherwise work of members of all kinds has spoilt runs (docs/research-log.md). The minimum is above
+TRUSTED_FROM, as a third of useless members comes back to that at some time."""
 
 GAIN_BY_COST = 3.0
-"""Gain of a useful update as a multiple of a useless one's cost. Line searches take near half of the best
-step, which has three quarters of its slope and a quarter of it as cost."""
+"""Gain of a useful update, as a multiple of the cost of a useless one. Line searches take about half of the
+best step. There the gain is three quarters of slope times step, and the cost one quarter."""
 
 RECOUNTED_AT_LAST = math.log(HOSTILE / (1 - HOSTILE) / GAIN_BY_COST)
-"""Evidence from which skipped work counts just before a run ends. With HOSTILE members such work gains as
-much as it costs, if the others are useless."""
+"""Minimum evidence at which skipped work counts just before a run ends. At this evidence such work gains as
+much as it costs, if a share of HOSTILE is useless."""
 
 WORTHWHILE = 1 / (1 + GAIN_BY_COST)
-"""Share of the usual drift from which an update gains more than it costs."""
+"""Minimum drift, as a share of the usual drift, at which an update gains more than it costs."""
 
 SOON = 1 / 8
-"""Minimum evidence that one epoch brings for a useful member, on average, at which work waits as soon as it
-is below TRUSTED_FROM. With less the bound approaches RECOUNTED_AT_LAST, from which work gains as much as it
-costs. Where scores say hardly anything, waiting would never end."""
+"""Minimum evidence, as one epoch brings it for a useful member on average, with which work must wait below
+TRUSTED_FROM. If epochs bring less, the bound is lower, down to RECOUNTED_AT_LAST, from which on work gains as
+much as it costs. Otherwise waiting would never end where scores say hardly anything."""
 
 MOST_EVIDENCE = 2.0
 """Maximum evidence kept for a member. A useless member reaches it in one of e^2 = 7 cases. From there one of
 55 honest members with the usual drift falls below TRUSTED_FROM."""
 
 LEAST_BY_EPOCH = -2 * MOST_EVIDENCE
-"""Maximum evidence that one epoch of a feed takes away from new work. It adds MOST_EVIDENCE at most; flipped
-work takes twice as much as good work adds. Updates of an epoch were measured at the same weights, in the
-middle of the same step. Where others have spoilt these, hundreds are wrong at once, which is one event. Added
-up, one such epoch took 30. Its author waited until the end, as later epochs bring less."""
+"""Minimum (largest negative) evidence that one epoch of a feed brings for new work; the maximum is
+MOST_EVIDENCE. So flipped work loses up to twice what good work gains. Updates of an epoch were measured at
+the same weights, in the middle of the same step. Where others have spoilt these, hundreds are wrong at once,
+which is one event. Without this minimum one such epoch took 30. Its author waited until the end, as later
+epochs bring less."""
 
 SHARE = 2 / 3
-"""Share of the usual drift that the test asks for. On average evidence favours members with half of that, a
-third of the usual drift. Asked for all of it, every second honest member would be skipped at some time. Asked
-for half of it, half as much again of useless work would count."""
+"""Share of the usual drift that the test asks for. On average evidence then favours every member with more
+than a third of the usual drift. If the test asked for the full drift, every second honest member would be
+skipped at some time. If it asked for half, half as much again of useless work would count."""
 
 FALSE_REVOCATIONS = 1e-4
 """Share of harmless members who are revoked by accident in a whole run."""
 
 LEAST_MEMBERS = 3
 """Minimum number of measured members from whom anything is concluded about vouched members, unless their work
-is skipped already. Of two nobody can say which one is usual. Vouched members still tell about strangers
+is skipped already. Of two nobody can say which one is usual. Strangers are still judged by vouched members
 (`references`)."""
 
 MEMORY = 0.95
-"""Weight of earlier measurements, for each measured epoch of a member, in its drift and in its share of
-outliers. The drift of all members falls as a run continues. With 0.98, where it had fallen from 0.7 to 0.1,
-three times as many epochs of honest newcomers were skipped (docs/research-log.md)."""
+"""Factor by which each measured epoch of a member reduces the weight of its earlier measurements, in its
+drift and in its share of outliers. The drift of all members falls as a run continues. With 0.98, where it had
+fallen from 0.7 to 0.1, three times as many epochs of honest newcomers were skipped (docs/research-log.md)."""
 
 LONG_MEMORY = 0.98
-"""The same where members are compared in the same epochs, in which nothing falls. With 0.95 a seventh less of
+"""MEMORY for comparisons of members in the same epochs, in which nothing falls. With 0.95 a seventh less of
 flipped work was skipped."""
 
 OUTLIER = 16.0
-"""Least weight of an outlier's updates, in those of the median member.
+"""Weight of a feed's updates above which the feed is an outlier, as a multiple of the median member's.
 
 Without a measured limit a scalar may be hundreds of times the usual size. With one, 8 times their root mean
 square before the run and two to five times less later, hardly any outlier occurs, and evidence must do.
@@ -158,21 +159,23 @@ have heavy tails. With 8 two in a hundred of their updates were an outlier's, an
 """
 
 EXTREME = 128.0
-"""Weight from which an outlier is no measurement, whatever the rows. It takes as much evidence again to make
-good. Of 52 honest outliers among 60,000 updates without a limit the largest weighed 125 times as much."""
+"""Weight, as a multiple of the median member's, above which rows of any kind cannot explain an outlier. It
+sets its member's evidence so far back that good work must make up for it. Of 52 honest outliers among 60,000
+updates without a limit the largest weighed 125 times as much as the median."""
 
 OFTEN, NEWCOMER = 1 / 3, 3.0
-"""Share of a member's epochs from which oversized scalars are no accident, and the good epochs that a
-newcomer is credited with. A member that blows scalars up by 30 is an outlier in six epochs of ten. Of 16
-honest members without a limit, once the others had nothing left to learn, one was an outlier in one epoch of
-seven, and nobody else in one of twenty."""
+"""Maximum share of a member's epochs in which oversized scalars may be accidents, and number of good epochs
+that a newcomer is credited with. A member that blows scalars up by 30 is an outlier in six epochs of ten. Of
+16 honest members without a limit, once the others had nothing left to learn, one was an outlier in one epoch
+of seven, and nobody else in one of twenty."""
 
 FAR = 2.0
-"""Maximum difference of a member from the usual one, in usual drifts and standard errors. Otherwise the
-chance differences of others would pass for real where a few lie further off."""
+"""Maximum difference of a member's drift from the usual one, as a multiple of the usual drift plus a standard
+error. Larger differences are cut to it. Otherwise the chance differences of others would pass for real where
+a few lie further off."""
 
 MEDIAN_ERROR = 1.25
-"""Standard error of a median of normal numbers, in that of their mean: the root of pi / 2."""
+"""Standard error of a median of normal numbers, as a multiple of their mean's: the root of pi / 2."""
 
 SQUARE, SQUARE_ERROR = 0.455, 1.06
 """Median of the square of a standard normal number, and its standard error for one number: half of the
@@ -183,9 +186,9 @@ PARTS_PER_WORTH = 7_000
 
 
 DISPERSED = 5.0
-"""Variance of an honest score in a first-order run, in that of a random vector. Cosines of mini-batches of 8
-with the validation gradient vary by 0.12, while chance makes 0.055 in 336 cells. Gradients and their noise
-lie along the same few directions."""
+"""Variance of an honest score in a first-order run, as a multiple of a random vector's. Cosines of
+mini-batches of 8 with the validation gradient vary by 0.12, while chance makes 0.055 in 336 cells. Gradients
+and their noise lie along the same few directions."""
 
 UNLIKE = 0.1
 """Variance of the cosine of a mini-batch's gradient and the validation gradient, from one mini-batch to the
@@ -193,7 +196,8 @@ next: 0.31^2 for 32 answers of the untrained SmolLM2 (docs/research-log.md). It 
 
 
 def alike(training: Training) -> float:
-    """Return the number of updates that say as much about their author as one that is measured alone.
+    """Return the number of updates that together say as much about their author as one update that is
+    measured alone.
 
     A group's updates share one mini-batch. Its peculiarities show wherever two of them change the same cell
     of a core, which happens with probability 1 / rank^2 in each layer.
@@ -214,8 +218,9 @@ def parts_of(shares: Mapping[Feed, StepShare], run_state: RunState) -> tuple[Par
 
 
 def worths_of(epoch: int, rows: int, parts: Sequence[Part]) -> list[Worth]:
-    """Return the decisions that publish these parts. Each has feeds from all over, as the usual score follows
-    from one decision: members who have come together would otherwise be among themselves."""
+    """Return the decisions that publish these parts. Feeds are dealt out evenly among the decisions, because
+    the usual score follows from one decision alone. Members who have come together would otherwise be
+    compared with each other only."""
     count = math.ceil(len(parts) / PARTS_PER_WORTH)
     return [Worth(epoch, rows, tuple(parts[first::count])) for first in range(count)]
 
@@ -250,8 +255,8 @@ class Evidence:
     worth: int = 0
     """Sum of their worths at factor 1, in units of 10^-9 nats."""
     useful: float = 0.0
-    """Log-likelihood ratio for a useful member, at most MOST_EVIDENCE. One epoch changes it by a bounded
-    amount."""
+    """Evidence that the member is useful, as a log-likelihood ratio; at most MOST_EVIDENCE. One epoch changes
+    it by a bounded amount."""
     balance: float = 0.0
     """The same ratio without that bound. It decides whether skipped work counts."""
     harm_since: int | None = None
@@ -259,9 +264,9 @@ class Evidence:
     harmful: bool = False
     """Whether the member's work evidently does harm. Stays once it is set."""
     bound: float = TRUSTED_FROM
-    """Evidence from which the member's work counts."""
+    """Minimum evidence at which the member's work counts."""
     agreement: float = 1.0
-    """Likely drift of the member, in usual drifts."""
+    """Likely drift of the member, as a multiple of the usual drift."""
     _drift: float = 0.0
     """Discounted sum of sqrt(n) z over epochs."""
     weight: float = 0.0
@@ -273,7 +278,7 @@ class Evidence:
     compared: float = 0.0
     """Discounted sum of n over epochs with a known mu."""
     _rounds: list[tuple[int, float]] = field(default_factory=list)
-    """Last measured epochs of a first-order run, with the number of updates in each."""
+    """Last measured epochs of a first-order run, as pairs (epoch, number of updates)."""
     _epochs: int = 0
     _latest: float = NEWCOMER
     """Discounted number of measured epochs."""
@@ -305,7 +310,7 @@ class Evidence:
 
     @property
     def recounted_at_last(self) -> bool:
-        """Whether it does so just before a run ends."""
+        """Whether the member's skipped work counts just before a run ends."""
         return self.balance >= RECOUNTED_AT_LAST and self._sound
 
     @property
@@ -344,9 +349,9 @@ class Evidence:
             self.balance = min(self.balance, self.useful)
 
     def ask(self, expected: float) -> None:
-        """Set the evidence that the work needs to count, by what an epoch was expected to bring. That is
-        expected of all feeds together, as one more feed with a single update would lower the bound
-        otherwise."""
+        """Set `bound`, the evidence that the member's work needs to count. `expected`: evidence that the
+        epoch was expected to bring, by all feeds of the member together. Otherwise one more feed with a
+        single update would lower the bound."""
         share = min(1.0, expected / SOON)
         self.bound = TRUSTED_FROM + (1 - share) * (RECOUNTED_AT_LAST - TRUSTED_FROM)
 
@@ -422,15 +427,15 @@ class MembersEvidence:
     def forget(self) -> None:
         """Forget all decisions, which will be read anew."""
         self.members: dict[int, Evidence] = {}
-        """Evidence by the number of the member."""
+        """Evidence about members, keyed by member number."""
         self.harmful: set[int] = set()
         """Members whose work evidently does harm."""
         self.outliers: set[Recount] = set()
-        """Feeds and epochs that are skipped for good."""
+        """Work (feed and epoch) that is skipped for good."""
         self.vouched: set[int] = set()
         """Members that the organiser or an invitation vouches for."""
         self._numbers: dict[bytes, int] = {}
-        """Numbers of members by origin."""
+        """Numbers of members, keyed by origin."""
 
     def take(self, decision: Decision) -> None:
         """Take in a decision: an epoch's measurements, or an admission."""
@@ -486,11 +491,12 @@ class MembersEvidence:
     def _drifts(
         self, members: Mapping[int, Sequence[FeedScore]], telling: set[int], told_of: set[int]
     ) -> dict[int, float]:
-        """Take in the drifts of an epoch; return the drift that is asked of each member who can be judged.
+        """Take in the drifts of an epoch. Return the drift that is asked of each member who can be judged,
+        keyed by member number.
 
-        Where too few members tell, nothing is concluded about members whose work counts. Members whose work
-        is skipped are judged by the usual drift of all such members, themselves included. They would wait for
-        good otherwise.
+        If too few members are there to show the usual drift, nothing is concluded about members whose work
+        counts. Members whose work is skipped would then wait for good, so they are judged by the usual drift
+        of all such members, themselves included.
         """
         known = {member: members[member] for member in telling}
         alone = {member: made for member, made in members.items() if member not in told_of}
@@ -575,8 +581,9 @@ class MembersEvidence:
 
 
 def references(members: Collection[int], vouched: Callable[[int], bool]) -> tuple[set[int], set[int]]:
-    """Return the members of an epoch who tell what is usual, and those who are judged by it. Usually both are
-    all members. If they are too few, vouched members tell about strangers. Both may be empty."""
+    """Return the members of an epoch whose figures show what is usual, and the members who are judged by it.
+    Usually both sets are all members. If there are fewer than LEAST_MEMBERS, strangers are judged by the
+    vouched members; without any vouched member both sets are empty."""
     if len(members) >= LEAST_MEMBERS:
         return set(members), set(members)
     telling = set(filter(vouched, members))
@@ -601,8 +608,8 @@ def weighted_median(figures: Iterable[Weighted]) -> float:
     """Return the median of members by their updates, where no member counts more than half as much as all
     others.
 
-    By heads, a hundred strangers with an update each would say what is usual. By updates alone, the member
-    with most of them would.
+    Counted by heads, a hundred strangers with an update each would decide the median. Counted by updates
+    alone, the member with most of them would.
     """
     known = sorted(figures)
     total = sum(one.weight for one in known)

@@ -109,8 +109,8 @@ def evaluations(decisions: Iterable[Decision]) -> list[EpochEvaluation]:
 def verdict(
     bases: Mapping[tuple[str, bool], EpochEvaluation], seals: Sequence[EpochEvaluation]
 ) -> HealthVerdict:
-    """Return the health of a run with these results: of the base model, by measure, and of seals that were
-    not taken back, by one measure.
+    """Return the health of a run with these results: of the base model, keyed by measure, and of seals that
+    were not taken back, all by one measure.
 
     Worse means that the two 95 % intervals do not touch. Both are of the same rows, so this is cautious.
     """

@@ -25,53 +25,55 @@ SHARE = 0.5
 """Share of the best c that becomes the factor where the best c is less than 1."""
 
 CAUTION = 1 / 4
-"""The same share where the epoch could have gone further. Runs of the built-in model at constant rates of
-7.5e-4 and 1e-3 were destroyed at losses of 0.16 and 0.18. Until shortly before, twice each epoch's step would
-have been better (docs/research-log.md)."""
+"""Share of the best c that becomes the factor where the epoch could have gone further. Runs of the built-in
+model at constant rates of 7.5e-4 and 1e-3 were destroyed at losses of 0.16 and 0.18. Until shortly before,
+twice each epoch's step would have been better (docs/research-log.md)."""
 
 FIRST_ROWS = 16
 """Rows with which a search begins. They suffice where the rate is wrong by 10 or more, and cost as much as 14
 updates with mini-batches of 4. With fewer the standard error is itself a guess."""
 
 SURE_ROWS = 128
-"""Rows to which a search continues that takes an epoch for harm or noise, however few it was given. Work that
-has cost ten times as much is at stake. With 16 rows three of 35 runs lost an epoch that did help, and up to
-18 % of their work (docs/research-log.md)."""
+"""Number of rows to which a search continues if it takes an epoch for harm or noise and is not sure, however
+few rows it was given. Work that has cost ten times as much is at stake. With 16 rows three of 35 runs lost an
+epoch that did help, and up to 18 % of their work (docs/research-log.md)."""
 
 LEAST_ROWS = 8
-"""Minimum number of rows from which anything is concluded."""
+"""Minimum number of rows for any conclusion."""
 
 EVIDENCE = 2.0
-"""Standard errors by which the best c must beat c = 1 before anything changes. Otherwise a search hunts once
-the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
+"""Number of standard errors by which the best c must beat c = 1 before anything changes. With less evidence a
+search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
 
 SURE = 3.0
-"""Standard errors by which an epoch must do harm before nothing of it counts. With SURE_ROWS rows or more
-EVIDENCE suffices. Without evidence of harm the rate is lowered, and the work counts: it is everybody's."""
+"""Number of standard errors by which an epoch must do harm before nothing of it counts. With SURE_ROWS rows
+or more EVIDENCE suffices. Without evidence of harm the rate is lowered, but the work counts: it is
+everybody's."""
 
 SUSPICION = 1.0
-"""Standard errors by which a best c above 0 and up to 1 must beat c = 2; the rate is then at its limit. Where
-the rate is so small that noise decides, losses are straight lines, and the best c is the first or the
-last."""
+"""Number of standard errors by which a best c above 0 and up to 1 must beat c = 2 to show that the rate is at
+its limit. Where the rate is so small that noise decides, losses are straight lines, so the best c is the
+first or the last."""
 
 LARGE_MOVE = 0.1
-"""Root mean square in nats by which losses of rows move in an epoch that is mostly noise, at a rate that is
-too large, unless their mean evidently falls. Half of the epoch is taken, and half the rate.
+"""Root mean square change of the rows' losses, in nats, above which an epoch is taken for noise at too large
+a rate, unless the mean loss evidently falls. Half of the epoch then counts, and the rate is halved.
 
 At good rates epochs of the built-in run move losses by 0.02 to 0.06. Where nothing more is learnt they move
 them by 0.2 and more. With bases of gradients good epochs move them as far, and their rate is known
 (docs/research-log.md). A real model is moved as far while it learns. Of one such epoch 128 rows showed
 nothing evident, while 32 others said +0.019 nats. A destroyed model is evident, as losses are convex in the
-outputs. If an epoch does help, and does best on the way, half of that is taken without further evidence: the
-whole of it carries noise into the weights of which no later epoch rids them.
+outputs. If an epoch does help, and does best on the way, half of that is taken without further evidence: all
+of it would carry noise into the weights that no later epoch removes.
 """
 
 DOUBTFUL_MOVE = 0.05
-"""The same limit where, besides, the least loss was found before the epoch's end."""
+"""LARGE_MOVE for an epoch whose least loss was found before its end."""
 
 YOUNG_STEP, LATER_STEP = 4.0, 2.0
-"""Maximum divisor of a rate, while the run is young and later; a rate is never more than doubled. From a
-first rate that is 100 times too large it takes four searches. Later nothing changes so fast but by chance."""
+"""Maximum divisor of a rate after one search, while the run is young and later. A rate is never more than
+doubled. From a first rate that is 100 times too large it takes four searches. Later nothing changes so fast
+but by chance."""
 
 LATE_SCALE = 1 / 16
 """Factor on AMOUNTS for searches along recounted work. The rates at which it was made may be many times the

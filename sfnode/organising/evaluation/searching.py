@@ -44,44 +44,47 @@ from sfprotocol.decisions import FACTOR_ONE, RateFrom
 from sfprotocol.run_state import MAX_EPOCHS, RunState
 
 FIRST_UPDATES = 128
-"""Updates of the first epochs, if they can pay for a search. From a rate that is wrong by 100 four of them
-are lost."""
+"""Target number of updates of the first epochs, if they can pay for a search. From a rate that is wrong by a
+factor of 100, four such epochs are lost."""
 
 GROWTH = 3 / 2
 """Factor by which epochs grow after a search that changes nothing."""
 
 STEADY = 3
-"""Consecutive searches without a change, along epochs that evidently help, after which the rate has settled.
-The first lessons are often easy, and the rate that suits them is ten times too large for the rest."""
+"""Number of consecutive searches without a change, along epochs that evidently help, after which the rate has
+settled. The first lessons are often easy, and the rate that suits them is ten times too large for the
+rest."""
 
 HARMFUL = 1 / 4
-"""Maximum factor of an epoch after which the open one is cut short even once the rate has settled. The open
+"""Maximum factor of an epoch at which the open epoch is cut short, even if the rate has settled. The open
 epoch continues from where the harmful rate has led."""
 
 UNSEEN = 1 / 4
-"""Factor of an epoch that was cut short after one that counted nothing, where it could not be searched. It
-was made at the same rate, but nobody knows that its own work does harm."""
+"""Factor of an epoch that was cut short and could not be searched, after an epoch whose factor was 0. Both
+were made at the same rate, but nobody knows that this epoch's own work does harm."""
 
 AFTER_CUT = 1 / 4
-"""Share of an epoch after which the one that follows a cut is cut short, too, where a factor is below 1. It
+"""Share of the target length at which the epoch that follows a cut is closed, if the factor was below 1. It
 has the work that was under way meanwhile, at a rate that was too large and by a model that is gone. Without
 this, runs that began a hundred times too fast learnt in one of three cases, and with it in all."""
 
 EVALUATE_EVERY, OVERDUE = 4, 2
-"""Epochs between two evaluations with all rows, for people and alarms; searches do the rest. After OVERDUE
-times as many epochs everything else waits for an evaluation."""
+"""Epochs between two evaluations with all rows, for people and alarms; in between searches suffice. After
+OVERDUE times as many epochs everything else waits for an evaluation."""
 
 FIRST_EVALUATION, BASE_EVALUATION = 3, 2
-"""Cost of the first evaluation, in later ones: it includes the base model, and the base model less its prior,
-which a first-order run has in its manifest."""
+"""Cost of the first evaluation, as a multiple of a later one's, and the same cost in a first-order run. The
+first evaluation also covers the base model, as it is and less its prior. A first-order run has the prior in
+its manifest."""
 
 ORIGIN_ROWS, ORIGIN_FORWARDS = 32, 4
-"""Minimum number of rows on which the contribution of each feed is measured, and forwards for each row. A
-backward pass takes two. One more forward shows whether the middle of the step is better than its start."""
+"""Minimum number of rows on which the contribution of each feed is measured, and cost of each row in
+forwards. A backward pass takes two. One more forward shows whether the middle of the step is better than its
+start."""
 
 LEAST_ORIGIN_ROWS = 8
-"""The same minimum in a first-order run, where an update's figures are all that a gradient says. A round of
-15 updates, of a run of 234, has no more with a tenth of the forwards. Halving the rows costs less than
+"""ORIGIN_ROWS of a first-order run, where an update's figures are all that a gradient says. With a tenth of
+the forwards a round of 15 updates, of a run of 234, can pay for no more. Halving the rows costs less than
 measuring every other round."""
 
 EARLY = 1 / 2
@@ -98,7 +101,8 @@ large swarm a twentieth of everybody's work is more than one node can do."""
 
 
 TELLING = 8
-"""Divisor of a usual epoch's updates. A search along an epoch with fewer updates says nothing of the rate."""
+"""Divisor of a usual epoch's updates. A search along an epoch with fewer updates than the quotient says
+nothing of the rate."""
 
 
 class EpochPlan(NamedTuple):
@@ -116,7 +120,8 @@ class Search:
     """Searches of one organiser, from one start to the next."""
 
     def __init__(self, policy: OrganiserPolicy, run_state: RunState) -> None:
-        """`policy.search_rows` is not 0. `run_state` tells how far an earlier organiser had come."""
+        """`policy.search_rows` must not be 0. From `run_state` it continues where an earlier organiser
+        stopped."""
         self._policy = policy
         rows = policy.search_rows
         origins = policy.origins * min(ORIGIN_ROWS, rows) * ORIGIN_FORWARDS
@@ -143,7 +148,8 @@ class Search:
         else:
             self._resume(run_state)
         self._credit = self._beforehand = 0.0
-        """Example-forwards that may be spent, and the part of them that later updates must earn."""
+        """Example-forwards that may be spent now, and how many of them are an advance, which later updates
+        must earn."""
         if self._scheduled and not run_state.open_epoch:
             whole = run_state.budget * policy.update_forwards * _per_forward(policy.share)
             self._credit = self._beforehand = EARLY * whole
@@ -153,9 +159,11 @@ class Search:
         self._scored: int | None = None
         """Epoch that was evaluated last."""
         self._found: tuple[int, int, SearchResult] | None = None
-        """Epoch whose seal must tell the result, epoch that was searched, and the result."""
+        """Epoch whose seal must apply the result, epoch that was searched, and the result; None if there is
+        none."""
         self._cut: tuple[int, int, float] | None = None
-        """First and last epoch that are cut short, and the factor of the one before."""
+        """First and last epoch that are cut short, and the factor of the epoch before them; None if none
+        are."""
         self._lead = 0.0
         """Example-forwards by which measurements of contributions have cost more than everything else, since
         the rate has settled."""
@@ -174,7 +182,7 @@ class Search:
         return BUSY if self.settled else 1.0
 
     def target(self, run_state: RunState) -> int:
-        """Return the number of updates that the open epoch should have."""
+        """Return the number of updates at which the open epoch should be closed."""
         target = min(self._target, self._most)
         return math.ceil(target * AFTER_CUT) if self.is_cut(run_state.open_epoch) else target
 
@@ -184,25 +192,25 @@ class Search:
         return self._cut is not None and self._cut[0] == run_state.open_epoch
 
     def is_for_waiting(self, epoch: int, run_state: RunState) -> bool:
-        """Return whether an epoch was closed without naming anything, neither cut short nor for new bases.
-        Its seal then recounts skipped work, with a factor of its own from which no rate follows."""
+        """Return whether an epoch's close lists nothing, without a cut or new bases as the reason. Its seal
+        then recounts skipped work, with a factor of its own from which no rate follows."""
         if not 0 <= epoch < run_state.open_epoch or run_state.closed_updates(epoch) or run_state.moved(epoch):
             return False
         return not self.is_cut(epoch) and not run_state.has_new_bases(epoch + 1)
 
     def _says_nothing(self, epoch: int, run_state: RunState) -> bool:
-        """Return whether no rate follows from an epoch: it recounts skipped work, or names so little that its
-        factor is about single updates. Their authors could throw away the work of others."""
+        """Return whether no rate follows from an epoch: it recounts skipped work, or has so few updates that
+        its factor depends on single ones. Their authors could throw away the work of others."""
         usual = run_state.usual_updates(self._policy.longest)
         few = epoch < run_state.open_epoch and TELLING * run_state.closed_updates(epoch) < usual
         return few or self.is_for_waiting(epoch, run_state)
 
     def is_cut(self, epoch: int) -> bool:
-        """Return whether an epoch is cut short. Nothing is measured of it, but see `is_doubted`."""
+        """Return whether an epoch is cut short. Nothing is measured of it, unless it `is_doubted`."""
         return self._cut is not None and self._cut[0] <= epoch <= self._cut[1]
 
     def is_doubted(self, epoch: int) -> bool:
-        """Return whether an epoch is cut short after one that counted nothing. It is searched whatever that
+        """Return whether an epoch is cut short after an epoch with factor 0. It is searched whatever that
         costs, because it counts unless its own work does harm."""
         return self.is_cut(epoch) and self._cut is not None and not self._cut[2]
 

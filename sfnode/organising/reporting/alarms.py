@@ -28,17 +28,18 @@ GUARDED = (
 )
 
 NO_GAIN = 1 / 4
-"""Share of the budget by which a model should be better than the base model. A run without a measurable
+"""Share of the budget after which a model should be better than the base model. A run without a measurable
 effect until then is hardly worth the rest."""
 
 
 RESTARTED_TIME = 5.0
-"""Seconds after its start from which an organiser that may wait for ever says so. Links take a moment."""
+"""Seconds after its start at which an organiser that may wait for ever begins to say so. Links take a
+moment."""
 
 
 Silence = tuple[float, float | None]
-"""Seconds for which updates have waited without a decision, and since the last seal; None if none has come
-since this node's start."""
+"""Seconds for which updates have waited without a decision, and seconds since the last seal; the second is
+None if no seal has come since this node's start."""
 
 
 class Restarted(NamedTuple):

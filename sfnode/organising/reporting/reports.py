@@ -55,21 +55,22 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
-"""Maximum number of evaluations and announcements in a report, the last ones. A chart, and a screen, have
-room for as many."""
+"""Maximum number of evaluations and of announcements in a report, the last ones. A chart and a screen have
+room for so many."""
 
 DOUBTED = 100
-"""Maximum number of doubted members in a report. Nobody looks through more."""
+"""Maximum number of members in a report whose work does not count for lack of evidence. Nobody looks through
+more."""
 
 LOOK_INTERVAL = 5.0
 """Seconds between two looks at the updates that wait for the organiser. A look takes 1.5 us for each feed."""
 
 SILENT_TIME = 900.0
-"""Seconds for which updates may wait without a decision. An organiser closes after ten minutes, however few
-there are (`OrganiserPolicy.longest_epoch`)."""
+"""Maximum seconds for which updates may wait without a decision before there is an alarm. An organiser closes
+after ten minutes, however few there are (`OrganiserPolicy.longest_epoch`)."""
 
 UNANSWERED_TIME = 2 * SEND_AGAIN
-"""Seconds after which an unanswered join request probably waits for a person."""
+"""Seconds after which an unanswered join request probably waits for the run's owner."""
 
 CUT_OFF = (
     "the organiser is here, and more than half of those who stand in do not answer: it decides nothing until "
@@ -77,7 +78,7 @@ CUT_OFF = (
 )
 
 KEY_DIGITS = 8
-"""Hex digits of a key by which the owner admits a newcomer."""
+"""Number of hex digits of its key by which the owner admits a newcomer."""
 
 
 class Signing(Protocol):
@@ -106,7 +107,7 @@ class Signing(Protocol):
         ...
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of members who offer to stand in, by member number."""
+        """Return the keys with which members offer to stand in, keyed by member number."""
         ...
 
 
@@ -120,9 +121,11 @@ class Reports:
         self._term = self._feed.term
         """State of the control feed at the last `news`."""
         self._sealed, self._sealed_at = self.run_state.sealed, float("-inf")
-        """Number of seals at the last `news`, and the time at which the last one has come since the start."""
+        """Number of seals at the last `news`, and the time at which the last seal came; minus infinity if
+        none came since the start."""
         self._waiting_since, self._look_at = float("inf"), now
-        """Time since which updates wait without a decision, and the time of the next look at that."""
+        """Time since which updates wait without a decision (infinite if none do), and the time of the next
+        look at this."""
         self._results = Results(manifest.training)
         self._verdict = self._results.verdict()
 
@@ -308,7 +311,8 @@ class Reports:
         return Members(total=len(found), offset=offset, members=[self._member(n, invitations) for n in page])
 
     def join_requests(self, organising: Signing | None) -> JoinRequestList:
-        """Return the newcomers that wait for the owner; none where the organiser is not."""
+        """Return the newcomers that wait for the owner, and the offers to stand in; empty where the organiser
+        is not on this node."""
         run_id = self._manifest.run_id
         waiting = organising.join_requests() if organising else []
         return JoinRequestList(
@@ -347,8 +351,9 @@ class Reports:
     def proposal(self, key: str, kept: int | None) -> SuccessionFile:
         """Return the unsigned succession by which `key` (hex) would sign after the first `kept` decisions.
 
-        Raises ValueError if there are fewer decisions; without `kept`, if some are known to be missing here,
-        or none are here at all, as on a node that has just joined.
+        Without `kept` all decisions here are kept. Raises ValueError if there are fewer than `kept`. Without
+        `kept` it also does if some are known to be missing here, or if there are none, as on a node that has
+        just joined.
         """
         feed = self._feed
         if kept is None and feed.misses_decisions:
@@ -372,7 +377,8 @@ class Reports:
         )
 
     def _member(self, number: int, invitations: dict[int, int]) -> MemberStatus:
-        """Return a row; `invitations` has the numbers of invitations by the identity of the object."""
+        """Return a member's row. `invitations` has the numbers of invitations, keyed by the identity (`id`)
+        of their objects."""
         member = self.run_state.members[number]
         return MemberStatus(
             number=number,
@@ -518,7 +524,8 @@ class Reports:
 
 
 def _restarted(organising: Signing | None) -> str | None:
-    """Return the reason why this node's organiser does not sign yet, and how to end that."""
+    """Return the reason why this node's organiser does not sign yet, and how to end that; None if it signs or
+    is not here."""
     restarted = organising.restarted if organising else None
     if organising and organising.cut_off:
         return CUT_OFF

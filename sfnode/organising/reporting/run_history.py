@@ -60,11 +60,11 @@ DIGITS = 16
 
 
 Called = Mapping[bytes, Names]
-"""Names of origins."""
+"""Names of origins, keyed by origin."""
 
 
 class Results:
-    """Results and verdicts that decisions tell everybody; each decision is read once, in order."""
+    """Results and verdicts that follow from the decisions. Each decision is read once, in order."""
 
     def __init__(self, training: Training | None = None) -> None:
         self.training = training
@@ -81,7 +81,8 @@ class Results:
         return self.read_on(lambda first: entries[first:])
 
     def read_on(self, control: Callable[[int], Sequence[Entry]]) -> Self:
-        """Do as `follow`, where `control(first)` reads the decisions from position `first` on."""
+        """Take in the new decisions as `follow` does. `control(first)` reads the decisions from position
+        `first` on."""
         known, last = self.read
         entries = control(max(0, known - 1))
         if known and (not entries or entries[0].signature != last):
@@ -144,8 +145,8 @@ class RunHistory(Results):
     def __init__(
         self, run: RunParameters, names: Called = MappingProxyType({}), training: Training | None = None
     ) -> None:
-        """`names` of origins are as of when a decision is read. Without the manifest's `training` it is
-        unknown why seals leave work out."""
+        """`names` may change later: each decision is put into words with the names at the time when it is
+        read. Without the manifest's `training` it is unknown why seals leave work out."""
         super().__init__(training)
         self.run, self.names = run, names
         self.run_state = RunState.of(run)
@@ -154,9 +155,10 @@ class RunHistory(Results):
         self.worths: list[Worth] = []
         """Measurements of epochs, in order."""
         self._left_out: dict[Recount, Uncounted] = {}
-        """Reasons why seals have left work out, in order."""
+        """Reasons why seals have left work out, keyed by that work, in order."""
         self._latest: dict[int, Uncounted | None] = {}
-        """Reason why the last seal that has judged a member's work left it out; None if it did not."""
+        """Reason why the last seal that has judged a member's work left it out, or None if it did not; keyed
+        by member number."""
         self._lines: list[_Line] = []
 
     def _begin(self) -> None:
@@ -199,8 +201,7 @@ class RunHistory(Results):
             self._latest[feed // INCARNATIONS] = reason
 
     def reason(self, feed: int, epoch: int) -> Uncounted | None:
-        """Return why the updates of a feed that the close of an epoch has named do not count now; None if
-        they do."""
+        """Return why a feed's updates in the close of `epoch` do not count now; None if they do."""
         run_state, named = self.run_state, Recount(feed, epoch)
         if epoch >= run_state.sealed:
             return Uncounted.WAITS
@@ -212,7 +213,8 @@ class RunHistory(Results):
         return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
-        """Return the fate of a member's work, epoch by epoch."""
+        """Return what became of a member's work: for each of its feeds in each closed epoch, how many updates
+        count, and why not more."""
         return [
             Verdict(
                 epoch=epoch,
@@ -301,7 +303,7 @@ class RunHistory(Results):
 
 
 def _may_bring(feed: int, epoch: int, run_state: RunState, labels: range) -> bool:
-    """Return whether a close may have named updates with one of these labels; only the log knows."""
+    """Return whether a close may list updates with one of these labels; only the log knows."""
     return labels.start <= epoch
 
 
