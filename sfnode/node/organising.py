@@ -121,9 +121,9 @@ class Organising:
         self._untold: list[Event] = []
         """Events that the organiser gets at the end of the round."""
         self._begun = False
-        """Whether it began or continued the run because no other node was found."""
+        """Whether this node began or continued the run because it found no other node."""
         self._began_at = self._peopled_at = node.clock()
-        """Time of the start; time at which there was last a link, or none was wanted."""
+        """Time of the start, and the last time at which there was a link or none was wanted."""
         self._restored = control.elections.restored
         """Whether the key came from a backup and does not know the present term yet."""
         self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
@@ -146,7 +146,7 @@ class Organising:
             self._offer()
 
     def _offer(self) -> None:
-        """Offer to everybody that this member stands in, until it does."""
+        """Send everybody this member's offer to stand in. It is repeated until the member is named."""
         own, control = self._node.machine.own, self._organised.control
         assert own is not None  # whoever has a key of its own to stand in with trains
         message = offer_message(self._node.manifest.run_id, own.origin, control.key)
@@ -154,7 +154,8 @@ class Organising:
         self._node.driver.post(OwnJoinRequest(Offer(own.origin, control.key, signatures)))
 
     def _has_admitted_others(self) -> bool:
-        """Return whether another member may have decisions that are missing here, if this log is old."""
+        """Return whether the run has other members. If this log is old, one of them may have decisions that
+        are missing here."""
         own = self._node.machine.own
         return any(own is None or one.origin != own.origin for one in self._organised.run_state.members)
 
@@ -242,8 +243,8 @@ class Organising:
     # -- actions of the organiser ------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """Hand an event to the organiser at the end of a round, and have one soon. Within a round the machine
-        may hold less than the organiser knows, and missing updates would be listed."""
+        """Hand an event to the organiser at the end of a round, and start a round soon. Within a round the
+        machine may lack updates that the organiser knows, and a close would list them."""
         self._untold.append(event)
         self._node.driver.look()
 
@@ -381,9 +382,9 @@ class Organising:
     async def _measured(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
-        """Return the share of each feed in an epoch's gain, and the example-forwards of measuring it. It is
-        measured from the weights of the seal before, in the middle of the step without skipped feeds. Nothing
-        is returned if other updates count of these epochs meanwhile.
+        """Return each feed's share in an epoch's gain, and the number of example-forwards that measuring
+        took. The shares are measured in the middle of the step from the previous seal to this epoch without
+        its skipped feeds. There are none if the counted updates of these epochs change meanwhile.
 
         Raises UserError PAUSED once `wanted`, asked on the engine's thread, says no, and as `Engine.shares`.
         """
@@ -440,10 +441,10 @@ class Organising:
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[SearchResult | None, Evaluation | None, int]:
-        """Return the result of a line search along an epoch, the evaluation with its factor if it is wanted,
-        and the example-forwards of the search.
+        """Return the result of a line search along an epoch, the evaluation at the factor found (if
+        `asked.scored`), and the number of example-forwards of the search.
 
-        Nothing is found if other updates count of earlier epochs meanwhile.
+        The first two are None if the counted updates of earlier epochs change meanwhile.
         """
         search = LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
         begun: list[Mapping[Feed, Counted]] = []
@@ -487,9 +488,9 @@ def _unanswered(what: str) -> UserError:
 async def be_admitted(
     node: NodeContext, organising: Organising | None, asked: Callable[[], None], stopping: asyncio.Event
 ) -> None:
-    """Keep this node a member of its organised run, until cancelled: also after a succession that drops its
-    admission. `organising` is the organiser if its key is here; it may have been succeeded. `asked` is called
-    after a join request to another one."""
+    """Keep this node a member of its organised run until cancelled, even after a succession that drops its
+    admission. `organising` is this node's own organiser, if it has one; another node may have succeeded it.
+    `asked` is called after a join request to another organiser."""
     own, organised = node.machine.own, node.machine.organised
     if organised is None or own is None:
         return
@@ -508,8 +509,9 @@ async def be_admitted(
 
 
 async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
-    """Send the organiser a join request, which is repeated until it admits this node: with the ticket of its
-    link (`NUMBER:HEX`), else with a proof of work. That takes some seconds of a core, on a thread of its own.
+    """Send the organiser a join request, which is repeated until this node is admitted. It carries the ticket
+    of this node's link (`NUMBER:HEX`), or else a proof of work, which takes some seconds of a core on a
+    separate thread.
 
     Return whether the request was sent; False when `interrupted`.
     """

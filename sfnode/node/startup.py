@@ -48,7 +48,7 @@ _MET_PEERS = "peers"
 T = TypeVar("T")
 
 SILENT_WORK = 1.0
-"""Seconds of the proof of work after which the owner is told."""
+"""Time, in seconds, after which the owner is told that a proof of work is still under way."""
 
 OWN_FOLDER = "This folder serves that run: give the other one a folder of its own with --data-dir."
 ASK_AGAIN = "Check the address and the run id with whoever invited you."
@@ -111,7 +111,8 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 async def agree_on_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest:
-    """Return the run's manifest: ours or the peers', which must be the same. Keep it in the folder."""
+    """Return the run's manifest: ours or the peers'. If there are both, they must be the same. Store it in
+    the folder."""
     manifest = local
     if settings.peers:
         manifest = await _peers_manifest(settings, local, transport, data_dir, random) or local

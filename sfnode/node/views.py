@@ -48,13 +48,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SAMPLE_INTERVAL = 1.0
-"""Seconds between samples, as many as a person can follow."""
+"""Seconds between samples: no more often than a person can follow."""
 
 USAGE_EVERY = 2
-"""Samples for each look at the machine, which may list all processes to find the network daemon."""
+"""Number of samples for each look at the machine's usage. A look costs more, as it may list all processes to
+find the network daemon."""
 
 MAX_MEASUREMENTS = 256
-"""Maximum of remembered evaluations. The oldest are dropped."""
+"""Maximum number of remembered evaluations. The oldest are dropped."""
 
 
 class Views:
