@@ -36,7 +36,8 @@ NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""The broken bound by exit status. Libraries abort without memory; the system kills."""
+"""The bound that was broken, keyed by the exit status. Without memory, libraries abort and the system
+kills."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Variables for such a process: one thread, as stacks count as memory, and no network."""

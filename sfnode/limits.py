@@ -17,7 +17,7 @@ UNITS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 """Suffixes of sizes: powers of ten, as for network rates."""
 
 MEGABYTE = 1_000_000
-"""Bytes."""
+"""Bytes in a megabyte."""
 
 MIN_RATE = 1_000
 """Minimum of a rate, in bytes per second. Below it, regular messages take longer than a link may be

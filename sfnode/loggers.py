@@ -73,7 +73,7 @@ class BackgroundLogger:
     it does nothing."""
 
     def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
-        """Take over `loggers`, which are mapped from their names in log messages."""
+        """Take over `loggers`, each of which is keyed by its name in log messages."""
         self.dropped = 0
         """Number of dropped records."""
         self._writers = [_Writer(name, logger) for name, logger in loggers.items()]
@@ -283,7 +283,8 @@ class TensorBoard:
 
 
 STEP = "step"
-"""Name of the x-axis of all curves. wandb's own step must not fall, while known updates may."""
+"""Name of the x-axis of all curves. wandb's own step must never decrease, but the number of known updates
+may."""
 
 
 class WeightsAndBiases:

@@ -1,5 +1,5 @@
-"""The checkpoints of a node: computes them, compares them with the signed ones, stores them and gives them to
-others. Also lets a node begin with a checkpoint, and prunes its log before one.
+"""Computes a node's checkpoints, compares them with the signed ones, stores them and gives them to others.
+Also lets the node begin with a checkpoint, and prunes its log before one.
 
 The decisions alone say whether a checkpoint is usable (SPEC O14). Its state is a file (`store.checkpoint`).
 Long work runs on a thread, with inputs that are read on the event loop first. One event tells the machine

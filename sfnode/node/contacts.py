@@ -30,9 +30,9 @@ ALONE = 15.0
 The second request follows after the same time. Later pauses double each time, up to SPACING."""
 
 SPACING = 300.0
-"""Cap, in seconds, of the growing time between two requests for a page that did not help. It may be this long
-because peers are added there by hand, and must be because nodes of an abandoned run would load the page's
-server."""
+"""Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long
+because nodes of an abandoned run must not load the page's server, and people who add peers by hand are no
+faster."""
 
 Fetch = Callable[[str], Awaitable[Invitation]]
 
