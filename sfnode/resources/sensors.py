@@ -50,13 +50,13 @@ class Sensors:
         self._devices = tuple(dict.fromkeys(devices))
         self._process = psutil.Process()
         self._gpus: dict[str, Nvidia] = {}
-        """The opened GPUs, by device."""
+        """The opened GPUs, keyed by device."""
         self._daemon = NetworkDaemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
         """Share of the machine that other programs used between the last two looks."""
         self._used_at = time.monotonic()
-        """Time of the last use of the machine by others. The start counts as one."""
+        """Time of the last use of the machine by others. The start counts as a use."""
 
     @property
     def cores(self) -> float:
@@ -227,8 +227,8 @@ class NetworkDaemon:
         messages to this process."""
 
     def used(self) -> _Used:
-        """Return the usage of all these daemons. The bytes are those to and from the network and this
-        process.
+        """Return the usage of the daemon and its predecessors together. The bytes are those to and from the
+        network and this process.
 
         The daemon's own traffic with other peers is counted nowhere else.
         """

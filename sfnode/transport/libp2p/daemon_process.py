@@ -32,8 +32,9 @@ PORT_PATIENCE = 2.0
 """Seconds for a predecessor to release our port: a killed one is gone in milliseconds."""
 
 CORES_EACH = 4
-"""Cores of the machine per core of p2pd, which needs a few percent of one. On more cores it wakes a thread on
-each for every stream, which costs twice the processor time and disturbs training."""
+"""Number of the machine's cores for each core that p2pd may use. It needs a few percent of one core. On more
+cores it wakes a thread on each for every stream, which costs twice the processor time and disturbs
+training."""
 
 _PORT_POLL = 0.05
 _TAIL_LINES = 20
