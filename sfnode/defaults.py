@@ -67,7 +67,7 @@ LOCALHOST = "127.0.0.1"
 
 
 SPARE_BYTES = 64 << 20
-"""Bytes that must stay free on a node's disk, because its log grows there."""
+"""Minimum free space on a node's disk, in bytes, because its log grows there."""
 
 
 def variable(flag: str) -> str:

@@ -17,7 +17,7 @@ MACOS_MOST = 10_240
 """Maximum number of descriptors of a macOS process without a limit (OPEN_MAX)."""
 
 PAUSE = 1.0
-"""Seconds before another attempt to open something."""
+"""Pause, in seconds, before another attempt to open something."""
 
 OPENED_BY_SQLITE = 4
 """Maximum number of files that SQLite opens for a statement: database, WAL, its index, one for sorting."""

@@ -108,7 +108,7 @@ class Limits(BaseModel):
     cpu: Percent | None = None
     """Percent of all cores."""
     gpu: Percent | None = None
-    """Percent of the time."""
+    """Percent of the time in which the GPU computes."""
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     watts: float | None = Field(default=None, gt=0)
     """Power that the GPU draws on average."""
@@ -139,5 +139,5 @@ class Limits(BaseModel):
         return ", ".join(f"{name}={_given(value)}" for name, value in self.in_force().items()) or "none"
 
     def in_force(self) -> dict[str, Any]:
-        """Return the limits that are set, by name."""
+        """Return the limits that are set, keyed by name."""
         return self.model_dump(exclude_defaults=True)

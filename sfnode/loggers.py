@@ -334,7 +334,8 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
-    """Open these loggers on a separate thread. `patience` is that of `BackgroundLogger`.
+    """Open these loggers on a separate thread. `patience` is the time, in seconds, that `close` waits for
+    remaining records.
 
     Raises UserError BAD_OPTION for an unknown kind or an invalid name, EXTRA_MISSING for a package that is
     not installed, and LOGGER_UNUSABLE for a destination that cannot be written to.

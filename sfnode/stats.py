@@ -314,7 +314,7 @@ class Contributions:
         self.closed = True
 
     def follow(self, give_up: float) -> bool:
-        """Count the updates that arrived, and subtract those that were cut, since the last call.
+        """Count the updates that have arrived since the last call, and subtract the updates that were cut.
 
         Returns False if that was not finished at `give_up` by the monotonic clock.
         """
@@ -369,7 +369,7 @@ class Contributions:
     # -- ranking -----------------------------------------------------------------------------------
 
     def _rank(self, changed: set[bytes]) -> None:
-        """Move the origins with a changed contribution to their ranks. The others stay in order."""
+        """Move the origins with a changed contribution to their new ranks. The others stay in order."""
         cut = frozenset(record.feed.origin for record in self._log.cuts())
         changed |= cut ^ self._cut
         self._cut = cut
@@ -429,7 +429,8 @@ class TimeSeries:
     def __init__(self, interval: float) -> None:
         self.interval = interval
         self._tolerance = interval / 2
-        """Seconds by which a sample may come too early, because callers are never exactly on time."""
+        """Tolerance, in seconds, by which a sample may come too early, because callers are never exactly on
+        time."""
         self.samples: list[SeriesSample] = []
 
     def add(self, sample: SeriesSample) -> None:

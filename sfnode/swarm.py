@@ -49,7 +49,7 @@ POLL_INTERVAL = 0.5
 """Seconds between looks at the nodes."""
 
 AGREE_DEADLINE = 60.0
-"""Seconds after the last update within which all digests must become equal."""
+"""Deadline, in seconds, for all digests to become equal after the last update."""
 
 
 RUN, KEYS = "run.toml", "keys"
@@ -62,7 +62,7 @@ class SwarmProgress(NamedTuple):
     seconds: float
     """Seconds since the start of the swarm."""
     statuses: tuple[Status | None, ...]
-    """The last status of each node, by number; None before its first answer."""
+    """The last status of each node, in the order of their numbers; None before a node's first answer."""
     organised: OrganiserStatus | None = None
     """The first node's view of the organised run; None in an open run, and before its first answer."""
 

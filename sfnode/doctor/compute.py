@@ -23,7 +23,8 @@ from sfnode.store.data_folder import Layout
 from sfnode.tasks.public_files import Places
 
 PROCESS = 512 << 20
-"""Bytes that a node needs besides its weights, for libraries (docs/reliability.md) and a mini-batch."""
+"""Memory, in bytes, that a node needs besides its weights, for libraries (docs/reliability.md) and a
+mini-batch."""
 
 SCANT = 1 << 30
 """Threshold of free memory, in bytes, below which the owner will notice the node."""
@@ -34,13 +35,13 @@ seconds."""
 
 MEASURED_SECONDS = 3.0
 MEASURED_STEPS = 50
-"""Seconds and steps after which measuring ends, whichever comes first."""
+"""Maximum seconds and maximum number of steps of measuring, which ends at whichever comes first."""
 
 USUAL, LEAST = 1024, 64
 """Descriptors that many systems allow a process, and the minimum for a node, which uses 26 with two links."""
 
 STORED = 2.0
-"""Bytes of a parameter in the files of most models, which are bfloat16."""
+"""Size, in bytes, of a parameter in the files of most models, which are bfloat16."""
 
 HOME_UPLINK = 1_250_000
 """Assumed upload rate of a home line, in bytes per second (10 Mbit/s), because nothing here can measure

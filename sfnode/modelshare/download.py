@@ -58,14 +58,17 @@ STALL = 20.0
 """Maximum time, in seconds, for which a peer may leave a part half sent: as long as a request may take."""
 
 SLOW = 30.0
-"""Seconds after which a part is slow. At the end of a download a slow part is requested from every peer,
-another part from two. So neither one peer that stalls nor two that work together can hold the download up."""
+"""Threshold, in seconds, after which a requested part is slow. At the end of a download a slow part is
+requested from every peer, another part from two. So neither one peer that stalls nor two that work together
+can hold the download up."""
 
 MIN_PAUSE, MAX_PAUSE = 0.25, 8.0
-"""Seconds before a peer that gave nothing is asked again. The pause doubles from the first to the second."""
+"""First and maximum pause, in seconds, before a peer that gave nothing is asked again. The pause doubles each
+time."""
 
 PATIENCE = 180.0
-"""Seconds after which the download fails if no peer has sent a part, or said that it will send one later."""
+"""Maximum time, in seconds, without progress, after which the download fails. Progress is data, or a peer's
+word that it will send a part later."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """The function `Transport.request`, which takes an address and an encoded request, and returns the encoded
@@ -179,7 +182,8 @@ class ModelDownload:
         return FetchStatus(what=what, done=self._done, total=self._total, peers=givers)
 
     async def run(self, listing: bytes | None = None) -> bytes:
-        """Fill the folder and return the encoded listing. `listing` is the one of an earlier attempt, if any.
+        """Fill the folder and return the encoded listing. `listing` is the encoded listing from an earlier
+        attempt, if any.
 
         Raises UserError MODEL_NOT_FOUND when nobody has the model, DISK_FULL, or DATA_DIR_UNUSABLE.
         """
@@ -366,7 +370,7 @@ class ModelDownload:
         return number
 
     def _holders(self, number: int) -> int:
-        """Return the number of peers that have this piece, without peers that have all."""
+        """Return the number of peers that have this piece, not counting peers that have all pieces."""
         return sum(source.map is not None and source.has(number) for source in self._sources.values())
 
     def _slow(self, source: _Source) -> Iterator[int]:

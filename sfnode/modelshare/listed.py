@@ -58,6 +58,7 @@ class Listed(NamedTuple):
 
 
 def one_file(listing: bytes, file: Path) -> Listed:
-    """Return a listed file that has a name of its own on this disk."""
+    """Return the `Listed` of a single file, whose name on this disk may differ from its name in the
+    listing."""
     pieces = [piece._replace(name=file.name) for piece in decode(listing).pieces()]
     return Listed(listing, pieces, file.parent)

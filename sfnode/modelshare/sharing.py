@@ -181,8 +181,8 @@ class Sharing:
         log.info("%s %s: complete, and what the run names", what, digest.hex()[:16])
 
     def _accept(self, partial: Path, encoded: bytes) -> None:
-        """Check the digest of a complete download, and move it to its place. The pieces are those of the
-        listing, but the listing may be of another model. Raises UserError MODEL_DIGEST."""
+        """Check the digest of a complete download, and move it to its place. The pieces match the listing,
+        but the listing may be of another model. Raises UserError MODEL_DIGEST."""
         names = {file.name for file in decode(encoded).files}
         wanted = self._manifest.model.digest
         found = _digest(partial, names)

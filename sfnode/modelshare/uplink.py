@@ -23,8 +23,8 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import MAX_PART_BYTES
 
 ASKING_TIME = 20.0
-"""Seconds for which a peer keeps its share after its last request. A waiting peer asks again every 8 s
-(`download.MAX_PAUSE`)."""
+"""Time, in seconds, for which a peer keeps its share after its last request. A waiting peer asks again every
+8 s (`download.MAX_PAUSE`)."""
 
 MAX_RANGES, MAX_PEERS = 256, 64
 """Maximum number of ranges, and of peers of one range, whose shares are remembered. Beyond that the range or
@@ -95,7 +95,7 @@ class Uplink:
 
     def take(self, part: Part, length: int, now: float, *, ends: bool) -> bool:
         """Return whether an answer of `length` bytes may leave: the part keeps its place, or there is room.
-        If so, the answer counts as on its way. `ends`: it is the end of the part."""
+        If so, the answer counts as on its way. `ends` is True for the end of the part."""
         begun = self.is_sending(part, now)
         self._note_arrivals(part, now)
         on_way = length + sum(answer.length for answer in self._answers.values() if answer.until > now)

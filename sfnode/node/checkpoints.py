@@ -23,10 +23,10 @@ from sfprotocol.events import CheckpointKept
 from sfprotocol.run_state import RunState
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks for a new checkpoint. One comes every few epochs."""
+"""Pause, in seconds, between two looks for a new checkpoint. A new one comes every few epochs."""
 
 BEGINNING = 0.05
-"""Seconds between checks whether the machine has begun with a checkpoint."""
+"""Pause, in seconds, between two checks whether the machine has begun with a checkpoint."""
 
 RETRY = 10.0
 """Pause, in seconds, before a checkpoint is computed again, if the log held other histories than the listed

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 
 RETRY = 2.0
-"""Seconds between two attempts to write: whoever makes room sees soon that it helps."""
+"""Pause, in seconds, between two attempts to write, so that whoever makes room soon sees that it helps."""
 
 FRESH = 5 * RETRY
 """Time, in seconds, for which a failed write shows a full disk. If the next attempt, such as a download, has

@@ -66,7 +66,7 @@ class LogStore:
         """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
 
         A new own feed is remembered first. If the process ends in between, an incarnation is lost, but no
-        feed is continued of which others may know more (SPEC I3).
+        feed is continued of which other nodes may know more updates than this log (SPEC I3).
         """
         if commit.own is not None:
             self._continue_as(commit.own)
@@ -271,7 +271,7 @@ class Driver:
 
     def _keep_links(self) -> None:
         """Repeat the last Summary on each link without its entries, so that peers do not take this node for
-        dead. A new one would tell of decisions that are not on disk."""
+        dead. A new Summary would report decisions that are not on disk."""
         now = self._clock()
         for number, (sent, summary) in list(self._summaries.items()):
             if now - sent >= KEEP_INTERVAL:

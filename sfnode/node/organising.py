@@ -64,11 +64,11 @@ SIGN_DEADLINE = 60.0
 commit."""
 
 OFFER_TIME = 3 * SEND_AGAIN
-"""Seconds for which an offer to stand in is valid without being repeated, so that only present members are
-named."""
+"""Lifetime, in seconds, of an offer to stand in that is not repeated, so that only members that are present
+are named."""
 
 LOOK_INTERVAL = 5.0
-"""Seconds between two looks whether this node is still a member. It seldom ceases to be one."""
+"""Pause, in seconds, between two checks whether this node is still a member. It seldom ceases to be one."""
 
 MEASURING_BASE = "measuring the base model"
 
@@ -386,7 +386,8 @@ class Organising:
         took. The shares are measured in the middle of the step from the previous seal to this epoch without
         its skipped feeds. There are none if the counted updates of these epochs change meanwhile.
 
-        Raises UserError PAUSED once `wanted`, asked on the engine's thread, says no, and as `Engine.shares`.
+        Raises UserError PAUSED once `wanted`, which is called on the engine's thread, returns False, and as
+        `Engine.shares`.
         """
         node, epoch, named = self._node, asked.epoch, self._organised.named
         before, after = dict[Feed, Counted](), dict[Feed, Counted]()

@@ -6,7 +6,7 @@ random numbers (tests/node/test_outside.py). So the node that ships is the node 
 `sfnode.virtual_time`, and repeats from a seed.
 
 An update contains no time, so a wrong clock harms no model. But it hides a node in the DHT. So the clock is
-compared with those of peers, whose DHT nodes tell the time with every answer.
+compared with those of peers, whose DHT nodes send the time with every answer.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ PEERS = 3
 """Number of peers that are asked: the median of three tolerates one wrong or lying clock."""
 
 FIRST, AGAIN = 5.0, 1_800.0
-"""Seconds before the first comparison, and between later ones: a laptop may have slept."""
+"""Pause, in seconds, before the first comparison, and between later ones, which are needed because a laptop
+may have slept."""
 
 
 class ClockCheck:

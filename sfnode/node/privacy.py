@@ -16,8 +16,8 @@ LOOK_INTERVAL = 10.0
 """Seconds between two looks at the number of updates."""
 
 AHEAD = 1.1
-"""Factor by which epsilon is computed for more updates than there are. It is computed again once there are
-that many, so the shown epsilon is never too small."""
+"""Ratio of the number of updates for which epsilon is computed to the present number. Epsilon is computed
+again once that number is reached, so the shown value is never too small."""
 
 
 class Privacy:

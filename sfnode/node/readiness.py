@@ -26,12 +26,11 @@ SHARE = 64
 """Divisor of a neighbour's lead. The lead divided by SHARE, or UNDER_WAY updates if that is more, must come
 within ASK_TIMEOUT, or the node stops waiting. At two bytes an update, a line of 100 kbit/s brings a history
 of 7 million in time, one of 1 Mbit/s 70 million. A peer that claims n updates and delivers as slowly as
-allowed delays a newcomer by SHARE * ASK_TIMEOUT (21 minutes) for each factor e in n, and must deliver them
-all."""
+allowed delays a newcomer by ln(n) times SHARE * ASK_TIMEOUT (21 minutes), and must deliver all n."""
 
 BEGIN_ALONE = 30.0
-"""Seconds for which a node that may begin a run looks for others in a DHT of strangers. In that time every
-present node renews its record, and some searches end."""
+"""Minimum time, in seconds, for which a node that may begin a run looks for others in a DHT of strangers. In
+that time every present node renews its record, and some searches end."""
 
 LOOKS = 20
 """Number of looks at the neighbours' claims within ASK_TIMEOUT. One takes 10 ms at 65,536 feeds."""
@@ -39,8 +38,8 @@ LOOKS = 20
 
 @dataclass(slots=True)
 class _Mark:
-    """A record of one of the first neighbours, made when it had last delivered enough: the lead that it
-    claimed (`ahead`), the number of updates known to us, and the time."""
+    """A mark of one of the first neighbours, set when it had last delivered enough: its claimed lead
+    (`ahead`), the number of updates known to us, and the time."""
 
     ahead: int
     known: int

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
 
 RECORD_INTERVAL = 10.0
-"""Seconds between records of step and traffic: some 400 bytes, 4 MB a day."""
+"""Interval, in seconds, between records of step and traffic, which take some 400 bytes each and 4 MB a
+day."""
 
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
-"""Form of a metric's name that may name a curve. The organiser's metrics are a stranger's text."""
+"""Form that the name of a metric must have to name a curve. The organiser's metrics are a stranger's text."""
 
 
 class Recorder:

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
-"""Seconds for handing over our last updates when the node stops, and for the last frames to leave."""
+"""Maximum time, in seconds, for handing over our last updates when the node stops, and again for the last
+frames to leave."""
 
 T = TypeVar("T")
 

@@ -220,7 +220,8 @@ def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, rando
 
 def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:
     """Return the incarnation with which a folder begins in an organised run. A new key gets the first one. An
-    older key gets another: most likely it has a feed with the first one that is not known here (SPEC I3)."""
+    older key gets another one, because it most likely has a feed with the first incarnation, which is not
+    known here (SPEC I3)."""
     return FIRST_INCARNATION if is_new else FIRST_INCARNATION + 1 + draw() % (INCARNATIONS - 1)
 
 

@@ -26,10 +26,10 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.invitation import Invitation
 
 MAX_FILE = 65_536
-"""Maximum bytes of the file: 32 addresses take 8 KiB, and pages of runs may say more."""
+"""Maximum size of the file, in bytes: 32 addresses take 8 KiB, and pages of runs may add fields."""
 
 FETCH_DEADLINE = 10.0
-"""Seconds for the whole file to arrive (SPEC N6). A web server takes less than one."""
+"""Deadline, in seconds, for the whole file to arrive (SPEC N6). A web server takes less than one."""
 
 _CHUNK = 8_192
 

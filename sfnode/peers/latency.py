@@ -23,7 +23,7 @@ ORIGIN_BYTES, SIGNATURE_BYTES = 32, 64
 """Lengths, in bytes, of the two parts of an introduction."""
 
 INTERVAL = 10.0
-"""Minimum seconds between two echo requests to one neighbour."""
+"""Minimum time, in seconds, between two echo requests to one neighbour."""
 
 DEADLINE = 5.0
 """Deadline, in seconds, for a response."""

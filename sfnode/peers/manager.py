@@ -33,13 +33,15 @@ from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 from sfnode.transport.roster import MAX_TTL
 
 CHECK_INTERVAL = 2.0
-"""Seconds between checks of the links. A link that ends is replaced at once."""
+"""Interval, in seconds, between checks of the links. A link that ends is replaced at once, without waiting
+for a check."""
 
 LONELY_INTERVAL = 2.0
-"""Seconds between attempts of a node with fewer links than it wants."""
+"""Interval, in seconds, between announcements, searches and bootstraps of a node with fewer links than it
+wants."""
 
 FIND_INTERVAL = 30.0
-"""Seconds between searches of the roster when no links are missing."""
+"""Interval, in seconds, between searches of the roster when no links are missing."""
 
 ANNOUNCE_INTERVAL = 30.0
 ANNOUNCE_TTL = MAX_TTL
@@ -376,8 +378,8 @@ class PeerManager:
         self._announced = event.addresses if self._neighbours else ()
 
     def _find_due(self) -> float:
-        """Return when a search is due. The interval grows while the roster has only neighbours: a search
-        costs kilobytes, and in a small swarm links are always missing."""
+        """Return the time at which a search is due. The interval grows while the roster has only neighbours:
+        a search costs kilobytes, and in a small swarm links are always missing."""
         if not self._rostered:
             return _NEVER
         if not self.wanting:

@@ -25,19 +25,19 @@ TARGET_LINKS = 6
 """Target number of links: a random graph of any size then survives the loss of a third of its nodes."""
 
 MAX_LINKS = 12
-"""Maximum links of a node in all, so that its memory and its upload are bounded."""
+"""Maximum number of links of a node, so that its memory and its upload are bounded."""
 
 MIN_OUTBOUND = 2
-"""Minimum links of our own choice: this node does not give them up while there is nobody else to dial. With
-two each, a random graph is still connected."""
+"""Minimum number of links of our own choice, which this node does not give up while there is nobody else to
+dial. With two each, a random graph is still connected."""
 
 WANTED_OUTBOUND = 3
 """Target number of links of our own choice, even when inbound links reach TARGET_LINKS: MIN_OUTBOUND and one
 that may fail."""
 
 MAX_INBOUND = MAX_LINKS - WANTED_OUTBOUND - 1
-"""Maximum inbound links: room remains for the links of our own choice and one probe. More than TARGET_LINKS,
-so that newcomers find room everywhere."""
+"""Maximum number of inbound links. Room remains for the links of our own choice and one probe. The maximum
+exceeds TARGET_LINKS, so that newcomers find room everywhere."""
 
 MAX_OUTBOUND_OF_RANGE = 2
 MAX_INBOUND_OF_RANGE = 4
@@ -50,9 +50,9 @@ SETTLE_TIME = 30.0
 which a flood of newcomers replaces one another."""
 
 BLANK_TIME = 5.0
-"""Seconds after which a peer that has shown nothing may be given up: by then a full Summary has arrived, and
-every participant has something to report. A stranger is refused for a while then. So mute peers may fill
-every place at once but cannot hold it, and each honest peer that gets in stays."""
+"""Time, in seconds, after which a peer that has shown nothing may be given up. By then a full Summary should
+have arrived, in which every participant has something to report. A stranger is refused for a while then. So
+mute peers may fill every place at once but cannot hold it, and each honest peer that gets in stays."""
 
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3
@@ -60,7 +60,7 @@ MOST_USEFUL_KEPT = 3
 updates."""
 
 HALF_LIFE = 300.0
-"""Seconds after which an update that a link has brought counts half."""
+"""Time, in seconds, after which an update that a link has brought counts half."""
 
 
 class LinkFacts(NamedTuple):

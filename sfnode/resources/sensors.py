@@ -295,7 +295,7 @@ class _Load(NamedTuple):
     """CPU seconds until now: used on the whole machine, used by this node's processes, and available."""
 
     at: float
-    """Time of measurement by `time.monotonic`."""
+    """Time of the measurement, by `time.monotonic`."""
     busy: float
     own: float
     capacity: float

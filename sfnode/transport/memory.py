@@ -47,7 +47,8 @@ class Latency:
 
     kind: Literal["constant", "uniform", "lognormal"] = "constant"
     typical: float = HALF_ROUND_TRIP
-    """Seconds: the constant, the middle of the uniform distribution, or the median of the lognormal one."""
+    """Typical latency, in seconds: the constant, the middle of the uniform distribution, or the median of the
+    lognormal one."""
     spread: float = 0.0
     """Half the width of the uniform distribution as a share of its middle, or sigma of the lognormal one."""
     most: float = 10.0
@@ -81,7 +82,7 @@ class Conditions:
 
     @property
     def clear(self) -> bool:
-        """Whether every frame arrives once."""
+        """Whether every frame arrives exactly once."""
         return not (self.loss or self.duplication or self.replay)
 
 
@@ -108,7 +109,7 @@ class Network:
 
     def __init__(self, generator: Random, conditions: Conditions = PERFECT) -> None:
         self.conditions = conditions
-        """Conditions of links that have none of their own."""
+        """Conditions of links without conditions of their own."""
         self.generator = generator
         self.pairs: set[frozenset[str]] | None = None
         """Pairs of members that can reach each other; None: all can."""
@@ -356,7 +357,7 @@ class MemoryTransport:
         self.clock = clock
         self.address = address or f"/memory/{peer}"
         self.uplink = 0.0
-        """Bytes a second that the answers to requests take together; 0 means any number."""
+        """Maximum bytes a second of the answers to requests together; 0 means no limit."""
         self._free_at = 0.0
         """Time at which all answers so far have left."""
         self.links: list[MemoryLink] = []

@@ -24,8 +24,8 @@ MAX_ROSTER = 512
 """Maximum number of records stored and returned for one topic. A node needs only a dozen neighbours."""
 
 MAX_RECORD_BYTES = 1_536
-"""Maximum bytes of an encoded record without its signature: MAX_ADDRESSES of the longest fit. A full roster
-stays below 1.4 MiB."""
+"""Maximum size, in bytes, of an encoded record without its signature: MAX_ADDRESSES of the longest addresses
+fit. A full roster stays below 1.4 MiB."""
 
 MAX_TTL = 90.0
 """Maximum lifetime of a record, in seconds. A record that expires later (and later than clocks differ) is
@@ -36,7 +36,7 @@ MAX_ANSWER = 128
 records weighs no more than each other peer that is asked."""
 
 CLOCK_WRONG = 30.0
-"""Threshold, in seconds, of the difference from which a clock counts as wrong: a third of an entry's
+"""Threshold, in seconds: a clock that differs by this much counts as wrong. It is a third of an entry's
 lifetime."""
 
 _CLOCK_SLACK = 60.0

@@ -109,7 +109,7 @@ class EngineThread:
         self._waiting: deque[Order] = deque()
         """Orders not yet begun."""
         self._applied: dict[Feed, Counted] = {}
-        """Updates in the cores by feed, with their factors. Used by the thread alone."""
+        """Updates in the cores, with their factors, keyed by feed. Used by the thread alone."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
         """Prepares mini-batches; None until the engine is loaded."""
         self._open: dict[asyncio.Future[Any], None] = {}

@@ -96,14 +96,14 @@ class ResourceLimiter:
         self._scheduler: StepScheduler | None = None
         self._engine_thread: EngineThread | None = None
         self._steps_ahead = 1
-        """Steps that the scheduler orders at a time when no limit asks for rests."""
+        """Number of steps that the scheduler orders at a time when no limit asks for rests."""
         self._readings: Readings | None = None
         self._spare: int | None = None
         """Cores free for threads of the engine; None before the first look."""
         self._paused_until = -math.inf
         self._pause_count = 0
         self._beside_links = 0
-        """Bytes that the network daemon moved beside the links."""
+        """Bytes that the network daemon moved for other traffic than links."""
         self._links_closed = False
         self._offloaded = False
         """Whether the engine was told to offload the model and has not restored it."""
@@ -335,7 +335,7 @@ class ResourceLimiter:
             self._close_links(closed)
 
     def _carried(self) -> int:
-        """Return the bytes since the start: those of links, and other traffic of the network daemon.
+        """Return the bytes since the start, of links and of other traffic of the network daemon.
 
         The daemon moves each byte of a link twice: between this process and itself, and over the network.
         """

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from sfprotocol.seeds import I64
 
 ENGINE_GRACE = 0.5
-"""Seconds for the step in progress when the node stops. Then it is abandoned."""
+"""Maximum time, in seconds, for which a node that stops waits for the step in progress. Then the step is
+abandoned."""
 
 LoadEngine = Callable[[Settings, Manifest], "Engine"]
 """Loads the model and the data; called on the engine's thread."""
@@ -65,7 +66,7 @@ class PendingQuestion:
     what: str
     """Work of the engine for it, such as `measuring epoch 3`; empty for short work."""
     since: float = math.inf
-    """Time at which the engine began with it; infinity before."""
+    """Time at which the engine began with the question; infinity before."""
 
 
 class LocalModel:

@@ -1,6 +1,6 @@
 """Schedules the steps of the engine, and turns finished ones into updates.
 
-It stands between the protocol machine, which says whether to compute and at which step and epoch, and the
+It stands between the protocol machine, which decides whether to compute and at which step and epoch, and the
 engine thread, which evaluates. It knows neither links nor files.
 
 There are five positions in our feed: the start of this process, and the ends of the admitted (the machine's
@@ -82,7 +82,7 @@ class StepScheduler:
         self.paused = False
         """Whether there is a pause, longer than a rest: finished updates are posted at once."""
         self.ahead = ORDERS_AHEAD
-        """Steps ordered at a time."""
+        """Number of steps ordered at a time."""
         self._machine = machine
         self._order = order
         self._post = post
@@ -101,7 +101,7 @@ class StepScheduler:
         self._at_work = 0
         """Orders without a result."""
         self._rests_until = float("-inf")
-        """Time from which the next step may be ordered, by the run's pace."""
+        """Time before which the run's pace allows no further step to be ordered."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
         """Number of measurements without a finite number, in this process and since the last finite one."""

@@ -50,7 +50,7 @@ MAX_OTHERS, MAX_OTHER_BYTES, MAX_OTHERS_BYTES = 4_096, 16 << 10, 8 << 20
 values. A dictionary has at most MAX_ANSWER entries, so that it fits into a message."""
 
 _OVERHEAD = 400
-"""Bytes of memory that a stored value takes besides its own."""
+"""Memory, in bytes, that a stored value takes besides its own bytes."""
 
 REPLICAS = 8
 """Number of peers, the nearest to a roster, that are asked to store a record: five as in hivemind, and three
@@ -66,7 +66,7 @@ who invents peers without end keeps this node from asking known ones."""
 
 MAX_ENTRIES = 8_192
 """Maximum number of entries of a roster in one message: signed records need 500 bytes each, and a message has
-4 MiB. More entries, which must be empty, would take seconds to read."""
+4 MiB. More entries than that would have to be empty, and would take seconds to read."""
 
 _FREE_BITS = 96
 """Number of low bits of a key that are drawn anew to search near the key. The other 64 bits tell nodes

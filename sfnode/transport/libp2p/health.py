@@ -23,10 +23,11 @@ from sfnode.transport.libp2p.daemon_process import Daemon
 from sfnode.transport.libp2p.relays import Relays
 
 ANSWER_DEADLINE = 2.0
-"""Seconds for p2pd to say its id over a local socket; a busy one needs milliseconds."""
+"""Deadline, in seconds, for p2pd to answer with its id over a local socket; a busy p2pd needs
+milliseconds."""
 
 PING_INTERVAL = 0.4
-"""Seconds between two such pings, which cost half a millisecond."""
+"""Pause, in seconds, between two pings (`Pulse.beats`), each of which costs half a millisecond."""
 
 HANG_TICK, HANG_TICKS = 0.25, 5
 """Seconds between two wake-ups of our own loop, and the number of wake-ups for which p2pd may leave a ping
@@ -118,7 +119,7 @@ class Pulse:
     async def _moved(self) -> None:
         """Return when this machine has lost an address from which p2pd has connections.
 
-        Nothing arrives there any more and nobody says so: p2pd would notice after 40 s, and believe in these
+        Nothing arrives there any more, and p2pd is not told. It would notice after 40 s, and believe in these
         connections until then.
         """
         here: set[str] = set()

@@ -28,16 +28,18 @@ NAME_DEADLINE = 10.0
 """Deadline, in seconds, for looking up a name: a resolver asks a silent server again after 5 s."""
 
 NAME_FRESH = 60.0
-"""Seconds for which an address of a name is used without asking again; dynamic ones change within minutes."""
+"""Maximum time, in seconds, for which an address of a name is used without asking again; dynamic addresses
+change within minutes."""
 
 NAME_KEPT = 86_400.0
-"""Seconds for which the last address of a name is used where no name server answers."""
+"""Maximum time, in seconds, for which the last address of a name is used where no name server answers."""
 
 MAX_NAMES = 256
 """Maximum number of names whose addresses are kept; the address book has 64 peers."""
 
 MOMENT = 0.1
-"""Seconds that the other addresses of a peer have after the first has answered; libp2p takes the best."""
+"""Maximum time, in seconds, that the other addresses of a peer have to answer after the first; libp2p takes
+the best."""
 
 _TCP = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/.*)?", re.ASCII)
 _FAMILY = {"4": socket.AF_INET, "6": socket.AF_INET6}

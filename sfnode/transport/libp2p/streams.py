@@ -34,17 +34,19 @@ BODY_DEADLINE = SEND_DEADLINE
 nothing."""
 
 CLOSE_DEADLINE = 0.3
-"""Seconds for the last bytes to leave after close(). A node that stops closes several links at once."""
+"""Deadline, in seconds, for the last bytes to leave after close(). A node that stops closes several links at
+once."""
 
 HANDLER_DEADLINE = 0.2
-"""Seconds for the handlers of inbound streams to end once their links are closed."""
+"""Deadline, in seconds, for the handlers of inbound streams to end once their links are closed."""
 
 MAX_INBOUND = 256
-"""Maximum inbound streams. p2pd has no limit of its own, and each stream costs a task and buffers."""
+"""Maximum number of inbound streams. p2pd has no limit of its own, and each stream costs a task and
+buffers."""
 
 MAX_REQUESTS = 128
-"""Maximum inbound streams that are requests. Even if a crowd of ids sends slowly, half of the room is left to
-links, about which the peer manager decides at once."""
+"""Maximum number of inbound streams that are requests. Even if a crowd of ids sends slowly, half of the room
+is left to links, about which the peer manager decides at once."""
 
 USUAL = 1024
 """Number of descriptors that many systems allow a process. Streams may take a quarter of them."""
@@ -53,7 +55,7 @@ ARRIVAL_DEADLINE = 5.0
 """Deadline, in seconds, from an open stream to the whole request, which has a few bytes."""
 
 MAX_INBOUND_OF_PEER = 4
-"""Maximum inbound streams of one peer: a link, the link that replaces it, and two requests."""
+"""Maximum number of inbound streams of one peer: a link, the link that replaces it, and two requests."""
 
 WASTE_RATE, WASTE_BURST = 1.0, 32.0
 """Maximum rate, per second, and burst of one peer's wasted streams. A peer that opens more loses its
