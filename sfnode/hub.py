@@ -61,9 +61,9 @@ class HubFile(NamedTuple):
 
 
 def unreachable() -> str | None:
-    """Return why nothing can be downloaded from the hub.
+    """Return the reason why nothing can be downloaded from the hub.
 
-    None if a connection to the hub, or to its proxy, can be opened.
+    Returns None if a connection to the hub, or to its proxy, can be opened.
     """
     if constants.HF_HUB_OFFLINE:
         return "it is not to be asked (HF_HUB_OFFLINE)"

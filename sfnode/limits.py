@@ -124,7 +124,8 @@ class Limits(BaseModel):
     not_while: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     """Names of programs beside which the node does not compute."""
     mb_per_day: float | None = Field(default=None, gt=0)
-    """Millions of bytes in both directions, over links and, where the system tells, beside them."""
+    """Millions of bytes a day in both directions, of links and, where the system counts it, of other
+    traffic."""
     upload_rate: Rate | None = None
     """Bytes per second over all links."""
     download_rate: Rate | None = None

@@ -39,7 +39,7 @@ class LoggedRecord:
     step: int
     """Position on the x-axis: updates known to a node, or local steps of a simulated client."""
     values: Mapping[str, float]
-    """Numbers by name, in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
+    """Numbers, keyed by name in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
 
 
 class Logger(Protocol):

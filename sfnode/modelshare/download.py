@@ -252,7 +252,8 @@ class ModelDownload:
         return [source for source in self._sources.values() if not source.banned]
 
     def _has_room(self) -> bool:
-        """Return whether one more peer may be asked. At the limit, the first that gave nothing is dropped."""
+        """Return whether one more peer may be asked. At MAX_SOURCES, the first peer that gave nothing is
+        dropped for it."""
         useless = next((source for source in self._sources.values() if not source.gave), None)
         if len(self._sources) >= MAX_SOURCES and useless:
             useless.banned = True  # so that its tasks end

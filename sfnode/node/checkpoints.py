@@ -170,8 +170,8 @@ class NodeCheckpoints:
         return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
 
     def _may_replace(self) -> bool:
-        """Return whether the newest checkpoint can replace an unusable one. It must not be earlier: the
-        updates before the unusable one are gone here."""
+        """Return whether the newest checkpoint can replace an unusable one. It must not be earlier: this log
+        no longer has the updates before the unusable one."""
         newest = self._run_state.checkpoints[-1] if self._run_state.checkpoints else None
         late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
         return newest is not None and late_enough and self._holds(newest.epoch)

@@ -157,7 +157,7 @@ class Driver:
         self._round_done = asyncio.Event()
         self._disk = DaemonExecutor("disk")
         self._summaries: dict[LinkId, tuple[float, Summary]] = {}
-        """For each link, the time of the last Summary, and that Summary without its entries."""
+        """Time of the last Summary on each link, and that Summary without its entries."""
         self._dropping: dict[asyncio.Task[None], None] = {}
         self._next_link = 0
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from sfprotocol.seeds import I64
 
 SIGN_DEADLINE = 60.0
-"""Maximum time, in seconds, until an owner's decision is signed. They are signed one by one, each with a
+"""Maximum time, in seconds, until an owner's decision is signed. Decisions are signed one by one, each with a
 commit."""
 
 OFFER_TIME = 3 * SEND_AGAIN
@@ -314,7 +314,7 @@ class Organising:
             self._fail(error)
 
     async def _summarise(self, epoch: int) -> None:
-        """Compute the checkpoint of an epoch."""
+        """Compute the checkpoint of an epoch for the organiser."""
         stated = None
         try:
             state = await self._state_of(epoch)

@@ -49,7 +49,7 @@ class MachineUsage:
         self._daemon = NetworkDaemon(self._process)
         self._rate = Rate()
         self._gpus: dict[str, Nvidia | None] = {}
-        """Sensors of the GPUs by device; None for a GPU without any."""
+        """Sensors of the GPUs, keyed by device; None for a GPU without sensors."""
 
     def __call__(self) -> MachineStatus:
         """Return the present usage. For the CPU it is the average since an earlier call. Takes a

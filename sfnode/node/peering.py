@@ -149,7 +149,7 @@ class Peering:
         )
 
     def stay_away(self, away: bool) -> None:
-        """If `away`, close all links and keep none; otherwise have links again. Has no effect after
+        """Close all links and keep none if `away`; otherwise have links again. Has no effect after
         `leave`."""
         self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
 

@@ -198,7 +198,7 @@ class PeerManager:
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
-        """Return whether an inbound link of this peer, which has none, would be accepted."""
+        """Return whether an inbound link of this peer, which has no link yet, would be accepted."""
         newcomer = LinkFacts(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is events.Presence.OPEN and verdict.accept

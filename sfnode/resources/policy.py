@@ -60,7 +60,8 @@ class PauseReason(NamedTuple):
 
 
 def pause_reasons(limits: Limits, readings: Readings, before: Collection[str | None]) -> list[PauseReason]:
-    """Return the reasons to pause now. `before` names the limits that asked for a pause until now."""
+    """Return the reasons to pause now. `before` has the names of the limits that asked for a pause until
+    now."""
     return [PauseReason(name, text) for name, holds, text in _rules(limits, readings, before) if holds]
 
 

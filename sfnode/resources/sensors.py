@@ -301,7 +301,7 @@ class _Load(NamedTuple):
     capacity: float
 
     def others_since(self, before: _Load) -> float:
-        """Return the share of the machine that other programs have used since then."""
+        """Return the share of the machine that other programs have used since the measurement `before`."""
         used = (self.busy - before.busy) - (self.own - before.own)
         return max(0.0, used) / max(self.capacity - before.capacity, 1e-6)
 

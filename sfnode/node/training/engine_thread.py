@@ -196,7 +196,8 @@ class EngineThread:
     def ask(
         self, question: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
     ) -> asyncio.Future[T]:
-        """Like `call`, but with exactly the updates advanced until now, or with `of`."""
+        """Like `call`, but always with exactly the updates `of`: by default all that were advanced until
+        now."""
         with self._lock:
             self._wanted, self._reads = None, True
         return self.call(question, of)

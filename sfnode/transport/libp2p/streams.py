@@ -30,8 +30,8 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 BODY_DEADLINE = SEND_DEADLINE
-"""Deadline, in seconds, from the length of a frame to its end: no peer may announce a frame and then send
-nothing."""
+"""Deadline, in seconds, from the arrival of a frame's length to the frame's end: no peer may announce a frame
+and then send nothing."""
 
 CLOSE_DEADLINE = 0.3
 """Deadline, in seconds, for the last bytes to leave after close(). A node that stops closes several links at
