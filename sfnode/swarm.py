@@ -392,7 +392,8 @@ class LocalSwarm:
     async def _evaluate_base(self) -> tuple[Evaluation, Evaluation | None]:
         """Have the base model measured: as it is and, if it has a prior over the answers, less that prior.
 
-        That waits for the node's first update: a run of a minute would otherwise end without the node's rows.
+        The measurement waits for the node's first update. Otherwise a run of a minute would end without the
+        node's rows.
         """
         while True:
             status = await self.nodes[-1].answering()

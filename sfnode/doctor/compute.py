@@ -276,8 +276,8 @@ def _stored(place: Path) -> int:
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
-    """Look for errors that would keep a trainer from starting, and time steps. None if timing takes long and
-    was not requested."""
+    """Look for errors that would keep a trainer from starting, and time steps. None without a known run, or
+    if timing takes long and was not requested."""
     if manifest is None:
         return None
     try:
@@ -291,8 +291,8 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
 
 
 def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
-    """Check model and rows as far as they are here, and measure steps. Raises UserError MODEL_*, DATA_*,
-    DEVICE, VERIFIER_NOT_ALLOWED."""
+    """Check model and rows as far as they are stored here, and measure steps. None if measuring takes long
+    and was not requested. Raises UserError MODEL_*, DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
     from sfnode.models import files, loader, shapes
 
     if shapes.is_shape(case.source):
@@ -312,7 +312,7 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
 
 
 def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> float:
-    """Load model and rows as a node does, and time steps."""
+    """Load model and rows as a node does, time steps, and return the updates per hour."""
     from sfnode.engine.trainer import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
 

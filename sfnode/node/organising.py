@@ -190,8 +190,8 @@ class Organising:
         return self._organiser.known.guard is not None
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of possible stand-ins by member number: of the present stand-ins, of members whose
-        offer was heard within OFFER_TIME, and of this node."""
+        """Return the keys of possible stand-ins, keyed by member number. These are the present stand-ins, the
+        members whose offer was heard within OFFER_TIME, and this node."""
         own, control, now = self._node.machine.own, self._organised.control, self._node.clock()
         here, number = control.elections.present(now), self._organised.run_state.member_number
         standing = {member: key for key, member in control.feed.standing.items() if key in here}

@@ -128,8 +128,7 @@ class Peering:
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
     def waits_for(self) -> str | None:
-        """Describe the peers for which a node waits that knows only plain peers of Hivemind's DHT; None for
-        other nodes."""
+        """Describe the wait of a node that knows only plain peers of Hivemind's DHT; None for other nodes."""
         if not self.book.plain_only or self._driver.pumps:
             return None
         if not self._rostered:

@@ -60,8 +60,9 @@ class Readiness:
         nobody_else: Callable[[], bool] = lambda: False,
         clock: Callable[[], float],
     ) -> None:
-        """`told_peers`: the settings name peers. `met_peers`: the log remembers peers. `nobody_else`: no
-        other node of the run can be found, and this one may begin it."""
+        """`told_peers` is whether the settings name peers. `met_peers` returns whether the log remembers
+        peers. `nobody_else` returns whether no other node of the run can be found and this one may begin
+        it."""
         self._machine = machine
         self._told_peers = told_peers
         self._met_peers = met_peers

@@ -66,7 +66,8 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def local_manifest(settings: Settings, data_dir: Layout) -> Manifest | None:
-    """Return the manifest given with --run, or the one that this data folder was used for, or None.
+    """Return the manifest given with --run, or the one that this data folder was used for; None if there is
+    neither.
 
     Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.
     """

@@ -328,8 +328,8 @@ def budget_of(machine: Machine) -> int:
 
 
 def epochs_of(machine: Machine) -> int:
-    """Return the number of epochs of the whole run. In an organised run it assumes that later epochs have the
-    manifest's size."""
+    """Return the number of epochs of the whole run. In an organised run this assumes that later epochs have
+    the manifest's size."""
     if machine.organised is None:
         return machine.run.last_epoch + 1
     run_state = machine.organised.run_state

@@ -71,8 +71,8 @@ def invite(manifest: Manifest, said: Invitation) -> InviteResult:
 
 
 def _reachable_first(own: Sequence[str]) -> list[str]:
-    """Sort a node's own addresses: the best first, but private ones after the first of them last. A second
-    private address is mostly IPv6 of the same network, and a relay reaches further."""
+    """Sort a node's own addresses, the best first. Private addresses after the first one come last: they are
+    mostly IPv6 of the same network, and a relay reaches further."""
     order = best_first(own)
     more = [address for address in order if is_private(address)][1:]
     return sorted(order, key=lambda address: address in more)

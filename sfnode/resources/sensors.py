@@ -74,7 +74,8 @@ class Sensors:
             self._celsius()
 
     def look(self, limits: Limits) -> Readings:
-        """Read the sensors that these limits need. Takes a millisecond; listing programs, some tens of them.
+        """Read the sensors that these limits need. Takes a millisecond, or some tens of milliseconds if it
+        lists programs.
 
         Raises UserError LIMIT_UNAVAILABLE.
         """

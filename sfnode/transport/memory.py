@@ -349,8 +349,8 @@ class MemoryTransport:
     def __init__(
         self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False, address: str = ""
     ) -> None:
-        """Take the medium, a name, and the seconds by which this node's clock is ahead of the right time. A
-        `plain` member is no node: others only find the roster through it. `address`, without /p2p/ID,
+        """Take the medium, the node's name (`peer`), and the seconds by which its clock is ahead of the right
+        time. A `plain` member is no node: others only find the roster through it. `address`, without /p2p/ID,
         replaces /memory/NAME."""
         self.peer = peer
         self.plain = plain

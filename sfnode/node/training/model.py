@@ -230,11 +230,12 @@ class LocalModel:
         of: Callable[[], Mapping[Feed, Counted]] | None = None,
         what: str = "",
     ) -> tuple[ModelMoment, T]:
-        """Return the engine's answer, and the moment whose updates it had applied, exactly.
+        """Return the moment whose updates the engine had applied, exactly, and its answer.
 
-        With `of`, which is called at that moment, it applies these updates instead. `what` describes the work
-        to the owner meanwhile. Raises UserError BAD_OPTION for a relay, NODE_NOT_RUNNING before the model is
-        loaded and if the node ends before the answer, OUT_OF_MEMORY and DEVICE.
+        With `of`, which is called at that moment, the engine applies the updates that `of` returns instead.
+        `what` describes the work to the owner meanwhile. Raises UserError BAD_OPTION for a relay,
+        NODE_NOT_RUNNING before the model is loaded and if the node ends before the answer, OUT_OF_MEMORY and
+        DEVICE.
         """
         if self._context.settings.role == "relay":
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")

@@ -137,11 +137,11 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return self.records(key, self._drawn(roster))
 
     def take(self, key: bytes, sent: DictionaryDHTValue) -> bool:
-        """Reduce a dictionary that was sent to be stored, in place, and return True. If it has records it
-        keeps only them; otherwise it keeps MAX_ANSWER entries.
+        """Reduce a dictionary that was sent to be stored, in place, and return True. It keeps only records
+        or, if it has none, at most MAX_ANSWER entries.
 
-        Replaces hivemind's check, which refuses the whole dictionary for one bad entry. Two clocks that
-        differ by a second would suffice for that.
+        Replaces hivemind's check, which refuses the whole dictionary for one bad entry. An entry would be bad
+        even if two clocks differed by only a second.
         """
         drawn = self._drawn(sent)
         kept = self.records(key, drawn) or drawn
@@ -258,8 +258,8 @@ async def create_dht(p2p: P2P, key: PeerKey, client_mode: bool, random: Random, 
 
 async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration_time: float) -> bool:
     """Store this node's own record under its peer id `own`: in this node, where any search that asks it finds
-    the record, and at the peers nearest to the roster. Return whether a peer took it, or True without peers.
-    """
+    the record, and at the peers nearest to the roster. Return whether a peer took it; True if there are no
+    peers."""
     protocol, key = dht.protocol, DHTID.generate(roster)
     record = DHTRecord(
         key.to_bytes(), protocol.serializer.dumps(own), protocol.serializer.dumps(value), expiration_time

@@ -55,7 +55,7 @@ class Relays:
     async def choose(self) -> tuple[str, ...]:
         """Choose relays for the next start: given ones that answer, then others up to WANTED.
 
-        Relays that gave no place after the last start come into question only where no other answers.
+        Relays that gave no place after the last start are chosen only if no other relay answers.
         """
         refused = self._asked - self._placed
         given = await self._answering(self._given)
