@@ -36,10 +36,11 @@ NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""The broken bound by exit status. Libraries abort without memory; the system kills."""
+"""The bound that was broken, keyed by the exit status. Without memory, libraries abort and the system
+kills."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-"""Variables for such a process: one thread, as stacks count as memory, and no network."""
+"""Environment variables of a bounded process: one thread, because stacks count as memory, and no network."""
 
 
 class BoundedProcess:
@@ -54,9 +55,9 @@ class BoundedProcess:
         idle: float = 0,
         opening: Callable[[], Any] | None = None,
     ) -> None:
-        """`program` is a module that calls `serve`. An answer may take `seconds` of processor time, and the
-        process `memory` bytes. It ends after `idle` seconds (0: never) without a request. `opening` makes the
-        first request to a new process."""
+        """`program` is the name of a module that calls `serve`. An answer may take `seconds` of processor
+        time, and the process `memory` bytes. It ends after `idle` seconds (0: never) without a request.
+        `opening` makes the first request to a new process."""
         self._program = program
         self._bounds = seconds, memory, idle
         self._opening = opening

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sfnode.settings import Settings
 
 LOG_GRACE = 0.5
-"""Seconds for which a node that ends waits for its loggers."""
+"""Maximum time, in seconds, for which a node that ends waits for its loggers."""
 
 MakeTransport = Callable[["Settings", DataDir, tuple[str, ...]], Transport]
 """Makes the transport from settings, folder and bootstrap addresses."""

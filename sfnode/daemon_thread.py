@@ -1,5 +1,5 @@
-"""Threads that nobody waits for at the end: what hangs there costs its caller one answer, and not the whole
-process."""
+"""Daemon threads, for which nobody waits when the process ends. A call that hangs there costs its caller one
+answer, but not the whole process."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 
 class DaemonExecutor(Executor):
-    """An executor of one daemon thread, which does one thing after another.
+    """An executor of one daemon thread, which does one job after another.
 
-    The thread begins with the first thing to do. Unlike that of a `ThreadPoolExecutor` it keeps no process
-    from ending.
+    The thread begins with the first job. Unlike a thread of a `ThreadPoolExecutor`, it keeps no process from
+    ending.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.thread: threading.Thread | None = None
-        """None before there was anything to do."""
+        """The thread; None before the first job."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
@@ -46,7 +46,7 @@ class DaemonExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread once it has done what it was given; with `wait`, wait for that."""
+        """End the thread once it has done all jobs that it was given. With `wait`, wait until then."""
         self._jobs.put(None)
         if wait and self.thread:
             self.thread.join()
@@ -59,7 +59,7 @@ class DaemonExecutor(Executor):
 async def in_daemon_thread(function: Callable[[], T], name: str = "beside") -> T:
     """Call a slow function in a daemon thread of this name, and return its result or raise its error.
 
-    Who is cancelled meanwhile leaves the thread to itself, as does a process that ends.
+    The thread is abandoned if the caller is cancelled or the process ends.
     """
     executor = DaemonExecutor(name)
     try:

@@ -32,8 +32,8 @@ UNITS = Path("~/.config/systemd/user")
 """The folder of this user's systemd units."""
 
 XDG = {"~/.config": "XDG_CONFIG_HOME", "~/.local/share": "XDG_DATA_HOME"}
-"""Environment variables of the XDG base directory specification, by the folders that the defaults above
-name."""
+"""Environment variables of the XDG base directory specification, keyed by the folder in the defaults above
+that each replaces."""
 
 
 def in_xdg_home(path: Path) -> Path:
@@ -67,7 +67,7 @@ LOCALHOST = "127.0.0.1"
 
 
 SPARE_BYTES = 64 << 20
-"""Bytes that must stay free on a node's disk, because its log grows there."""
+"""Minimum free space on a node's disk, in bytes, because its log grows there."""
 
 
 def variable(flag: str) -> str:

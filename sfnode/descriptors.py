@@ -1,4 +1,4 @@
-"""Descriptors: as many as the system allows, and waiting where none is left."""
+"""File descriptors: raises their limit as far as the system allows, and waits while none is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MACOS_MOST = 10_240
 """Maximum number of descriptors of a macOS process without a limit (OPEN_MAX)."""
 
 PAUSE = 1.0
-"""Seconds before another attempt to open something."""
+"""Pause, in seconds, before another attempt to open something."""
 
 OPENED_BY_SQLITE = 4
 """Maximum number of files that SQLite opens for a statement: database, WAL, its index, one for sorting."""
@@ -26,7 +26,7 @@ _SQLITE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONL
 """Errors by which SQLite says that it could not open something."""
 
 _PRIMARY = 0xFF
-"""The low byte of an extended SQLite result code is the primary one."""
+"""Mask of the low byte of an extended SQLite result code, which is the primary code."""
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def limit() -> int:
 
 
 def are_lacking(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, is that no descriptor was left."""
+    """Return whether an error, or its cause, came from a lack of descriptors."""
     while error is not None and not isinstance(error, OSError | sqlite3.OperationalError):
         error = error.__cause__
     if isinstance(error, OSError):
@@ -60,7 +60,8 @@ def are_lacking(error: BaseException | None) -> bool:
 
 
 def _hardly_any_left() -> bool:
-    """Return whether what SQLite opens at a time cannot be opened now: SQLite does not say why it failed."""
+    """Return whether the files that SQLite opens for a statement cannot be opened now. This is tried, because
+    SQLite does not say why it failed."""
     opened: list[int] = []
     try:
         for _ in range(OPENED_BY_SQLITE):
@@ -74,9 +75,9 @@ def _hardly_any_left() -> bool:
 
 
 def patiently(work: Callable[[], T]) -> T:
-    """Return what `work` returns. Do it again while it fails for lack of descriptors.
+    """Return the result of `work`, which is repeated while it fails for lack of descriptors.
 
-    Blocks meanwhile: other programs of the machine may hold them, and will release some.
+    Blocks meanwhile, because other programs of the machine may hold the descriptors, and will release some.
     """
     told = False
     while True:

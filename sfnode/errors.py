@@ -88,7 +88,7 @@ class Code(IntEnum):
 
 
 NO_ANSWER = (Code.NODE_NOT_RUNNING, Code.NODE_NOT_ANSWERING)
-"""Numbers of the errors of whoever asks a node and gets no answer."""
+"""Numbers of the errors that mean that a node does not answer."""
 
 
 class UserError(Exception):

@@ -39,8 +39,8 @@ MAX_OTHER_FILE = 256 << 20
 take 40 MB."""
 
 SLACK = 16 << 20
-"""Bytes beyond the announced size, and a quarter of it, that may arrive: interrupted transfers request bytes
-again."""
+"""Maximum number of bytes that may arrive beyond 1.25 times the announced size, because interrupted transfers
+request bytes again."""
 
 REVISION = re.compile(r"|refs/convert/parquet|(?!\.)[\w.-]{1,100}", re.ASCII)
 """Names of commits, branches and tags that may be requested: another person's manifest may name any."""
@@ -61,9 +61,9 @@ class HubFile(NamedTuple):
 
 
 def unreachable() -> str | None:
-    """Return why nothing can be downloaded from the hub.
+    """Return the reason why nothing can be downloaded from the hub.
 
-    None if a connection to the hub, or to its proxy, can be opened.
+    Returns None if a connection to the hub, or to its proxy, can be opened.
     """
     if constants.HF_HUB_OFFLINE:
         return "it is not to be asked (HF_HUB_OFFLINE)"
@@ -179,7 +179,7 @@ def require_room(size: int, what: str) -> None:
 def _metered(source: str, expected: int) -> type[tqdm]:
     """Return a progress bar that stops a download which exceeds the announced size or fills the disk.
 
-    The library passes every piece of a file to no other place.
+    A progress bar is the only object to which the library reports every piece of a file.
     """
 
     most = expected + expected // 4 + SLACK

@@ -17,7 +17,7 @@ UNITS = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 """Suffixes of sizes: powers of ten, as for network rates."""
 
 MEGABYTE = 1_000_000
-"""Bytes."""
+"""Bytes in a megabyte."""
 
 MIN_RATE = 1_000
 """Minimum of a rate, in bytes per second. Below it, regular messages take longer than a link may be
@@ -108,7 +108,7 @@ class Limits(BaseModel):
     cpu: Percent | None = None
     """Percent of all cores."""
     gpu: Percent | None = None
-    """Percent of the time."""
+    """Percent of the time in which the GPU computes."""
     threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     watts: float | None = Field(default=None, gt=0)
     """Power that the GPU draws on average."""
@@ -124,7 +124,8 @@ class Limits(BaseModel):
     not_while: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     """Names of programs beside which the node does not compute."""
     mb_per_day: float | None = Field(default=None, gt=0)
-    """Millions of bytes in both directions, over links and, where the system tells, beside them."""
+    """Millions of bytes a day in both directions, of links and, where the system counts it, of other
+    traffic."""
     upload_rate: Rate | None = None
     """Bytes per second over all links."""
     download_rate: Rate | None = None
@@ -139,5 +140,5 @@ class Limits(BaseModel):
         return ", ".join(f"{name}={_given(value)}" for name, value in self.in_force().items()) or "none"
 
     def in_force(self) -> dict[str, Any]:
-        """Return the limits that are set, by name."""
+        """Return the limits that are set, keyed by name."""
         return self.model_dump(exclude_defaults=True)

@@ -39,7 +39,7 @@ class LoggedRecord:
     step: int
     """Position on the x-axis: updates known to a node, or local steps of a simulated client."""
     values: Mapping[str, float]
-    """Numbers by name, in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
+    """Numbers, keyed by name in lower case with underscores: `loss`, `accuracy`, `bytes_per_edge`."""
 
 
 class Logger(Protocol):
@@ -73,7 +73,7 @@ class BackgroundLogger:
     it does nothing."""
 
     def __init__(self, loggers: Mapping[str, Logger], patience: float = PATIENCE) -> None:
-        """Take over `loggers`, which are mapped from their names in log messages."""
+        """Take over `loggers`, each of which is keyed by its name in log messages."""
         self.dropped = 0
         """Number of dropped records."""
         self._writers = [_Writer(name, logger) for name, logger in loggers.items()]
@@ -283,7 +283,8 @@ class TensorBoard:
 
 
 STEP = "step"
-"""Name of the x-axis of all curves. wandb's own step must not fall, while known updates may."""
+"""Name of the x-axis of all curves. wandb's own step must never decrease, but the number of known updates
+may."""
 
 
 class WeightsAndBiases:
@@ -333,7 +334,8 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def opened(where: Iterable[str], patience: float = PATIENCE) -> BackgroundLogger:
-    """Open these loggers on a separate thread. `patience` is that of `BackgroundLogger`.
+    """Open these loggers on a separate thread. `patience` is the time, in seconds, that `close` waits for
+    remaining records.
 
     Raises UserError BAD_OPTION for an unknown kind or an invalid name, EXTRA_MISSING for a package that is
     not installed, and LOGGER_UNUSABLE for a destination that cannot be written to.

@@ -1,7 +1,7 @@
 """Logging: one logger for all of sfnode; two formats that the command line sets up, never an import.
 
 Text is for people. JSON is for programs: one object per line, whatever a message or an exception contains.
-Neither passes on what peers write that is no visible character.
+Neither passes on invisible characters that peers write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMATS = ("text", "json")
 """Values of `--set log.format`."""
 
 BEGINS = "begins"
-"""Attribute of the records of `begins`."""
+"""Attribute that marks the log records of `begins`."""
 
 _ORDINARY = (
     frozenset(vars(logging.makeLogRecord({})))
@@ -70,12 +70,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has: NaN and infinities as text."""
+    """Return a value that JSON can express: NaN and infinities become text."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def begins(what: str, *arguments: object) -> None:
-    """Log that something begins which may take seconds, for whoever shows what a node is busy with."""
+    """Log the beginning of work that may take seconds, for displays of a node's present work."""
     log.info(what, *arguments, extra={BEGINS: True})
 
 
@@ -92,7 +92,8 @@ def set_up_logging(level: str, form: str = "text") -> None:
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Drop records of requests that are not HTTP: they are answered with 400 and are no fault of ours."""
+    """Return False for records of requests that are not HTTP, so that they are dropped. Such requests are
+    answered with 400 and are no fault of ours."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__module__ != "aiohttp.http_exceptions"
 

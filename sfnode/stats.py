@@ -23,14 +23,14 @@ from sfprotocol.messages import Feed, RunParameters, Succession
 from sfprotocol.segments import first_updates
 
 PATIENCE = 2.0
-"""Time that one request may wait for counting, in seconds. The next request continues."""
+"""Maximum time, in seconds, that one request spends on counting. The next request continues there."""
 
 MIN_AGE = 0.2
 """Minimum time for which an answer is reused, in seconds."""
 
 AGE_FACTOR = 10
-"""An answer is reused for this multiple of its computing time, so counting takes at most a tenth of a
-core."""
+"""Minimum time for which an answer is reused, as a multiple of the time that computing it took. So counting
+takes at most a tenth of a core."""
 
 MAX_TEAMS = 100
 """Maximum number of teams in an answer: more than anybody reads."""
@@ -49,17 +49,17 @@ class LogIndex:
         run: RunParameters,
         training: Training | None = None,
     ) -> None:
-        """`names()` returns display names by origin; `training` is that of `RunHistory`."""
+        """`names()` returns display names, keyed by origin. `training` is passed to `RunHistory`."""
         self._log = update_log
         self._decided = RunHistory(run, training=training) if run.organised else None
         """History of an organised run."""
         self._timeline: list[views.TimelineEntry] = []
         self._timeline_of = 0, b""
-        """Number of decisions, and their chain hash, for which the timeline was computed: it takes long if
-        epochs have many feeds."""
+        """Number of decisions, and their chain hash, when the timeline was last computed. Computing it takes
+        long if epochs have many feeds."""
         self._contributions = Contributions(update_log)
         self._members: dict[bytes, Ranked] = {}
-        """Members by origin; empty in an open run."""
+        """Members, keyed by origin; empty in an open run."""
         self._has_worths = False
         """Whether the worth of any update was measured; never in an open run."""
         self._all_worths = 0
@@ -70,7 +70,8 @@ class LogIndex:
         self._names: Mapping[bytes, Names] = {}
         self._teams: list[views.Team] = []
         self._history: dict[int, views.History] = {}
-        """The last history, by the requested number of points."""
+        """The last history, keyed by the requested number of points; empty if there is none of the present
+        log."""
         self._valid_until = float("-inf")
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ class LogIndex:
         return self._history[points]
 
     def timeline(self, limit: int) -> views.Timeline:
-        """Return the last decisions, with display names of the time of each decision."""
+        """Return the last `limit` decisions, the latest first, with the display names at the time of each."""
         decided = self._follow()
         if decided is None:
             return views.Timeline(total=0, entries=[])
@@ -151,7 +152,8 @@ class LogIndex:
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
 
     def _gain(self, member: Ranked | None) -> float | None:
-        """Return a member's share of all worths, `Origin.gain_share`."""
+        """Return a member's worth as a share of all absolute worths (`Origin.gain_share`); None for no
+        member, or if no worth was measured."""
         if member is None or not self._has_worths:
             return None
         return member.worth / max(1, self._all_worths)
@@ -227,7 +229,7 @@ class _Spans:
         self._leading: dict[bytes, list[int]] = {}
 
     def add(self, origin: bytes, epochs: dict[int, int], *, leading: bool) -> None:
-        """Add one feed's updates by epoch."""
+        """Add one feed's numbers of updates, keyed by epoch."""
         own = self._leading.setdefault(origin, [0] * self._points) if leading else None
         for epoch, updates in epochs.items():
             span = epoch * self._points // self._epochs
@@ -274,9 +276,9 @@ class FeedCount(NamedTuple):
     next: int
     """First step that is not counted."""
     epochs: dict[int, int]
-    """Number of updates by epoch. Epochs never decrease in a feed. For updates that a checkpoint replaces,
-    only the number with the last label is known. A plain dict of integers, which the garbage collector skips:
-    there is one for every feed."""
+    """Number of updates, keyed by epoch. Epochs never decrease in a feed. Of the updates that a checkpoint
+    replaces, only the number with the last label is known. A plain dict of integers, which the garbage
+    collector skips: there is one for every feed."""
 
 
 class Contribution(NamedTuple):
@@ -312,7 +314,7 @@ class Contributions:
         self.closed = True
 
     def follow(self, give_up: float) -> bool:
-        """Count the updates that arrived, and subtract those that were cut, since the last call.
+        """Count the updates that have arrived since the last call, and subtract the updates that were cut.
 
         Returns False if that was not finished at `give_up` by the monotonic clock.
         """
@@ -367,7 +369,7 @@ class Contributions:
     # -- ranking -----------------------------------------------------------------------------------
 
     def _rank(self, changed: set[bytes]) -> None:
-        """Move the origins with a changed contribution to their ranks. The others stay in order."""
+        """Move the origins with a changed contribution to their new ranks. The others stay in order."""
         cut = frozenset(record.feed.origin for record in self._log.cuts())
         changed |= cut ^ self._cut
         self._cut = cut
@@ -415,9 +417,9 @@ class SeriesSample(NamedTuple):
     cpu: float | None = None
     """Cores that the node keeps busy."""
     memory: int | None = None
-    """Bytes of memory that it holds."""
+    """Bytes of memory that the node holds."""
     gpu: float | None = None
-    """Share of the time in which its GPU is busy."""
+    """Share of the time in which the node's GPU is busy."""
 
 
 class TimeSeries:
@@ -427,7 +429,8 @@ class TimeSeries:
     def __init__(self, interval: float) -> None:
         self.interval = interval
         self._tolerance = interval / 2
-        """Seconds by which a sample may come too early, because callers are never exactly on time."""
+        """Tolerance, in seconds, by which a sample may come too early, because callers are never exactly on
+        time."""
         self.samples: list[SeriesSample] = []
 
     def add(self, sample: SeriesSample) -> None:

@@ -49,7 +49,7 @@ POLL_INTERVAL = 0.5
 """Seconds between looks at the nodes."""
 
 AGREE_DEADLINE = 60.0
-"""Seconds after the last update within which all digests must become equal."""
+"""Deadline, in seconds, for all digests to become equal after the last update."""
 
 
 RUN, KEYS = "run.toml", "keys"
@@ -62,7 +62,7 @@ class SwarmProgress(NamedTuple):
     seconds: float
     """Seconds since the start of the swarm."""
     statuses: tuple[Status | None, ...]
-    """The last status of each node, by number; None before its first answer."""
+    """The last status of each node, in the order of their numbers; None before a node's first answer."""
     organised: OrganiserStatus | None = None
     """The first node's view of the organised run; None in an open run, and before its first answer."""
 
@@ -147,7 +147,8 @@ class LocalSwarm:
         self._evaluates = evaluate and bool(manifest.data.test)
         self._measuring: asyncio.Task[tuple[Evaluation, Evaluation | None]] | None = None
         self._started = self._first_update = self._complete_since = 0.0
-        """Monotonic times of these events; 0 before each."""
+        """Monotonic times of the start, the first update, and the moment since which the run is complete; 0
+        before each."""
         self.keep = False
         """Whether `stop` keeps the temporary folder."""
 
@@ -274,12 +275,13 @@ class LocalSwarm:
 
     @property
     def before(self) -> Evaluation | None:
-        """The evaluation of the base model, once it is finished."""
+        """The evaluation of the base model; None until it is finished."""
         return self._base[0]
 
     @property
     def calibrated(self) -> Evaluation | None:
-        """The evaluation of the base model less its prior, once it is finished."""
+        """The evaluation of the base model less its prior over the answers; None until it is finished, or
+        without such a prior."""
         return self._base[1]
 
     @property
@@ -388,9 +390,10 @@ class LocalSwarm:
             return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
     async def _evaluate_base(self) -> tuple[Evaluation, Evaluation | None]:
-        """Have the base model measured, as it is and less its prior over the answers, if it has one.
+        """Have the base model measured: as it is and, if it has a prior over the answers, less that prior.
 
-        That waits for the node's first update: a run of a minute would otherwise end without the node's rows.
+        The measurement waits for the node's first update. Otherwise a run of a minute would end without the
+        node's rows.
         """
         while True:
             status = await self.nodes[-1].answering()
@@ -410,7 +413,7 @@ def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...])
 
 
 def _but_for_keys(manifest: Manifest) -> Manifest:
-    """Return what two runs have in common if they differ only by their keys."""
+    """Return the run with its keys blanked, which is equal for two runs that differ only by their keys."""
     return _with_keys(manifest, organiser="", deputies=())
 
 
@@ -439,7 +442,7 @@ class NodeProcess:
         self.number = number
         self.client = Client(Layout(folder).control_socket)
         self.status: Status | None = None
-        """The last status that it answered."""
+        """The last status with which the node answered; None before its first answer."""
         self.folder = folder
         self.program = (sys.executable, "-m", "sfnode")
         self._log = folder / "node.log"
@@ -465,7 +468,8 @@ class NodeProcess:
         self._started = time.monotonic()
 
     async def look(self) -> Status | None:
-        """Return its current status, or else its last one; None before its first answer.
+        """Return the node's current status, or the last one if it does not answer now; None before its first
+        answer.
 
         Raises UserError SWARM_FAILED if the process ended or never answered.
         """
@@ -479,14 +483,14 @@ class NodeProcess:
         return self.status
 
     async def answering(self) -> Status:
-        """Wait for its first status."""
+        """Wait for the node's first answer, and return its status."""
         while True:
             if status := await self.look():
                 return status
             await asyncio.sleep(START_POLL)
 
     async def ask(self, call: Awaitable[T]) -> T:
-        """Await a call of its client. Raises UserError SWARM_FAILED if its process ended."""
+        """Await a call of the node's client. Raises UserError SWARM_FAILED if the node's process ended."""
         try:
             return await call
         except UserError as error:
@@ -495,7 +499,7 @@ class NodeProcess:
             raise
 
     async def stop(self) -> None:
-        """End it by SIGTERM, or after STOP_DEADLINE by SIGKILL."""
+        """End the process by SIGTERM, or after STOP_DEADLINE by SIGKILL."""
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()

@@ -25,8 +25,8 @@ WORK = (0.0005, 0.003)
 
 
 TURN = 1e-7
-"""Seconds that a turn takes. Without them, waiting until the clock shows a sum that was rounded up by a bit
-would never end."""
+"""Virtual time, in seconds, that one turn of the loop takes. If turns took none, a wait until a time that was
+rounded up by a bit would never end."""
 
 MOST_TURNS = 20_000
 """Maximum number of turns in a row without waiting. More are a program that polls the clock for ever."""
@@ -116,7 +116,7 @@ class _Job:
 
     @property
     def gone(self) -> bool:
-        """Whether its program was killed."""
+        """Whether the job's program was killed."""
         return self._program is not None and not self._program.alive
 
     def do(self) -> None:
@@ -142,7 +142,7 @@ class _Job:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The loop. Its time begins with 0."""
+    """An asyncio loop in virtual time, which begins with 0."""
 
     def __init__(self, random: Random) -> None:
         """`random` determines how long jobs of executors take, and when they are done."""
@@ -165,8 +165,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Do `func(*args)` within its duration. Jobs of one executor follow each other. Jobs without an
-        executor run side by side."""
+        """Do `func(*args)` at the beginning or at the end of its duration, which is drawn. Jobs of one
+        executor follow each other. Jobs without an executor run side by side."""
         future: asyncio.Future[T] = self.create_future()
         program = _PROGRAM.get()
         seconds = (program or Program()).work(self._random)

@@ -23,10 +23,11 @@ from sfnode.store.data_folder import Layout
 from sfnode.tasks.public_files import Places
 
 PROCESS = 512 << 20
-"""Bytes that a node needs besides its weights, for libraries (docs/reliability.md) and a mini-batch."""
+"""Memory, in bytes, that a node needs besides its weights, for libraries (docs/reliability.md) and a
+mini-batch."""
 
 SCANT = 1 << 30
-"""Bytes of free memory below which the owner will notice the node."""
+"""Threshold of free memory, in bytes, below which the owner will notice the node."""
 
 AT_HAND = 1 << 30
 """Maximum size of the weights, in bytes, for which steps are measured without a request. Loading takes
@@ -34,26 +35,27 @@ seconds."""
 
 MEASURED_SECONDS = 3.0
 MEASURED_STEPS = 50
-"""Seconds and steps after which measuring ends, whichever comes first."""
+"""Maximum seconds and maximum number of steps of measuring, which ends at whichever comes first."""
 
 USUAL, LEAST = 1024, 64
 """Descriptors that many systems allow a process, and the minimum for a node, which uses 26 with two links."""
 
 STORED = 2.0
-"""Bytes of a parameter in the files of most models, which are bfloat16."""
+"""Size, in bytes, of a parameter in the files of most models, which are bfloat16."""
 
 HOME_UPLINK = 1_250_000
-"""Bytes per second, 10 Mbit/s: what a home line carries upwards, which nothing here can measure."""
+"""Assumed upload rate of a home line, in bytes per second (10 Mbit/s), because nothing here can measure
+it."""
 
 LONG_WAIT = 600.0
-"""Seconds from which a newcomer's wait is worth a note."""
+"""Threshold, in seconds, above which a newcomer's wait is worth a note."""
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 """A file that exists if a driver of Nvidia is loaded, even if torch cannot use it."""
 
 
 Size = tuple[int, bool]
-"""The number of parameters of a model, and whether all are counted, not only the trained ones."""
+"""Number of parameters of a model, and whether all were counted (True) or only the trained ones (False)."""
 
 
 def look_at_memory() -> CheckFinding:
@@ -92,7 +94,8 @@ def look_at_descriptors() -> CheckFinding:
 
 
 def look_at_uplink(case: CheckedCase, manifest: Manifest | None) -> list[CheckFinding]:
-    """Examine how long a newcomer waits that gets the model from this node alone, if it gives it."""
+    """Examine how long a newcomer waits that gets the model from this node alone. Without a model to give
+    there is no finding."""
     gives = case.role == "trainer" if case.share_model is None else case.share_model
     try:
         size = _size(case, manifest) if manifest and manifest.model.listing and gives else None
@@ -229,7 +232,8 @@ def _count(parameters: int) -> str:
 
 
 def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
-    """Raises UserError."""
+    """Return the size of the run's model or the named one; None if no model is known. Raises UserError
+    MODEL_*."""
     from sfnode.models import shapes
 
     named = case.source or (manifest.model.source if manifest else "")
@@ -272,8 +276,8 @@ def _stored(place: Path) -> int:
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:
-    """Look for errors that would keep a trainer from starting, and time steps. None if timing takes long and
-    was not requested."""
+    """Look for errors that would keep a trainer from starting, and time steps. None without a known run, or
+    if timing takes long and was not requested."""
     if manifest is None:
         return None
     try:
@@ -287,8 +291,8 @@ def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding 
 
 
 def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
-    """Check model and rows as far as they are here, and measure steps. Raises UserError MODEL_*, DATA_*,
-    DEVICE, VERIFIER_NOT_ALLOWED."""
+    """Check model and rows as far as they are stored here, and measure steps. None if measuring takes long
+    and was not requested. Raises UserError MODEL_*, DATA_*, DEVICE, VERIFIER_NOT_ALLOWED."""
     from sfnode.models import files, loader, shapes
 
     if shapes.is_shape(case.source):
@@ -308,7 +312,7 @@ def _speed(case: CheckedCase, manifest: Manifest) -> CheckFinding | None:
 
 
 def _updates_per_hour(case: CheckedCase, manifest: Manifest, places: Places) -> float:
-    """Load model and rows as a node does, and time steps."""
+    """Load model and rows as a node does, time steps, and return the updates per hour."""
     from sfnode.engine.trainer import ReplicatedTrainer
     from sfnode.node.training.step_scheduler import batches_of
 

@@ -21,14 +21,14 @@ from sfnode.store.data_folder import holder
 from sfnode.store.disk_errors import sync_folder
 
 LOG_BYTES_PER_UPDATE = 12
-"""Bytes of the log for an update: 5.3 if they are made one by one (docs/benchmarks.md), and as much again
-while SQLite tidies up."""
+"""Bytes that the log takes for an update: 5.3 if updates are made one by one (docs/benchmarks.md), and as
+much again while SQLite tidies up."""
 
 PROBE = 1 << 20
 """Size of the test write, in bytes."""
 
 SLOW_SYNC = 0.1
-"""Seconds from which a slow sync is worth a note: a node makes up to ten commits a second."""
+"""Threshold, in seconds, above which a slow sync is worth a note: a node makes up to ten commits a second."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -100,8 +100,8 @@ def _locks(path: str) -> bool:
 
 
 def _write(descriptor: int, folder: Path) -> float:
-    """Return the duration of a small durable write, like those of the log. A larger write tests for room
-    first."""
+    """Return the duration, in seconds, of a small durable write like the log's. Before it, a larger write
+    tests for room."""
     os.write(descriptor, bytes(PROBE))
     os.fsync(descriptor)
     begin = time.perf_counter()

@@ -50,7 +50,7 @@ OF_MACHINE: dict[str, OfMachine] = {
     "ports": lambda case: network.look_at_ports(case.host_maddrs, case.data_dir),
     "IPv6": lambda case: [network.look_at_ipv6(case.host_maddrs)],
 }
-"""Checks of the machine alone, by name."""
+"""Checks of the machine alone, keyed by name."""
 
 OF_RUN: dict[str, OfRun] = {
     "disk": lambda case, manifest: disk.look_at_disk(case.data_dir, manifest),
@@ -58,26 +58,26 @@ OF_RUN: dict[str, OfRun] = {
     "uplink": compute.look_at_uplink,
     "speed": lambda case, manifest: [one for one in [compute.look_at_speed(case, manifest)] if one],
 }
-"""Checks of the needs of a run, by name. The manifest is None if no run is known."""
+"""Checks of the needs of a run, keyed by name. The manifest is None if no run is known."""
 
 DEADLINE = 15.0
-"""Seconds for a check once the libraries are loaded: most dead peers take four; a peer that is slow at every
-step, its name included, takes up to fifteen."""
+"""Deadline, in seconds, of a check once the libraries are loaded. Most dead peers take four. A peer that is
+slow at every step, its name included, takes up to fifteen."""
 
 MEASURE_DEADLINE = 300.0
-"""Seconds for reading a named model, and for loading and measuring it if that was requested."""
+"""Deadline, in seconds, for reading a named model, and for loading and measuring it if that was requested."""
 
 RELAY_DEADLINE = 6.0
-"""Seconds for a connection through a relay, which takes one or two."""
+"""Deadline, in seconds, for a connection through a relay, which takes one or two."""
 
 MAX_REMEMBERED = 5
-"""Peers of earlier sessions that are visited when none is named."""
+"""Maximum number of peers of earlier sessions that are visited when no peer is named."""
 
 _RELAYED = {
     1: "Join with --auto-relay and name a second peer that relays, or forward",
     2: "Join with --auto-relay, or forward",
 }
-"""Beginnings of the advice by the number of peers that may relay."""
+"""Beginnings of the advice, keyed by the number of peers that may relay."""
 
 ABOUT_PEERS = frozenset(
     number(subject)

@@ -49,12 +49,12 @@ _SOMEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses reserved for documentation. The default route leads there, and nothing is sent."""
 
 INEXACT = 3.0
-"""Seconds of difference from which a clock is worth a note: other programs on hivemind's DHT refuse such a
-peer."""
+"""Threshold, in seconds, above which a clock's difference is worth a note: other programs on hivemind's DHT
+refuse such a peer."""
 
 NTP_PORT = 123
 NTP_DEADLINE = 2.5
-"""Seconds for one packet there and back. Where UDP is blocked no answer comes."""
+"""Deadline, in seconds, for one packet there and back. Where UDP is blocked no answer comes."""
 
 _NTP_EPOCH = 2_208_988_800
 """Seconds from 1900, where NTP counts from, to 1970."""
@@ -175,12 +175,13 @@ def own_address(family: socket.AddressFamily) -> str | None:
 
 
 def look_at_ipv6(host_maddrs: Sequence[str]) -> CheckFinding:
-    """Examine whether this machine has a public IPv6 address, and what else if it has no IPv4."""
+    """Examine whether this machine has a public IPv6 address, and what a node without IPv4 needs."""
     return judge_ipv6(own_address(socket.AF_INET), own_address(socket.AF_INET6), host_maddrs)
 
 
 def judge_ipv6(ipv4: str | None, address: str | None, host_maddrs: Sequence[str]) -> CheckFinding:
-    """Judge the addresses from which this machine would send, beside those that the node would listen on."""
+    """Judge the addresses from which this machine would send over IPv4 and IPv6 (None without a route), given
+    the addresses on which the node would listen."""
     if address and not ipv4:
         what = (
             "this machine has IPv6 alone: it meets peers that have IPv4 alone only through a relay with both"
@@ -229,8 +230,8 @@ def _udp(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 def _time_in(answer: bytes) -> float | None:
-    """Return the server's time; None if this is no answer, or a server's that does not know the time (stratum
-    0)."""
+    """Return the server's time; None if `answer` is no NTP answer, or the server does not know the time
+    (stratum 0)."""
     if len(answer) < 48 or answer[0] & 7 != _SERVER_MODE or answer[1] == 0:
         return None
     whole, part = struct.unpack("!II", answer[40:48])
@@ -238,7 +239,8 @@ def _time_in(answer: bytes) -> float | None:
 
 
 def judge_by_peers(ahead: Sequence[float]) -> CheckFinding:
-    """Judge this clock by those of peers, each of which is `ahead` of ours by so many seconds."""
+    """Judge this clock by the clocks of peers. `ahead` has the seconds by which each of them is ahead of
+    ours."""
     if ahead:
         those = "a peer's clock" if len(ahead) == 1 else f"the clocks of {len(ahead)} peers"
         return judge(statistics.median(ahead), those)
@@ -250,7 +252,7 @@ def judge_by_peers(ahead: Sequence[float]) -> CheckFinding:
 
 
 def judge(ahead: float, by: str) -> CheckFinding:
-    """Judge this clock by another, described by `by`, that is `ahead` of ours by so many seconds."""
+    """Judge this clock by another one, which `by` describes and which is `ahead` seconds ahead of ours."""
     way = "behind" if ahead > 0 else "ahead of"
     what = f"this clock is {_span(abs(ahead))} {way} {by}"
     if abs(ahead) < INEXACT:

@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NAME_DEADLINE = 8.0
-"""Seconds: a resolver that asks its second server after five gets an answer."""
+"""Deadline, in seconds, for looking up a name. A resolver that asks its second server after five gets an
+answer."""
 
 SLOW_NAME = 1.0
-"""Seconds from which a name's lookup is worth a note: each dial by name waits as long."""
+"""Threshold, in seconds, above which a name's lookup is worth a note: each dial by name waits as long."""
 
 HANDSHAKE_DEADLINE = 5.0
 MANIFEST_DEADLINE = 4.0
-"""Seconds: a relayed dial takes 2-4 s."""
+"""Deadline, in seconds, for the handshake and for the manifest: a relayed dial takes 2-4 s."""
 
 _OTHER_KEY = re.compile(r"remote key matches (\w+)")
 """The part of libp2p's error that names the peer that answered instead."""
@@ -53,7 +54,7 @@ _ABOUT = {
     Code.OLDER_PROTOCOL: Subject.VERSION,
     Code.NETWORK_DAEMON: Subject.NETWORK_DAEMON,
 }
-"""Subjects of the errors that a step raises."""
+"""Subject of the finding, keyed by the code of the error that a step raises."""
 
 
 class StepFailed(Exception):  # noqa: N818 (caught by `visit`)
@@ -71,9 +72,9 @@ class Visit:
     address: str
     finding: CheckFinding | None = None
     answers: bool = False
-    """Whether it can be reached and speaks libp2p."""
+    """Whether the peer can be reached and speaks libp2p."""
     clock_ahead: float = 0.0
-    """Seconds by which its clock is ahead of ours, if it answers."""
+    """Seconds by which the peer's clock is ahead of ours; 0 if it does not answer."""
     manifest: Manifest | None = None
     times: list[str] = field(default_factory=list)
     slow_name: CheckFinding | None = None
@@ -181,7 +182,7 @@ def _no_tcp(address: str, error: OSError) -> CheckFinding:
 
 
 async def _shake_hands(address: str, transport: HivemindTransport) -> float:
-    """Return the seconds by which its clock is ahead of ours."""
+    """Dial a peer, and return the seconds by which its clock is ahead of ours."""
     try:
         async with asyncio.timeout(HANDSHAKE_DEADLINE):
             return await transport.clock_ahead(address)
@@ -206,7 +207,7 @@ def _no_handshake(address: str, error: Exception) -> CheckFinding:
 
 
 async def _ask(address: str, transport: HivemindTransport) -> Manifest:
-    """Return its run's manifest. Raises UserError BAD_MANIFEST, NEWER_PROTOCOL or OLDER_PROTOCOL."""
+    """Ask a peer for its run's manifest. Raises UserError BAD_MANIFEST, NEWER_PROTOCOL or OLDER_PROTOCOL."""
     try:
         async with asyncio.timeout(MANIFEST_DEADLINE):
             manifest = await ask_manifest(transport, address)

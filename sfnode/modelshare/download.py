@@ -44,30 +44,35 @@ LOOK_INTERVAL = 2.0
 """Seconds between looks for further peers."""
 
 MAX_SOURCES = 64
-"""Maximum number of peers that are asked. Most may be strangers from the roster, where ids cost nothing. The
-peer that was asked first and gave nothing makes room for another."""
+"""Maximum number of peers that are asked. Most may be strangers from the roster, where ids cost nothing. At
+this number, the first peer that gave nothing makes room for another."""
 
 LOOK_AHEAD = 32
-"""Missing pieces of a peer among which the rarest is chosen: looking at all takes long in a large model."""
+"""Maximum number of pieces, which a peer has and this node lacks, among which the rarest is chosen. Looking
+at all takes long in a large model."""
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 STALL = 20.0
-"""Maximum seconds for which a peer may leave a part half sent: as long as a request may take."""
+"""Maximum time, in seconds, for which a peer may leave a part half sent: as long as a request may take."""
 
 SLOW = 30.0
-"""Seconds after which a part is slow. At the end of a download a slow part is requested from every peer,
-another part from two. So neither one peer that stalls nor two that work together can hold the download up."""
+"""Threshold, in seconds, after which a requested part is slow. At the end of a download a slow part is
+requested from every peer, another part from two. So neither one peer that stalls nor two that work together
+can hold the download up."""
 
 MIN_PAUSE, MAX_PAUSE = 0.25, 8.0
-"""Seconds before a peer that gave nothing is asked again. The pause doubles from the first to the second."""
+"""First and maximum pause, in seconds, before a peer that gave nothing is asked again. The pause doubles each
+time."""
 
 PATIENCE = 180.0
-"""Seconds after which the download fails if no peer has sent a part, or said that it will send one later."""
+"""Maximum time, in seconds, without progress, after which the download fails. Progress is data, or a peer's
+word that it will send a part later."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
-"""`Transport.request`: from an address and an encoded request to the encoded reply."""
+"""The function `Transport.request`, which takes an address and an encoded request, and returns the encoded
+reply."""
 
 
 class Givers(NamedTuple):
@@ -99,17 +104,17 @@ class _Source:
     addresses: list[str] = field(default_factory=list)
     """Full addresses, the one to try next first."""
     map: bytes | None = b""
-    """Map of the pieces that it has (SPEC B3), from its last answer; None if it has all."""
+    """Map of the pieces that the peer has (SPEC B3), from its last answer; None if it has all."""
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it is asked for its map."""
+    """Lock that is held while the peer is asked for its map."""
     banned: bool = False
     pause: float = MIN_PAUSE
-    """Seconds before it is asked again if it gives nothing."""
+    """Seconds before the peer is asked again if it gives nothing."""
     gave: bool = False
-    """Whether it sent a part."""
+    """Whether the peer has sent a part."""
 
     def has(self, number: int) -> bool:
-        """Return whether it has a piece, by its map."""
+        """Return whether the peer has a piece, according to its map."""
         return self.map is None or has_piece(self.map, number)
 
     def add(self, address: str) -> None:
@@ -153,7 +158,7 @@ class ModelDownload:
         self._peers, self._request, self._rate_limit, self._clock, self._random = givers
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[asyncio.Task[None], _Source] = {}
-        """Tasks, each of which asks one peer for one part after the other, with that peer."""
+        """Running tasks, each with its peer. A task asks its peer for one part after the other."""
         self._encoded = b""
         self._pieces: list[Piece] = []
         self._held = bytearray()
@@ -164,9 +169,10 @@ class ModelDownload:
         """Missing parts that some peers are being asked for."""
         self._total = self._done = 0
         self._progress_at = self._clock()
-        """Time since which no part came, no peer said that it has one, and this node could receive."""
+        """Time of the last progress: data arrived, a peer said that it will send a part later, or requests
+        waited because this node's limit on receiving was reached."""
         self._waiting = 0
-        """Requests that wait until this node may receive more."""
+        """Number of requests that wait until this node may receive more."""
         self._listed, self._complete = asyncio.Event(), asyncio.Event()
         self._reported_at = self._clock()
 
@@ -176,7 +182,8 @@ class ModelDownload:
         return FetchStatus(what=what, done=self._done, total=self._total, peers=givers)
 
     async def run(self, listing: bytes | None = None) -> bytes:
-        """Fill the folder and return the encoded listing. `listing` is the one of an earlier attempt, if any.
+        """Fill the folder and return the encoded listing. `listing` is the encoded listing from an earlier
+        attempt, if any.
 
         Raises UserError MODEL_NOT_FOUND when nobody has the model, DISK_FULL, or DATA_DIR_UNUSABLE.
         """
@@ -245,7 +252,8 @@ class ModelDownload:
         return [source for source in self._sources.values() if not source.banned]
 
     def _has_room(self) -> bool:
-        """Return whether one more peer may be asked. At the limit, the first that gave nothing is dropped."""
+        """Return whether one more peer may be asked. At MAX_SOURCES, the first peer that gave nothing is
+        dropped for it."""
         useless = next((source for source in self._sources.values() if not source.gave), None)
         if len(self._sources) >= MAX_SOURCES and useless:
             useless.banned = True  # so that its tasks end
@@ -332,7 +340,8 @@ class ModelDownload:
                     await self._learn(source)
 
     async def _learn(self, source: _Source) -> None:
-        """Ask for the map of a peer. If nothing of it is missing here, wait before it is asked again."""
+        """Ask for the map of a peer. If the peer has no piece that is missing here, wait before it is asked
+        again."""
         with self._blaming(source):
             try:
                 number = len(self._pieces) + 1
@@ -362,7 +371,7 @@ class ModelDownload:
         return number
 
     def _holders(self, number: int) -> int:
-        """Return the number of peers that have this piece, without peers that have all."""
+        """Return the number of peers that have this piece, not counting peers that have all pieces."""
         return sum(source.map is not None and source.has(number) for source in self._sources.values())
 
     def _slow(self, source: _Source) -> Iterator[int]:

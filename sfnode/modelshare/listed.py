@@ -13,18 +13,18 @@ from sfprotocol.model_listing import Piece, decode
 
 
 def map_bytes(pieces: int) -> int:
-    """Return the size of the map of so many pieces: one bit each."""
+    """Return the size, in bytes, of the map of `pieces` pieces, which has one bit for each."""
     return -(-pieces // 8)
 
 
 def has_piece(held: bytes | bytearray, part: int) -> bool:
-    """Return whether a map says that part `part` is here; the empty map says that nothing is."""
+    """Return whether a map marks part `part` as stored. An empty map marks none."""
     byte, bit = divmod(part - 1, 8)
     return byte < len(held) and bool(held[byte] & 128 >> bit)
 
 
 def add_piece(held: bytearray, part: int) -> None:
-    """Write into a map that part `part` is here."""
+    """Mark part `part` as stored in a map."""
     byte, bit = divmod(part - 1, 8)
     held[byte] |= 128 >> bit
 
@@ -33,12 +33,12 @@ class Listed(NamedTuple):
     """Files that others may have, piece by piece."""
 
     listing: bytes
-    """Encoded."""
+    """The encoded listing of the files."""
     pieces: list[Piece]
-    """Pieces of files under the names that these have in `folder`."""
+    """Pieces of the files, with the names that the files have in `folder`."""
     folder: Path
     held: bytearray | None = None
-    """Map of the pieces that are here while files are downloaded; None if all are."""
+    """Map of the pieces that are stored here while the files are downloaded; None if all are stored."""
 
     def size(self, part: int) -> int:
         """Return the bytes of a part; 0 for a part that is not here."""
@@ -58,6 +58,7 @@ class Listed(NamedTuple):
 
 
 def one_file(listing: bytes, file: Path) -> Listed:
-    """Return a listed file that has a name of its own on this disk."""
+    """Return the `Listed` of a single file, whose name on this disk may differ from its name in the
+    listing."""
     pieces = [piece._replace(name=file.name) for piece in decode(listing).pieces()]
     return Listed(listing, pieces, file.parent)

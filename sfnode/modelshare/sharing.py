@@ -43,7 +43,8 @@ SHARE_BURST, SHARE_RATE = float(64 << 20), float(2 << 20)
 small model is sent at once, a large one at a rate that a home line can spare. `Shares` divides them."""
 
 ANSWER_PATIENCE = 3.0
-"""Maximum seconds for which an answer waits for the owner's limit on sending. Then the peer asks again."""
+"""Maximum time, in seconds, for which an answer waits for the owner's limit on sending. After that the peer
+must ask again."""
 
 NOT_HERE, NOT_NOW = PartReply(0, b""), PartReply(1, b"")
 """Answers without data (SPEC B3). This node does not have the part; it has the part and is too busy."""
@@ -73,10 +74,10 @@ class Sharing:
         self._shares, self._uplink = Shares(), Uplink()
         self._downloads: dict[Kind, ModelDownload] = {}
         self.files: dict[bytes, Path] = {}
-        """Files that others may have besides the model, by hash. Each is part 0 of a listing of its own."""
+        """Files that others may have besides the model, keyed by hash. Each is part 0 of its own listing."""
         self.listed: dict[bytes, Listed] = {}
-        """Complete files that others may have, by the hash of their listing. The model is added when it is
-        first asked for."""
+        """Complete files that others may have, keyed by the hash of their listing. The model is added when it
+        is first asked for."""
 
     @property
     def gives(self) -> bool:
@@ -180,8 +181,8 @@ class Sharing:
         log.info("%s %s: complete, and what the run names", what, digest.hex()[:16])
 
     def _accept(self, partial: Path, encoded: bytes) -> None:
-        """Check the digest of a complete download, and move it to its place. The pieces are those of the
-        listing, but the listing may be of another model. Raises UserError MODEL_DIGEST."""
+        """Check the digest of a complete download, and move it to its place. The pieces match the listing,
+        but the listing may be of another model. Raises UserError MODEL_DIGEST."""
         names = {file.name for file in decode(encoded).files}
         wanted = self._manifest.model.digest
         found = _digest(partial, names)
@@ -272,7 +273,8 @@ class Sharing:
         return True
 
     async def _is_allowed(self) -> bool:
-        """Return whether the owner's limit on sending has room within ANSWER_PATIENCE."""
+        """Wait for room within the owner's limit on sending, at most ANSWER_PATIENCE, and return whether
+        there is any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_PATIENCE):
                 await self._upload.ready_for_bulk()

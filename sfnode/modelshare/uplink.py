@@ -4,8 +4,9 @@ At most as many answers are on their way as the uplink carries within QUEUE. A p
 finished before another one begins: only whole pieces can spread.
 
 What is sent is shared out fairly: for every range of addresses, and within it for every peer. Ids cost
-nothing and addresses of one range little (`peers.selection`), so askers are first counted by range: a
-stranger with a thousand ids gets as much as one range gets. A peer that asks alone gets everything.
+nothing and addresses of one range little (`peers.selection`), so the uplink is first divided among the ranges
+that ask. A stranger with a thousand ids in one range gets the share of one range. A peer that asks alone gets
+everything.
 """
 
 from __future__ import annotations
@@ -22,25 +23,27 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import MAX_PART_BYTES
 
 ASKING_TIME = 20.0
-"""Seconds for which a peer keeps its share after its last request. A waiting peer asks again every 8 s
-(`download.MAX_PAUSE`)."""
+"""Time, in seconds, for which a peer keeps its share after its last request. A waiting peer asks again every
+8 s (`download.MAX_PAUSE`)."""
 
 MAX_RANGES, MAX_PEERS = 256, 64
-"""Maximum number of ranges, and of peers of one range, whose shares are remembered. Beyond that the one that
-asked longest ago is forgotten. All together take 5 MiB."""
+"""Maximum number of ranges, and of peers of one range, whose shares are remembered. Beyond that the range or
+peer that asked longest ago is forgotten. All together take 5 MiB."""
 
 MAX_ON_WAY = 4 * MAX_PART_BYTES
 """Maximum bytes on their way to all peers: enough to keep a fast uplink busy during a round trip."""
 
 QUEUE = 2.0
-"""Maximum seconds that what is on its way may take: links wait behind it."""
+"""Maximum time, in seconds, that the bytes on their way may take to arrive, because frames of links wait
+behind them."""
 
 IDLE = 1.0
-"""Seconds for which a piece keeps its place while its receiver asks for no more of it, at least. A slow
-receiver has four times as long as its last answer should have taken."""
+"""Minimum time, in seconds, for which a piece keeps its place while its receiver asks for no more of it. A
+slow receiver has longer: four times the time that its last answer should have taken."""
 
 SAMPLES = 16
-"""Arrivals from which the speed of the uplink is known: the fastest of them, as receivers may be slow."""
+"""Number of the latest arrivals from which the speed of the uplink is measured. The fastest one counts,
+because receivers may be slow."""
 
 WORTH_MEASURING = 32 * 1024
 """Minimum size in bytes of an answer whose arrival says something about speed."""
@@ -58,16 +61,16 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class _Answer:
-    """The last answer that a peer got of a part."""
+    """The last answer with bytes of a part that was sent to a peer."""
 
     length: int
     on_way: int
-    """Bytes that were on their way when it left, its own included."""
+    """Bytes that were on their way when the answer left, its own included."""
     left_at: float
     until: float
-    """Time after which it no longer counts as on its way."""
+    """Time after which the answer no longer counts as on its way."""
     ends: bool
-    """Whether it is the end of the part."""
+    """Whether the answer is the end of the part."""
 
 
 class Uplink:
@@ -92,7 +95,7 @@ class Uplink:
 
     def take(self, part: Part, length: int, now: float, *, ends: bool) -> bool:
         """Return whether an answer of `length` bytes may leave: the part keeps its place, or there is room.
-        If so, the answer counts as on its way. `ends`: it is the end of the part."""
+        If so, the answer counts as on its way. `ends` is True for the end of the part."""
         begun = self.is_sending(part, now)
         self._note_arrivals(part, now)
         on_way = length + sum(answer.length for answer in self._answers.values() if answer.until > now)
@@ -102,18 +105,18 @@ class Uplink:
         return True
 
     def leave(self, part: Part, now: float) -> None:
-        """Note that the answer that was taken leaves now."""
+        """Note that the answer that `take` accepted leaves now."""
         if answer := self._answers.get(part):
             due = answer.on_way / self.speed if self._speeds else IDLE
             answer.left_at, answer.until = now, now + (due if answer.ends else max(IDLE, 4 * due))
 
     def drop(self, part: Part) -> None:
-        """Note that the answer that was taken does not leave."""
+        """Note that the answer that `take` accepted does not leave."""
         self._answers.pop(part, None)
 
     def _note_arrivals(self, part: Part, now: float) -> None:
-        """Note what a request shows: the answer before it has come, or the whole part that the peer asked for
-        before this one."""
+        """Note the arrival that a request for a part shows: of the last answer with bytes of that part, or
+        else of the end of an earlier part."""
         ended = (one for one, answer in self._answers.items() if one.peer == part.peer and answer.ends)
         arrived = part if part in self._answers else next(ended, None)
         if arrived and (answer := self._answers.pop(arrived)).length >= WORTH_MEASURING:
@@ -123,7 +126,7 @@ class Uplink:
 
 
 class _Recent(Generic[T]):
-    """Those who asked lately, the last one at the end."""
+    """The values kept for the names that asked lately, the latest at the end."""
 
     def __init__(self, most: int, make: Callable[[], T]) -> None:
         self._most = most
@@ -134,7 +137,8 @@ class _Recent(Generic[T]):
         return len(self._seen)
 
     def get(self, name: str, now: float) -> T:
-        """Return what is kept of `name`, who asks now, after forgetting those who no longer ask."""
+        """Return the value of `name`, which asks now; a new value if there is none. Forget the names that no
+        longer ask."""
         _, kept = self._seen.pop(name, (now, None))
         self._seen[name] = now, self._make() if kept is None else kept
         while len(self._seen) > self._most or now - next(iter(self._seen.values()))[0] > ASKING_TIME:
@@ -155,7 +159,8 @@ def _full() -> Bucket:
 
 
 class Shares:
-    """A token bucket for all together, and one for everybody who asks: an equal part of the whole."""
+    """A token bucket for all together, and one for each range and each peer that asks, with an equal part of
+    the whole."""
 
     def __init__(self) -> None:
         self._all = _full()
@@ -166,9 +171,9 @@ class Shares:
     ) -> bool:
         """Take `tokens` if all three buckets allow it; otherwise take nothing and return False.
 
-        The shares of a range and a peer may go into debt by one piece, so that they work however small they
-        are: they are asked only about the beginning of a piece, not about one that is `begun`. Peers without
-        a public address are one range.
+        The buckets of a range and a peer may go into debt by one piece, so that they work however small they
+        are. They can only refuse the beginning of a piece, not a piece that is `begun`. Peers without a
+        public address are one range.
         """
         where = self._ranges.get(address_range(asker.address) or "", now)
         peer = where.peers.get(asker.peer, now)

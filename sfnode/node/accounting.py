@@ -26,7 +26,8 @@ from sfnode.manifest import Manifest
 from sfnode.settings import Settings
 
 DELTA = 1e-5
-"""Probability with which epsilon may not hold, for shards of up to some ten thousand rows."""
+"""Default delta: the probability that the bound epsilon fails. Small enough for shards of up to some ten
+thousand rows."""
 
 
 def library() -> Any:
@@ -46,8 +47,9 @@ def library() -> Any:
 def epsilon(
     multiplier: float, drawn: int, rows: int, updates: int, delta: float = DELTA, together: int = 1
 ) -> float:
-    """Return epsilon after a number of updates, of which `together` share a mini-batch; infinity without
-    noise. Takes a quarter of a second.
+    """Return the epsilon that a node has spent after `updates` updates; infinity without noise. `multiplier`
+    is the noise multiplier. Each mini-batch draws `drawn` of `rows` rows, and `together` updates share it.
+    Takes a quarter of a second.
 
     Raises UserError EXTRA_MISSING.
     """
@@ -67,12 +69,12 @@ def epsilon(
 
 
 EXACTNESS = 1e-3
-"""Maximum share by which a computed multiplier is larger than necessary."""
+"""Tolerance of a computed noise multiplier: it is at most this share larger than necessary."""
 
 
 def multiplier(most: float, drawn: int, rows: int, updates: int, together: int = 1) -> float:
-    """Return about the least noise with which epsilon stays within `most` over a number of updates, of which
-    `together` share a mini-batch. Takes some seconds. Raises UserError as `epsilon`."""
+    """Return about the smallest noise multiplier that keeps epsilon within `most` for `updates` updates. The
+    other parameters are as for `epsilon`. Takes some seconds. Raises UserError as `epsilon`."""
     low, high = 0.0, 1.0
     while epsilon(high, drawn, rows, updates, together=together) > most:
         low, high = high, 2 * high
@@ -84,15 +86,16 @@ def multiplier(most: float, drawn: int, rows: int, updates: int, together: int =
 
 
 def most_updates(manifest: Manifest) -> int:
-    """Return the maximum number of updates of a node that keeps to an epsilon: its quotas over the rounds of
-    the run, but no more than the budget."""
+    """Return the maximum number of updates of a node that keeps to an epsilon. In an organised run that is
+    its quotas of all epochs together. It is never more than the run's budget."""
     numbers, organised = manifest.training, manifest.organised
     in_rounds = organised.quota * numbers.epochs if organised.organiser else numbers.update_budget
     return min(in_rounds, numbers.update_budget)
 
 
 def multiplier_of(settings: Settings, manifest: Manifest, odds: tuple[int, int]) -> float:
-    """Return the noise of a node; `odds` are the drawn rows and all rows. Raises UserError as `epsilon`."""
+    """Return the noise multiplier of a node. `odds` are the numbers of drawn rows and of all rows. Raises
+    UserError as `epsilon`."""
     if settings.noise:
         return settings.noise
     most, together = most_updates(manifest), manifest.training.batch_updates

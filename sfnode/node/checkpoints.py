@@ -1,4 +1,5 @@
-"""The checkpoints of a node: computed and compared, stored and given to others, begun with, and pruned below.
+"""Computes a node's checkpoints, compares them with the signed ones, stores them and gives them to others.
+Also lets the node begin with a checkpoint, and prunes its log before one.
 
 The decisions alone say whether a checkpoint is usable (SPEC O14). Its state is a file (`store.checkpoint`).
 Long work runs on a thread, with inputs that are read on the event loop first. One event tells the machine
@@ -22,17 +23,18 @@ from sfprotocol.events import CheckpointKept
 from sfprotocol.run_state import RunState
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks for a new checkpoint. One comes every few epochs."""
+"""Pause, in seconds, between two looks for a new checkpoint. A new one comes every few epochs."""
 
 BEGINNING = 0.05
-"""Seconds between checks whether the machine has begun with a checkpoint."""
+"""Pause, in seconds, between two checks whether the machine has begun with a checkpoint."""
 
 RETRY = 10.0
-"""Seconds until a checkpoint is computed again for which the log had other histories than the listed ones."""
+"""Pause, in seconds, before a checkpoint is computed again, if the log held other histories than the listed
+ones."""
 
 PATIENCE = 15.0
-"""Maximum wait for the whole control feed, in seconds, of a node that will begin with a checkpoint (SPEC
-O15). It begins when a neighbour first tells of the feed."""
+"""Maximum time, in seconds, for which a node that will begin with a checkpoint waits for the whole control
+feed (SPEC O15). The time runs from the moment at which a neighbour first announces the feed."""
 
 
 class NodeCheckpoints:
@@ -45,7 +47,7 @@ class NodeCheckpoints:
         self._organised = node.machine.organised
         self._folder = node.data_dir.checkpoints
         self._done: Checkpoint | None = None
-        """The newest checkpoint that was compared."""
+        """The newest checkpoint that was compared with the state computed here; None before the first."""
         self._retry_at = self._met_at = float("inf")
         self.differs: Checkpoint | None = None
         """A checkpoint that differs from the state computed here; None if there is none."""
@@ -84,8 +86,9 @@ class NodeCheckpoints:
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
     async def _load(self, stated: Checkpoint) -> CheckpointState | None:
-        """Return a stored state; None if a decision makes it unusable meanwhile, or it is gone. It is decoded
-        by the decisions, so an unusable one may differ from its checkpoint. Raises as `states.load`."""
+        """Return the stored state of a checkpoint; None if it is gone, or a decision has made it unusable
+        meanwhile. Decoding follows the present decisions, so an unusable state may differ from its
+        checkpoint. Raises as `states.load`."""
         node, run_state = self._node, self._run_state
         try:
             state = await in_thread(lambda: states.load(self._folder, node.manifest, run_state, stated))
@@ -167,14 +170,14 @@ class NodeCheckpoints:
         return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
 
     def _may_replace(self) -> bool:
-        """Return whether the newest checkpoint can replace an unusable one. It must not be earlier: the
-        updates before the unusable one are gone here."""
+        """Return whether the newest checkpoint can replace an unusable one. It must not be earlier: this log
+        no longer has the updates before the unusable one."""
         newest = self._run_state.checkpoints[-1] if self._run_state.checkpoints else None
         late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
         return newest is not None and late_enough and self._holds(newest.epoch)
 
     def _holds(self, epoch: int) -> bool:
-        """Return whether all updates are here that the closes up to `epoch` list."""
+        """Return whether this node has all updates that the closes up to `epoch` list."""
         held, run_state = self._node.machine.frontier.next, self._run_state
         return all(
             held(run_state.feed(number)) >= stop for number, stop in run_state.positions(epoch).items()
@@ -254,8 +257,8 @@ class NodeCheckpoints:
         return None
 
     def doubt(self) -> UserError | None:
-        """Return the problem for which this node does not know what counts; None if there is none. With one
-        it neither evaluates nor claims anything."""
+        """Return the problem that leaves this node unsure which updates count; None if there is none. With
+        such a problem it neither evaluates nor claims anything."""
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,

@@ -26,12 +26,13 @@ _URL = "contacts_url"
 """Key in the log's meta table."""
 
 ALONE = 15.0
-"""Seconds without a neighbour after which the page is asked: dialling known peers takes less. It is asked
-again after as many, and then each time after twice as many as before."""
+"""Time, in seconds, without a neighbour after which the page is requested; dialling known peers takes less.
+The second request follows after the same time. Later pauses double each time, up to SPACING."""
 
 SPACING = 300.0
-"""Maximum time, in seconds, between two questions to a page that did not help. Peers are added there by hand,
-and the nodes of an abandoned run must not load the page's server."""
+"""Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long
+because nodes of an abandoned run must not load the page's server, and people who add peers by hand are no
+faster."""
 
 Fetch = Callable[[str], Awaitable[Invitation]]
 
@@ -82,9 +83,10 @@ async def keep_company(
     random: Random,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Pass the peers of the page to `hear` whenever `links` is 0 for a while; until cancelled."""
+    """Fetch the page and pass its peers to `hear` whenever the node has had no link for a while; until
+    cancelled. `links` returns the number of links."""
     asked = 0
-    """Questions since there was a link."""
+    """Number of requests for the page since there was a link."""
     while True:
         await sleep(about(doubled(ALONE, max(0, asked - 1), SPACING), random))
         if links():

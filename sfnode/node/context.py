@@ -1,4 +1,4 @@
-"""The context of those parts of a node that watch it, ask its model, or do what only some nodes do."""
+"""The context for the parts of a node that watch it, ask its model, or exist only in some nodes."""
 
 from __future__ import annotations
 

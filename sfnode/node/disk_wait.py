@@ -1,4 +1,4 @@
-"""The wait of a running node for room on its disk: what could not be written is written again until it is.
+"""The wait of a running node for room on its disk: a write that fails is repeated until it succeeds.
 
 A node that starts without room refuses to (SF041). One that runs holds its engine, keeps its links and says
 what is wrong. It continues by itself once somebody has made room. Nothing follows from what is not on disk.
@@ -15,32 +15,34 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 
 RETRY = 2.0
-"""Seconds between two attempts to write: whoever makes room sees soon that it helps."""
+"""Pause, in seconds, between two attempts to write, so that whoever makes room soon sees that it helps."""
 
 FRESH = 5 * RETRY
-"""Seconds after which a failure says nothing any more: the attempt since then, such as a long download, has
-found room."""
+"""Time, in seconds, for which a failed write shows a full disk. If the next attempt, such as a download, has
+run for longer, it has found room."""
 
 T = TypeVar("T")
 
 
 class DiskWait:
-    """The writes of one node that wait for room. All but `patiently_in_thread` is called on its loop."""
+    """The writes of one node that wait for room. All methods but `patiently_in_thread` are called on the
+    event loop."""
 
     def __init__(self) -> None:
         self.changed: list[Callable[[], None]] = []
-        """Called when the disk has filled up, and when there is room again."""
+        """Functions that are called when the disk has filled up, and when there is room again."""
         self._loop = asyncio.get_running_loop()
         self._failures: dict[object, tuple[float, UserError]] = {}
-        """The last failure of each write that waits, with its time."""
+        """Time and error of the last failure of each write that waits, keyed by an object made for that
+        write."""
         self._full = False
-        """Whether `changed` was last told of a full disk."""
+        """Whether the disk was full when the functions in `changed` were last called."""
         self._leaving = threading.Event()
         self._left = asyncio.Event()
 
     @property
     def problem(self) -> UserError | None:
-        """DISK_FULL while a write waits for room."""
+        """The error DISK_FULL while a write waits for room; else None."""
         since = self._loop.time() - FRESH
         return next((error for at, error in list(self._failures.values()) if at >= since), None)
 
@@ -52,8 +54,8 @@ class DiskWait:
     async def patiently(
         self, write: Callable[[], Awaitable[T]], between: Callable[[], None] = lambda: None
     ) -> T:
-        """Return what `write` returns. Call it again every RETRY seconds while it raises DISK_FULL, and
-        `between` before each of these waits. Raises other errors, and after `leave` DISK_FULL, too."""
+        """Return the result of `write`. While `write` raises DISK_FULL, call `between`, wait RETRY seconds
+        and try again. Raises any other error of `write` at once, and DISK_FULL after `leave`."""
         waiting = object()
         try:
             while True:
@@ -70,7 +72,7 @@ class DiskWait:
             self._tell()
 
     def patiently_in_thread(self, write: Callable[[], T]) -> T:
-        """Do the same on a thread that may wait."""
+        """Like `patiently`, but on a thread that may block, and without `between`."""
         waiting = object()
         try:
             while True:

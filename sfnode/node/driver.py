@@ -66,7 +66,7 @@ class LogStore:
         """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
 
         A new own feed is remembered first. If the process ends in between, an incarnation is lost, but no
-        feed is continued of which others may know more (SPEC I3).
+        feed is continued of which other nodes may know more updates than this log (SPEC I3).
         """
         if commit.own is not None:
             self._continue_as(commit.own)
@@ -131,19 +131,21 @@ class Driver:
         """Lock held during a round. While another task holds it, all that the machine has admitted is on
         disk, and `advanced` was called."""
         self.advanced: list[Callable[[Iterable[Feed]], None]] = []
-        """Called once a round is durable, with the feeds whose counted updates have changed."""
+        """Functions that are called once a round is durable, with the feeds whose counted updates have
+        changed."""
         self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
-        """Called with the feeds, and the first steps, that a round replaces in the log. Each returns once
-        nothing needs the old updates."""
+        """Functions that are called before a round replaces updates in the log, with the first replaced step
+        of each such feed. Each returns once nothing needs the old updates."""
         self.on_fault: list[Callable[[str], None]] = []
-        """Called with a peer that broke a rule, before the link is dropped."""
+        """Functions that are called with a peer that broke a rule, before the link is dropped."""
         self.on_join_request: list[Callable[[JoinRequested], None]] = []
         self.on_round: list[Callable[[tuple[Feed, ...]], None]] = []
-        """Called when a round is carried out, with the feeds whose counted updates have changed."""
+        """Functions that are called when a round is carried out, with the feeds whose counted updates have
+        changed."""
         self.after_round: list[Callable[[], None]] = []
-        """Called whenever the machine's state may have changed."""
+        """Functions that are called whenever the machine's state may have changed."""
         self.look_at: list[Callable[[], float]] = []
-        """Each returns the time at which a round is due even if the machine has nothing to do."""
+        """Functions that return the time at which a round is due even if the machine has nothing to do."""
         self._store = LogStore(update_log, machine.run, continue_as)
         self._host = Host(machine, self._store)
         self._clock = clock
@@ -155,7 +157,7 @@ class Driver:
         self._round_done = asyncio.Event()
         self._disk = DaemonExecutor("disk")
         self._summaries: dict[LinkId, tuple[float, Summary]] = {}
-        """The last Summary on each link, and when it was sent."""
+        """Time of the last Summary on each link, and that Summary without its entries."""
         self._dropping: dict[asyncio.Task[None], None] = {}
         self._next_link = 0
 
@@ -178,8 +180,8 @@ class Driver:
         """Run the host. Raises LocalProtocolError and UserError, which end the node: DISK_FULL only after
         `disk.leave`.
 
-        Ends after `finish`. If it is cancelled instead, a commit under way is still written, but nothing
-        follows from it: only a node that ends may do that.
+        Ends after `finish`. If `run` is cancelled instead, a commit under way is still written, but has no
+        other effect. So cancel it only when the node ends.
         """
         try:
             while not self._finished:
@@ -269,7 +271,7 @@ class Driver:
 
     def _keep_links(self) -> None:
         """Repeat the last Summary on each link without its entries, so that peers do not take this node for
-        dead. A new one would tell of decisions that are not on disk."""
+        dead. A new Summary would report decisions that are not on disk."""
         now = self._clock()
         for number, (sent, summary) in list(self._summaries.items()):
             if now - sent >= KEEP_INTERVAL:
@@ -300,7 +302,8 @@ class Driver:
             told(tuple(moved))
 
     def _replaced(self, commit: Commit) -> dict[Feed, int]:
-        """Return the first step that `commit` replaces in the log, for the feeds in which it does."""
+        """Return the first step that `commit` replaces in the log, keyed by feed. Feeds without a replaced
+        step are missing."""
         replaced: dict[Feed, int] = {}
         for feed, segment in ((admit.feed, admit.segment) for admit in commit.admits):
             if segment.first < self._log.stop(feed):
@@ -334,7 +337,8 @@ class Driver:
 
 
 def _parts(commit: Commit) -> list[Commit]:
-    """Divide a commit by transactions, so that none is written twice."""
+    """Divide a commit into its transactions, so that none is written twice when a later one must be
+    repeated."""
     if not commit.rebase:
         return [commit]
     return [replace(commit, rebase=None), Commit(rebase=commit.rebase)]

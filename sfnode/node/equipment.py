@@ -54,7 +54,7 @@ def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -
 
 
 def checks(settings: Settings, manifest: Manifest | None, layout: Layout) -> Iterator[Callable[[], object]]:
-    """Yield the checks of a trainer's needs; without a known run, those of devices alone. Each raises
+    """Yield the checks of a trainer's needs; without a known run, only the check of its devices. Each raises
     UserError: VERIFIER_NOT_ALLOWED for a plug-in that this machine may not run, or as the functions below."""
     if settings.role != "trainer":
         return
@@ -69,8 +69,8 @@ def checks(settings: Settings, manifest: Manifest | None, layout: Layout) -> Ite
 
 
 def named_files(settings: Settings, manifest: Manifest, layout: Layout) -> NamedFiles:
-    """Return the files that the owner of this machine has named: now, earlier, or beside a manifest of
-    theirs. Raises UserError DATA_DIR_UNUSABLE."""
+    """Return the files that the owner of this machine has named: in the settings, at an earlier start, or by
+    placing them beside the manifest that the settings name. Raises UserError DATA_DIR_UNUSABLE."""
     named = NamedFiles.read(layout).and_of(settings)
     return named.and_beside(manifest, settings.run.parent) if settings.run else named
 
@@ -103,8 +103,8 @@ def require_devices(devices: Sequence[str], dtype: str) -> None:
 
 
 def require_rows(settings: Settings, manifest: Manifest, places: Places, began: bool) -> None:
-    """Check that a trainer has rows to train on, as far as that is known before a download. `began`: it has
-    taken part before.
+    """Check that a trainer has rows to train on, as far as that is known before a download. `began`: this
+    node has taken part before.
 
     Raises UserError DATA_NEEDED, DATA_NOT_NAMED, DATA_NOT_FOUND, DATA_DIFFERS, DATA_MALFORMED, EXTRA_MISSING.
     """

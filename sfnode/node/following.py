@@ -1,5 +1,5 @@
-"""A node that follows its run: when the organiser announces that the run continues as another one, it joins
-that.
+"""Lets a node follow its run: when the organiser announces that the run continues as another one, the node
+joins the other run.
 
 The node first checks that the other run began with this one, by a manifest with the hash in the signed link.
 It stays until a node of the other run answers.
@@ -35,7 +35,7 @@ DIGITS = 8
 
 async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str], None]) -> None:
     """Call `continue_in` with the link to the run that continues this one, once a node of it answers. Log
-    each problem with it once."""
+    each problem with the link once."""
     said = ""
     while True:
         wait = LOOK_INTERVAL
@@ -54,8 +54,8 @@ async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str]
 
 
 async def _check(node: RunContext, link: str) -> None:
-    """Ask a node of the run to which a link leads for its manifest. Raises UserError WRONG_RUN unless it says
-    that it began with this node's run, BAD_LINK, and as `introductions.run_of`."""
+    """Ask a node of the run to which a link leads for its manifest. Raises UserError WRONG_RUN unless that
+    run began with this node's run, BAD_LINK, and as `introductions.run_of`."""
     said, own = read_link(link), node.manifest.run_id.hex()
     found = await introductions.run_of(
         node.transport, said.addresses, said.run_id.hex(), known=False, random=node.outside.random

@@ -17,10 +17,12 @@ from sfprotocol.events import Event, LinkId, Received, Writable
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 MAX_QUEUED_FRAMES = 1024
-"""Maximum of frames queued on one link. A peer that leaves so many control messages unread is dropped."""
+"""Maximum number of frames queued on one link. A peer that leaves this many control messages unread is
+dropped."""
 
 LAST_FRAMES = 1.0
-"""Seconds for reading the frames that a peer sent before it closed the link. They are in our own buffers."""
+"""Maximum time, in seconds, for reading the frames that a peer sent before it closed the link. They are in
+our own buffers."""
 
 
 class LinkPump:

@@ -20,7 +20,8 @@ LOOK = 5.0
 """Seconds between two looks at the node."""
 
 OFFLINE_AFTER = 120.0
-"""Seconds without a link after which a node that had one counts as offline. It redials much sooner."""
+"""Time, in seconds, without a link after which a node that once had a link counts as offline. It redials much
+sooner."""
 
 PATIENCE = 60.0
 """Maximum time of the command, in seconds. Then it is killed."""

@@ -60,15 +60,15 @@ if TYPE_CHECKING:
     from sfprotocol.seeds import I64
 
 SIGN_DEADLINE = 60.0
-"""Maximum time, in seconds, until an owner's decision is signed. They are signed one by one, each with a
+"""Maximum time, in seconds, until an owner's decision is signed. Decisions are signed one by one, each with a
 commit."""
 
 OFFER_TIME = 3 * SEND_AGAIN
-"""Seconds for which an offer to stand in is valid without being repeated, so that only present members are
-named."""
+"""Lifetime, in seconds, of an offer to stand in that is not repeated, so that only members that are present
+are named."""
 
 LOOK_INTERVAL = 5.0
-"""Seconds between two looks whether this node is still a member. It seldom ceases to be one."""
+"""Pause, in seconds, between two checks whether this node is still a member. It seldom ceases to be one."""
 
 MEASURING_BASE = "measuring the base model"
 
@@ -121,9 +121,9 @@ class Organising:
         self._untold: list[Event] = []
         """Events that the organiser gets at the end of the round."""
         self._begun = False
-        """Whether it began or continued the run because no other node was found."""
+        """Whether this node began or continued the run because it found no other node."""
         self._began_at = self._peopled_at = node.clock()
-        """Time of the start; time at which there was last a link, or none was wanted."""
+        """Time of the start, and the last time at which there was a link or none was wanted."""
         self._restored = control.elections.restored
         """Whether the key came from a backup and does not know the present term yet."""
         self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
@@ -146,7 +146,7 @@ class Organising:
             self._offer()
 
     def _offer(self) -> None:
-        """Offer to everybody that this member stands in, until it does."""
+        """Send everybody this member's offer to stand in. It is repeated until the member is named."""
         own, control = self._node.machine.own, self._organised.control
         assert own is not None  # whoever has a key of its own to stand in with trains
         message = offer_message(self._node.manifest.run_id, own.origin, control.key)
@@ -154,7 +154,8 @@ class Organising:
         self._node.driver.post(OwnJoinRequest(Offer(own.origin, control.key, signatures)))
 
     def _has_admitted_others(self) -> bool:
-        """Return whether another member may have decisions that are missing here, if this log is old."""
+        """Return whether the run has other members. If this log is old, one of them may have decisions that
+        are missing here."""
         own = self._node.machine.own
         return any(own is None or one.origin != own.origin for one in self._organised.run_state.members)
 
@@ -189,8 +190,8 @@ class Organising:
         return self._organiser.known.guard is not None
 
     def offers(self) -> dict[int, bytes]:
-        """Return the keys of possible stand-ins by member number: of the present stand-ins, of members whose
-        offer was heard within OFFER_TIME, and of this node."""
+        """Return the keys of possible stand-ins, keyed by member number. These are the present stand-ins, the
+        members whose offer was heard within OFFER_TIME, and this node."""
         own, control, now = self._node.machine.own, self._organised.control, self._node.clock()
         here, number = control.elections.present(now), self._organised.run_state.member_number
         standing = {member: key for key, member in control.feed.standing.items() if key in here}
@@ -242,8 +243,8 @@ class Organising:
     # -- actions of the organiser ------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """Hand an event to the organiser at the end of a round, and have one soon. Within a round the machine
-        may hold less than the organiser knows, and missing updates would be listed."""
+        """Hand an event to the organiser at the end of a round, and start a round soon. Within a round the
+        machine may lack updates that the organiser knows, and a close would list them."""
         self._untold.append(event)
         self._node.driver.look()
 
@@ -313,7 +314,7 @@ class Organising:
             self._fail(error)
 
     async def _summarise(self, epoch: int) -> None:
-        """Compute the checkpoint of an epoch."""
+        """Compute the checkpoint of an epoch for the organiser."""
         stated = None
         try:
             state = await self._state_of(epoch)
@@ -381,11 +382,12 @@ class Organising:
     async def _measured(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
-        """Return the share of each feed in an epoch's gain, and the example-forwards of measuring it. It is
-        measured from the weights of the seal before, in the middle of the step without skipped feeds. Nothing
-        is returned if other updates count of these epochs meanwhile.
+        """Return each feed's share in an epoch's gain, and the number of example-forwards that measuring
+        took. The shares are measured in the middle of the step from the previous seal to this epoch without
+        its skipped feeds. There are none if the counted updates of these epochs change meanwhile.
 
-        Raises UserError PAUSED once `wanted`, asked on the engine's thread, says no, and as `Engine.shares`.
+        Raises UserError PAUSED once `wanted`, which is called on the engine's thread, returns False, and as
+        `Engine.shares`.
         """
         node, epoch, named = self._node, asked.epoch, self._organised.named
         before, after = dict[Feed, Counted](), dict[Feed, Counted]()
@@ -440,10 +442,10 @@ class Organising:
     async def _search(
         self, asked: Evaluate, wanted: Callable[[], bool]
     ) -> tuple[SearchResult | None, Evaluation | None, int]:
-        """Return the result of a line search along an epoch, the evaluation with its factor if it is wanted,
-        and the example-forwards of the search.
+        """Return the result of a line search along an epoch, the evaluation at the factor found (if
+        `asked.scored`), and the number of example-forwards of the search.
 
-        Nothing is found if other updates count of earlier epochs meanwhile.
+        The first two are None if the counted updates of earlier epochs change meanwhile.
         """
         search = LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
         begun: list[Mapping[Feed, Counted]] = []
@@ -487,9 +489,9 @@ def _unanswered(what: str) -> UserError:
 async def be_admitted(
     node: NodeContext, organising: Organising | None, asked: Callable[[], None], stopping: asyncio.Event
 ) -> None:
-    """Keep this node a member of its organised run, until cancelled: also after a succession that drops its
-    admission. `organising` is the organiser if its key is here; it may have been succeeded. `asked` is called
-    after a join request to another one."""
+    """Keep this node a member of its organised run until cancelled, even after a succession that drops its
+    admission. `organising` is this node's own organiser, if it has one; another node may have succeeded it.
+    `asked` is called after a join request to another organiser."""
     own, organised = node.machine.own, node.machine.organised
     if organised is None or own is None:
         return
@@ -508,8 +510,9 @@ async def be_admitted(
 
 
 async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
-    """Send the organiser a join request, which is repeated until it admits this node: with the ticket of its
-    link (`NUMBER:HEX`), else with a proof of work. That takes some seconds of a core, on a thread of its own.
+    """Send the organiser a join request, which is repeated until this node is admitted. It carries the ticket
+    of this node's link (`NUMBER:HEX`), or else a proof of work, which takes some seconds of a core on a
+    separate thread.
 
     Return whether the request was sent; False when `interrupted`.
     """

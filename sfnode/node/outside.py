@@ -6,7 +6,7 @@ random numbers (tests/node/test_outside.py). So the node that ships is the node 
 `sfnode.virtual_time`, and repeats from a seed.
 
 An update contains no time, so a wrong clock harms no model. But it hides a node in the DHT. So the clock is
-compared with those of peers, whose DHT nodes tell the time with every answer.
+compared with those of peers, whose DHT nodes send the time with every answer.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class MachineUsage:
         self._daemon = NetworkDaemon(self._process)
         self._rate = Rate()
         self._gpus: dict[str, Nvidia | None] = {}
-        """Sensors of the GPUs by device; None for a GPU without any."""
+        """Sensors of the GPUs, keyed by device; None for a GPU without sensors."""
 
     def __call__(self) -> MachineStatus:
-        """Return the present usage; of the CPU, the average since an earlier look. Takes a millisecond."""
+        """Return the present usage. For the CPU it is the average since an earlier call. Takes a
+        millisecond."""
         used = self._daemon.used()
         return MachineStatus(
             device=",".join(self._devices),
@@ -64,7 +65,8 @@ class MachineUsage:
         )
 
     def _look_at_gpus(self) -> list[GpuStatus]:
-        """Return the usage of each GPU; none before torch has opened it, as nothing here should do that."""
+        """Return the usage of each GPU; an empty list before torch has initialised CUDA, which nothing here
+        should cause."""
         torch: Any = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return []
@@ -116,9 +118,10 @@ class Outside:
     open_log: Callable[[Path, bytes], UpdateLog] = UpdateLog.open
     """Opens the update log of a run."""
     policy: OrganiserPolicy | None = None
-    """Organiser's policy in place of the manifest's, with the proof of work for join requests."""
+    """Organiser's policy that replaces the manifest's, including the proof of work for join requests; None
+    for the manifest's."""
     judge: Judge | None = None
-    """Judge of seals, in place of the one that counts everything."""
+    """Judge of seals that replaces the one that counts everything; None for that one."""
     listens: bool = True
     """Whether the node opens its control socket and serves metrics."""
 
@@ -130,7 +133,8 @@ PEERS = 3
 """Number of peers that are asked: the median of three tolerates one wrong or lying clock."""
 
 FIRST, AGAIN = 5.0, 1_800.0
-"""Seconds before the first comparison, and between later ones: a laptop may have slept."""
+"""Pause, in seconds, before the first comparison, and between later ones, which are needed because a laptop
+may have slept."""
 
 
 class ClockCheck:

@@ -40,7 +40,7 @@ MODEL_SOURCES = 16
 """Maximum number of peers that are asked for data, the base model and bases."""
 
 Jobs = dict[str, asyncio.Task[None]]
-"""Tasks by peer."""
+"""Tasks, keyed by the peer that they are for."""
 
 
 class Peering:
@@ -59,9 +59,10 @@ class Peering:
         rostered: bool = True,
         contacts_url: str = "",
     ) -> None:
-        """`transport` is started. `topic` is that of the roster: the run id. `own_record` returns the record
-        to announce. `remember` stores addresses durably, and is called on another thread. `rostered` as for
-        `PeerManager`. `contacts_url` is the web page with the run's current contacts; empty if unknown."""
+        """`transport` is started. `topic` is the roster's topic, which is the run id. `own_record` returns
+        the record to announce. `remember` stores addresses durably, and is called on another thread.
+        `rostered` as for `PeerManager`. `contacts_url` is the web page with the run's current contacts; empty
+        if unknown."""
         self.manager = PeerManager(transport.peer, book, random, _now(), rostered=rostered)
         self.restarts = 0
         """Number of restarts of the transport."""
@@ -94,7 +95,7 @@ class Peering:
         self._unwritten: list[str] | None = None
         """Addresses to be written next; None if there are none."""
         self._written: asyncio.Task[None] | None = None
-        """The task that writes them."""
+        """The last task that writes addresses; None before the first."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
     @property
@@ -112,7 +113,7 @@ class Peering:
         return self.book.nodes(MODEL_SOURCES)
 
     def relays(self) -> list[str]:
-        """Return addresses of peers that relay for others, as they say: neighbours, then the others."""
+        """Return addresses of peers that claim to relay for others, neighbours first."""
         linked = [link.peer for link in self._driver.machine.links.values() if link.role == RELAY]
         return [
             address
@@ -121,14 +122,13 @@ class Peering:
         ]
 
     def nobody_else(self) -> bool:
-        """Return whether only plain peers of Hivemind's DHT are known, and they have no record of the run but
-        this node's: they keep records, so there is no other node."""
+        """Return whether there is no other node: this node knows only plain peers of Hivemind's DHT, and
+        these, which keep records, have none of the run but its own."""
         roster = {record.peer for record in self.roster}
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
     def waits_for(self) -> str | None:
-        """Describe what a node waits for that knows only plain peers of Hivemind's DHT; None for other
-        nodes."""
+        """Describe the wait of a node that knows only plain peers of Hivemind's DHT; None for other nodes."""
         if not self.book.plain_only or self._driver.pumps:
             return None
         if not self._rostered:
@@ -148,11 +148,12 @@ class Peering:
         )
 
     def stay_away(self, away: bool) -> None:
-        """Close all links and keep none, or have links again. Has no effect after `leave`."""
+        """Close all links and keep none if `away`; otherwise have links again. Has no effect after
+        `leave`."""
         self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
 
     def hear(self, records: Sequence[PeerRecord]) -> None:
-        """Add peers that were not named by the roster. They are hints, too."""
+        """Add peers from another source than the roster. These are only hints, too."""
         self._tell(events.Found(tuple(records)))
 
     def leave(self) -> None:
@@ -310,7 +311,8 @@ class Peering:
             self._start(_outcome(self._written))
 
     async def _write_newest(self) -> None:
-        """Write the addresses that were ordered last, until no others are. Raises what `remember` raises."""
+        """Write the addresses that were ordered last, and repeat until no newer ones have been ordered.
+        Raises what `remember` raises."""
         loop = asyncio.get_running_loop()
         while (book := self._unwritten) is not None:
             self._unwritten = None

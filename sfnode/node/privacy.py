@@ -16,8 +16,8 @@ LOOK_INTERVAL = 10.0
 """Seconds between two looks at the number of updates."""
 
 AHEAD = 1.1
-"""Factor ahead of the present number of updates for which epsilon is computed. It is computed again when that
-number is reached, so it is never too small."""
+"""Ratio of the number of updates for which epsilon is computed to the present number. Epsilon is computed
+again once that number is reached, so the shown value is never too small."""
 
 
 class Privacy:
@@ -55,7 +55,7 @@ class Privacy:
         return together * sum(whole)
 
     def left(self) -> float:
-        """Return how many more updates the key may sign."""
+        """Return how many more updates the key may sign; infinity unless the settings give an epsilon."""
         keeps = self._node.settings.noise_epsilon
         return max(0, accounting.most_updates(self._node.manifest) - self.updates) if keeps else math.inf
 

@@ -6,7 +6,7 @@ in the log and are handed over after the next start.
 
 A claim costs nothing, and neither does one valid update now and then. So a node waits for a neighbour only
 while that neighbour's claims come true, in proportion to them. Each neighbour is judged by itself. And the
-node waits only for the neighbours that it meets first: later ones never end.
+node waits only for the neighbours that it meets first, because new ones could come without end.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from sfprotocol.link import Link
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 
 UNDER_WAY = 64
-"""Number of updates that a training node may lack: the latest updates of others are always on their way."""
+"""Number of updates that a training node may lack, besides a 64th of the known ones, because the latest
+updates of others are always on their way."""
 
 SHARE = 64
-"""Divisor of a neighbour's lead. This part of it, at least UNDER_WAY updates, must come within ASK_TIMEOUT,
-or the node stops waiting. At two bytes an update, a line of 100 kbit/s brings a history of 7 million in time,
-one of 1 Mbit/s 70 million. A peer that claims n updates and delivers as slowly as allowed delays a newcomer
-by SHARE * ASK_TIMEOUT (21 minutes) for each factor e in n, and must deliver them all."""
+"""Divisor of a neighbour's lead. The lead divided by SHARE, or UNDER_WAY updates if that is more, must come
+within ASK_TIMEOUT, or the node stops waiting. At two bytes an update, a line of 100 kbit/s brings a history
+of 7 million in time, one of 1 Mbit/s 70 million. A peer that claims n updates and delivers as slowly as
+allowed delays a newcomer by ln(n) times SHARE * ASK_TIMEOUT (21 minutes), and must deliver all n."""
 
 BEGIN_ALONE = 30.0
-"""Seconds for which a node that may begin a run looks for others in a DHT of strangers. In that time every
-present node renews its record, and some searches end."""
+"""Minimum time, in seconds, for which a node that may begin a run looks for others in a DHT of strangers. In
+that time every present node renews its record, and some searches end."""
 
 LOOKS = 20
-"""Looks at the neighbours' claims within ASK_TIMEOUT. One takes 10 ms at 65,536 feeds."""
+"""Number of looks at the neighbours' claims within ASK_TIMEOUT. One takes 10 ms at 65,536 feeds."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """The claimed lead of one of the first neighbours when it had last delivered enough."""
+    """A mark of one of the first neighbours, set when it had last delivered enough: its claimed lead
+    (`ahead`), the number of updates known to us, and the time."""
 
     ahead: int
     known: int
@@ -46,7 +48,8 @@ class _Mark:
 
 
 class Readiness:
-    """Ask `done` whenever the machine's state may have changed, and once a second at least."""
+    """Decides whether a node has caught up. Ask `done` whenever the machine's state may have changed, and at
+    least once a second."""
 
     def __init__(
         self,
@@ -57,8 +60,9 @@ class Readiness:
         nobody_else: Callable[[], bool] = lambda: False,
         clock: Callable[[], float],
     ) -> None:
-        """`told_peers`: the settings name peers. `met_peers`: the log remembers peers. `nobody_else`: no
-        other node of the run can be found, and this one may begin it."""
+        """`told_peers` is whether the settings name peers. `met_peers` returns whether the log remembers
+        peers. `nobody_else` returns whether no other node of the run can be found and this one may begin
+        it."""
         self._machine = machine
         self._told_peers = told_peers
         self._met_peers = met_peers
@@ -66,11 +70,11 @@ class Readiness:
         self._clock = clock
         self._started_at = clock()
         self._marks: dict[str, _Mark] = {}
-        """Marks of the first neighbours by peer, also while their link is broken."""
+        """Marks of the first neighbours, keyed by peer. They are kept while a link is broken."""
         self._met_at = self._look_at = float("inf")
         """Times of the first neighbour's full Summary, and of the next look at all claims."""
         self._behind = False
-        """The result of the last look."""
+        """Whether any neighbour was worth waiting for at the last look."""
 
     def done(self) -> bool:
         """Return whether we have the updates of our first neighbours, or there is nobody to learn from."""
@@ -95,7 +99,8 @@ class Readiness:
         return self._clock() - max((mark.at for mark in self._marks.values()), default=self._started_at)
 
     def _is_abreast(self) -> bool:
-        """Return whether we lack no more than is always under way, or no neighbour delivers its claims."""
+        """Return whether we lack no more updates than are always on their way, or no neighbour delivers the
+        updates that it claims."""
         if not self._is_much(self._machine.lacking):
             return True
         now = self._clock()
@@ -128,15 +133,16 @@ class Readiness:
 
 
 SETTLE_TIME = 3.0
-"""Seconds without new updates after which a complete run counts as complete for the neighbours, too. Also the
-seconds without a neighbour after which the node waits for none."""
+"""Time, in seconds, without new updates after which a complete run counts as complete at the neighbours, too.
+Also the time without a neighbour after which a node that is done stops waiting for one."""
 
 LEAVE_GRACE = 30.0
-"""Seconds after which a node that is done leaves, whatever its neighbours lack."""
+"""Maximum time, in seconds, for which a node that is done stays, whatever its neighbours lack."""
 
 
 class Shutdown:
-    """Ask `due` whenever the machine's state may have changed, and once a second at least."""
+    """Decides when a node may leave. Ask `due` whenever the machine's state may have changed, and at least
+    once a second."""
 
     def __init__(
         self,
@@ -146,8 +152,8 @@ class Shutdown:
         alone: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`done`: the node has made all updates that its user asked for. `alone`: there is no neighbour, and
-        no peer is being dialled."""
+        """`done` returns whether the node has made all updates that its user asked for. `alone` returns
+        whether there is no neighbour and no peer is being dialled."""
         self._machine = machine
         self._done = done
         self._alone = alone
@@ -180,6 +186,6 @@ class Shutdown:
         return agree and now - self._last_update_at > SETTLE_TIME
 
     def _handed_over(self, now: float) -> bool:
-        """Return whether all neighbours were sent everything, or there was none for a while."""
+        """Return whether all neighbours were sent everything, or there was no neighbour for a while."""
         sent = any(link.synced for link in self._machine.links.values()) and handed_over(self._machine)
         return sent or now - self._not_alone_at > SETTLE_TIME

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
 
 RECORD_INTERVAL = 10.0
-"""Seconds between records of step and traffic: some 400 bytes, 4 MB a day."""
+"""Interval, in seconds, between records of step and traffic, which take some 400 bytes each and 4 MB a
+day."""
 
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
-"""Form of a metric's name that may name a curve. The organiser's metrics are a stranger's text."""
+"""Form that the name of a metric must have to name a curve. The organiser's metrics are a stranger's text."""
 
 
 class Recorder:
@@ -129,7 +130,7 @@ def _which(base: bool, calibrated: bool) -> str:
 
 
 def _scores(of: str, evaluation: Evaluation) -> dict[str, float]:
-    """Return the figures of an evaluation by name, with the prefix `of`."""
+    """Return the figures of an evaluation, keyed by their names with the prefix `of`."""
     metric = evaluation.metric if METRIC.fullmatch(evaluation.metric) else "score"
     names = {metric: evaluation.value, "low": evaluation.low, "high": evaluation.high}
     return {f"{of}{name}": value for name, value in {**names, "loss": evaluation.loss}.items()}
@@ -139,7 +140,7 @@ REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
-"""Fields of the status in such a line, for programs."""
+"""Fields of the status that a line of progress has for programs."""
 
 
 async def log_progress(status: Callable[[], Status]) -> None:

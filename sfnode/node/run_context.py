@@ -1,4 +1,4 @@
-"""The things that a node has once it has joined its run, and of which its parts are made."""
+"""The objects that a node has once it has joined its run, and from which its parts are made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfprotocol.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """A node's place in its run; `clock` is that of `outside`, or of the event loop on which it lives."""
+    """A node's place in its run. `clock` is the clock of `outside` if it has one, else the event loop's."""
 
     settings: Settings
     manifest: Manifest

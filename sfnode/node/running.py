@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
-"""Seconds for handing over our last updates when the node stops, and for the last frames to leave."""
+"""Maximum time, in seconds, for handing over our last updates when the node stops, and again for the last
+frames to leave."""
 
 T = TypeVar("T")
 
@@ -186,8 +187,9 @@ class RunningNode:
 
     @property
     def may_begin(self) -> bool:
-        """Whether this node may begin the run: it is the organiser's, or the run is open. It may not in a
-        private run, or with a wrong clock: then the DHT does not show who is there."""
+        """Whether this node may begin the run, because it is the organiser's or the run is open. No node may
+        in a private run or with a wrong clock, because the DHT then does not show whether others are
+        there."""
         its_part = self.settings.organise or self.machine.organised is None
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
 

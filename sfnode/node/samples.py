@@ -34,11 +34,11 @@ COST = 50
 fiftieth of the engine's time, except for the first ones."""
 
 MAX_MOMENTS = 64
-"""Maximum number of moments. Beyond it every second one is dropped."""
+"""Maximum number of moments with samples. Beyond it every second moment is dropped."""
 
 MAX_BYTES = 4 * 2**20
-"""Maximum number of bytes that are read from the file: several times its largest size, with 16 rows of 400
-characters and answers of 200, in letters of four bytes."""
+"""Maximum number of bytes that are read from the file. That is several times its largest size: 16 rows of 400
+characters with answers of 200, in letters of four bytes."""
 
 
 class Sampling:
@@ -49,7 +49,8 @@ class Sampling:
         self._file = node.data_dir.samples
         self._kept = Samples(rows=[], moments=[])
         self._taken: tuple[int, bool] | None = (0, False) if node.machine.organised else None
-        """State of the run at the last samples. Before the first seal the model is the base model."""
+        """State of the run (see `_state`) at the last samples. In an organised run it begins as before the
+        first seal, because the model is the base model until then."""
         self._rest_until = 0.0
         self._unwritten = False
         """Whether the last write of the file failed."""
@@ -128,7 +129,7 @@ class Sampling:
         return took
 
     async def _write(self) -> None:
-        """Write the samples for the next start. On a full disk they are lost then."""
+        """Write the samples for the next start, which lacks them if the disk is full."""
         text = self._kept.model_dump_json().encode()
         try:
             await asyncio.to_thread(write_whole, self._file, text, private)

@@ -48,7 +48,7 @@ _MET_PEERS = "peers"
 T = TypeVar("T")
 
 SILENT_WORK = 1.0
-"""Seconds of the proof of work after which the owner is told."""
+"""Time, in seconds, after which the owner is told that a proof of work is still under way."""
 
 OWN_FOLDER = "This folder serves that run: give the other one a folder of its own with --data-dir."
 ASK_AGAIN = "Check the address and the run id with whoever invited you."
@@ -66,7 +66,8 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def local_manifest(settings: Settings, data_dir: Layout) -> Manifest | None:
-    """Return the manifest given with --run, or the one that this data folder was used for, or None.
+    """Return the manifest given with --run, or the one that this data folder was used for; None if there is
+    neither.
 
     Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.
     """
@@ -111,7 +112,8 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 async def agree_on_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest:
-    """Return the run's manifest: ours or the peers', which must be the same. Keep it in the folder."""
+    """Return the run's manifest: ours or the peers'. If there are both, they must be the same. Store it in
+    the folder."""
     manifest = local
     if settings.peers:
         manifest = await _peers_manifest(settings, local, transport, data_dir, random) or local
@@ -219,7 +221,8 @@ def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, rando
 
 def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:
     """Return the incarnation with which a folder begins in an organised run. A new key gets the first one. An
-    older key gets another: most likely it has a feed with the first one that is not known here (SPEC I3)."""
+    older key gets another one, because it most likely has a feed with the first incarnation, which is not
+    known here (SPEC I3)."""
     return FIRST_INCARNATION if is_new else FIRST_INCARNATION + 1 + draw() % (INCARNATIONS - 1)
 
 

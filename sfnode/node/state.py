@@ -176,7 +176,7 @@ def _of_this_node(node: RunningNode) -> list[AlarmStatus]:
 
 
 def _lonely(node: RunningNode) -> WaitStatus | None:
-    """Return what a node waits for that has found no other node to catch up with."""
+    """Return the wait of a node that has found no other node to catch up with; None for other nodes."""
     scheduler, what = node.model.scheduler, node.peering.waits_for()
     if what is None or (scheduler and scheduler.ready):
         return None

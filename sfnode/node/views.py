@@ -48,13 +48,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SAMPLE_INTERVAL = 1.0
-"""Seconds between samples, as many as a person can follow."""
+"""Seconds between samples: no more often than a person can follow."""
 
 USAGE_EVERY = 2
-"""Samples for each look at the machine, which may list all processes to find the network daemon."""
+"""Number of samples for each look at the machine's usage. A look costs more, as it may list all processes to
+find the network daemon."""
 
 MAX_MEASUREMENTS = 256
-"""Maximum of remembered evaluations. The oldest are dropped."""
+"""Maximum number of remembered evaluations. The oldest are dropped."""
 
 
 class Views:
@@ -327,8 +328,8 @@ def budget_of(machine: Machine) -> int:
 
 
 def epochs_of(machine: Machine) -> int:
-    """Return the number of epochs of the whole run. In an organised run it assumes that later epochs have the
-    manifest's size."""
+    """Return the number of epochs of the whole run. In an organised run this assumes that later epochs have
+    the manifest's size."""
     if machine.organised is None:
         return machine.run.last_epoch + 1
     run_state = machine.organised.run_state

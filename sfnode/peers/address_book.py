@@ -16,34 +16,41 @@ from sfnode.transport.base import PeerRecord, is_loopback, peer_of
 from sfnode.transport.roster import MAX_ADDRESSES
 
 MAX_BOOK = 64
-"""Maximum peers known only from the roster, and maximum peers remembered: ten times the links of a node."""
+"""Maximum number of peers known only from the roster, and of peers remembered for the next start: ten times
+the links of a node."""
 
 MAX_MET = 32
-"""Maximum peers whose links were of use, and which strangers in the roster cannot displace: the latest."""
+"""Maximum number of peers that strangers in the roster cannot displace, because links with them were of use
+lately."""
 
 BACKOFF_FIRST, BACKOFF_MOST = 2.0, 120.0
-"""Seconds before an unreachable peer is dialled again, first and at most. They double each time."""
+"""First and maximum pause, in seconds, before an unreachable peer is dialled again. The pause doubles each
+time."""
 
 BACKOFF_MOST_GIVEN = 10.0
-"""Maximum of the same for peers that the user gave. While strangers take every free place, a node must ask
-often, and only these peers are known to lead out of such a siege."""
+"""Maximum pause, in seconds, before an unreachable peer that the user gave is dialled again. While strangers
+take every free place, a node must ask often, and only these peers are known to lead out of such a siege."""
 
 FAULT_FIRST, FAULT_MOST = 60.0, 3_600.0
-"""Seconds for which a peer that broke a rule gets no link, in either direction; doubles each time. A new id
-costs nothing: this stops a broken program from coming back, and makes an attacker begin anew each time."""
+"""First and maximum time, in seconds, for which a peer that broke a rule gets no link in either direction. It
+doubles each time. A new id costs nothing, but this stops a broken program from coming back, and makes an
+attacker begin anew each time."""
 
 FAULT_MEMORY = 3_600.0
-"""Seconds after such a refusal in which another fault counts as a repeat. A link of use forgives sooner."""
+"""Time, in seconds, after the end of such a refusal in which another fault counts as a repeat. A useful link
+clears the peer's faults sooner."""
 
 MAX_FAULTS = 256
-"""Peers whose faults are remembered; 40 KiB. Beyond that the one that is soonest forgiven is forgotten."""
+"""Maximum number of peers whose faults are remembered (40 KiB). Beyond that, the peer whose refusal ends
+first is forgotten."""
 
 BACKOFF_PLAIN = 600.0
-"""Seconds before a peer of Hivemind's DHT that is no node is dialled again. Its owner may start one."""
+"""Pause, in seconds, before a peer of Hivemind's DHT that is no node is dialled again. Its owner may start
+one."""
 
 BOOTSTRAP_FIRST, BOOTSTRAP_MOST = 2.0, 60.0
-"""Seconds between attempts to bootstrap from a given or remembered address, first and at most. They double
-until it answers."""
+"""First and maximum pause, in seconds, between attempts to bootstrap from a given or remembered address. The
+pause doubles until the peer answers."""
 
 
 JITTER = 0.8, 1.2
@@ -61,17 +68,17 @@ class _Entry:
     pinned: tuple[str, ...] = ()
     """Full addresses that the user gave."""
     stays: bool = False
-    """Whether it was given or remembered, so that strangers cannot displace it."""
+    """Whether the peer was given or remembered, so that strangers cannot displace it."""
     failures: int = 0
     """Failed dials in a row."""
     not_before: float = float("-inf")
-    """Time before which it is not dialled."""
+    """Time before which the peer is not dialled."""
     silences: int = 0
     """Unanswered bootstrap attempts in a row."""
     bootstrap_at: float = float("-inf")
     """Time of the next bootstrap attempt."""
     plain: bool = False
-    """Whether it answered the last dial and was no node."""
+    """Whether the peer answered the last dial and was no node."""
 
     def addresses(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.heard, *self.pinned]))
@@ -89,7 +96,7 @@ class AddressBook:
         self._random = random
         self._entries: dict[str, _Entry] = {}
         self._faults: dict[str, tuple[int, float]] = {}
-        """The faults of peers: how many, and until when each gets no link."""
+        """Number of faults of each peer, and the time until which the peer gets no link."""
         self._met: dict[str, None] = {}
         """Peers whose links were of use, the latest last."""
         for address in reversed(list(remembered)):  # the newest are added last
@@ -178,8 +185,8 @@ class AddressBook:
     # -- peers that broke a rule -------------------------------------------------------------------
 
     def was_mute(self, peer: str, now: float) -> None:
-        """Note that the peer said nothing of use. Refuse a stranger any link for a while. A trusted peer may
-        be suspended, and must find a place when it comes back."""
+        """Note that the peer said nothing of use. A stranger gets no link for a while. A trusted peer may be
+        suspended and must find a place when it comes back, so it is only dialled later."""
         if self.trusted(peer):
             self.failed(peer, now)
         else:
@@ -195,7 +202,7 @@ class AddressBook:
             del self._faults[min(self._faults, key=lambda name: self._faults[name][1])]
 
     def refused(self, peer: str, now: float) -> bool:
-        """Tell whether a fault of this peer is still held against it."""
+        """Return whether this peer gets no link at present because of a fault."""
         return peer in self._faults and now < self._faults[peer][1]
 
     # -- bootstrapping -----------------------------------------------------------------------------
@@ -205,7 +212,7 @@ class AddressBook:
         return self._sample(self._entries, count)
 
     def nodes(self, count: int) -> list[str]:
-        """Return the same without peers that are known to be no nodes."""
+        """Like `sample`, but without peers that are known to be no nodes."""
         return self._sample((peer for peer, entry in self._entries.items() if not entry.plain), count)
 
     def _sample(self, peers: Iterable[str], count: int) -> list[str]:
@@ -285,7 +292,8 @@ def _is_address_of(peer: str, address: str) -> bool:
 
 
 def doubled(first: float, times: int, most: float) -> float:
-    """Return the seconds until the next attempt after a failure that followed `times` others."""
+    """Return the pause, in seconds, after a failure that followed `times` others: `first`, doubled for each
+    of these, and at most `most`."""
     return min(first * 2.0 ** min(times, _MOST_DOUBLINGS), most)
 
 

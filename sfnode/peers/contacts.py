@@ -26,10 +26,10 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.invitation import Invitation
 
 MAX_FILE = 65_536
-"""Maximum bytes of the file: 32 addresses take 8 KiB, and pages of runs may say more."""
+"""Maximum size of the file, in bytes: 32 addresses take 8 KiB, and pages of runs may add fields."""
 
 FETCH_DEADLINE = 10.0
-"""Seconds for the whole file to arrive (SPEC N6). A web server takes less than one."""
+"""Deadline, in seconds, for the whole file to arrive (SPEC N6). A web server takes less than one."""
 
 _CHUNK = 8_192
 
@@ -70,7 +70,7 @@ def read(data: bytes, url: str) -> Invitation:
 
 
 def naming(link: str, url: str) -> str:
-    """Return the same link with the page `url` in it."""
+    """Return `link` with the address `url` of its page added."""
     return invitation.write(replace(invitation.read(link), url=url))
 
 
@@ -91,7 +91,8 @@ async def fetch(url: str) -> Invitation:
 
 
 def download(url: str, deadline: float) -> bytes:
-    """Return what a web server has at `url`. Raises OSError, HTTPException, or ValueError for too much."""
+    """Return the bytes that a web server has at `url`. Raises OSError, HTTPException, or ValueError for more
+    than MAX_FILE bytes."""
     from urllib import request as web
     from urllib.error import HTTPError
 

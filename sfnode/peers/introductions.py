@@ -1,4 +1,4 @@
-"""First questions to peers: which given peers are nodes, and, where none is, which other peer has the run.
+"""First questions to peers: which of the given peers are nodes and, if none is, which other peer has the run.
 
 A peer of Hivemind's DHT that does not run sfnode is also a way in: it leads to the roster of the run. Every
 peer that answers is a stranger. So a manifest that was looked for by the run's id counts only if its hash is
@@ -24,16 +24,17 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest
 
 GRACE = 0.5
-"""Seconds that other peers have after the first manifest."""
+"""Time, in seconds, that the other peers have to answer after the first usable manifest."""
 
 ASKED = 16
-"""Nodes of a roster that are asked at a time. Most of them may be invented."""
+"""Number of nodes of a roster that are asked at a time. Most of them may be invented."""
 
 ASK_DEADLINE = 10.0
-"""Seconds for one node to be dialled and to send the manifest."""
+"""Deadline, in seconds, for one node to be dialled and to send the manifest."""
 
 FIRST, MOST = 2.0, 30.0
-"""Seconds between two searches for a run that nobody has yet, first and at most. They double."""
+"""First and maximum pause, in seconds, between two searches for a run that nobody has yet. The pause doubles
+each time."""
 
 REMIND = 60.0
 """Seconds between two log messages about the wait."""
@@ -129,7 +130,8 @@ def _chosen(answers: Sequence[PeerAnswer]) -> Manifest:
 
 
 def _read(manifest: bytes, source: str) -> Manifest:
-    """Raises UserError BAD_MANIFEST, NEWER_PROTOCOL and OLDER_PROTOCOL."""
+    """Return the manifest in these bytes. Raises UserError BAD_MANIFEST, NEWER_PROTOCOL and
+    OLDER_PROTOCOL."""
     return Manifest.from_canonical(manifest, source).current(source)
 
 

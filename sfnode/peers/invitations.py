@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from sfnode.schema.results import InviteResult, Reach
 
 OWN_ADDRESSES = 2
-"""Maximum own addresses in a link: one is mostly enough, and a QR code has little room."""
+"""Maximum number of own addresses in a link: one is mostly enough, and a QR code has little room."""
 
 OTHER_PEERS = 3
-"""Maximum other peers in a link, with one address each, in case this node is away."""
+"""Maximum number of other peers in a link, with one address each, in case this node is away."""
 
 
 def compose(
@@ -71,8 +71,8 @@ def invite(manifest: Manifest, said: Invitation) -> InviteResult:
 
 
 def _reachable_first(own: Sequence[str]) -> list[str]:
-    """Sort a node's own addresses: the best first, and more than one of the same network last: IPv6 is there
-    besides IPv4, and a relay reaches further than both."""
+    """Sort a node's own addresses, the best first. Private addresses after the first one come last: they are
+    mostly IPv6 of the same network, and a relay reaches further."""
     order = best_first(own)
     more = [address for address in order if is_private(address)][1:]
     return sorted(order, key=lambda address: address in more)

@@ -20,13 +20,13 @@ ECHO = b"\xc0"
 """The echo request, and the beginning of its response (SPEC L6)."""
 
 ORIGIN_BYTES, SIGNATURE_BYTES = 32, 64
-"""Parts of an introduction."""
+"""Lengths, in bytes, of the two parts of an introduction."""
 
 INTERVAL = 10.0
-"""Minimum seconds between two echo requests to one neighbour."""
+"""Minimum time, in seconds, between two echo requests to one neighbour."""
 
 DEADLINE = 5.0
-"""Seconds for a response."""
+"""Deadline, in seconds, for a response."""
 
 
 class NeighbourLatencies:

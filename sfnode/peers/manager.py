@@ -33,38 +33,41 @@ from sfnode.transport.base import CONNECT_DEADLINE, peer_of
 from sfnode.transport.roster import MAX_TTL
 
 CHECK_INTERVAL = 2.0
-"""Seconds between checks of the links. A link that ends is replaced at once."""
+"""Interval, in seconds, between checks of the links. A link that ends is replaced at once, without waiting
+for a check."""
 
 LONELY_INTERVAL = 2.0
-"""Seconds between attempts of a node with fewer links than it wants."""
+"""Interval, in seconds, between announcements, searches and bootstraps of a node with fewer links than it
+wants."""
 
 FIND_INTERVAL = 30.0
-"""Seconds between searches of the roster when no links are missing."""
+"""Interval, in seconds, between searches of the roster when no links are missing."""
 
 ANNOUNCE_INTERVAL = 30.0
 ANNOUNCE_TTL = MAX_TTL
-"""Seconds after which a dead node is gone from the roster. Two announcements may fail before."""
+"""Lifetime of a record in the roster, in seconds, after which a dead node is gone. A live node may fail to
+announce itself twice before that."""
 
 PROBE_INTERVAL = 60.0
 """Average seconds between probes. When two halves of a swarm of 20 nodes can reach each other again, some
 node contacts the other half within seconds."""
 
 BOOTSTRAPS_ALONE = 8
-"""Peers from which a node without links bootstraps at a time."""
+"""Number of peers from which a node without links bootstraps at a time."""
 
 BOOTSTRAPS_BESIDE = 2
-"""Peers from which a node with links, which has time, bootstraps at a time."""
+"""Number of peers from which a node with links bootstraps at a time. Such a node is in no hurry."""
 
 RACE_WINDOW = 2 * CONNECT_DEADLINE
-"""Maximum seconds between two links of the same peers that come from both dialling at once."""
+"""Maximum time, in seconds, between two links of the same two peers that count as both dialling at once."""
 
 SHORT_LIVED = 10.0
-"""Minimum seconds of a link that was of use. One that ends sooner failed: the peer is full, broken, or of
-another run."""
+"""Minimum duration, in seconds, of a link that counts as useful. A link that ends sooner has failed: the peer
+is full, broken, or of another run."""
 
 FIRST_WORD_DEADLINE = 15.0
-"""Seconds for a peer's first frame, Hello, which it sends at once (SPEC L2), over the slowest line. Well
-below the silence after which any link is dropped (SPEC L7)."""
+"""Deadline, in seconds, for a peer's first frame, Hello, which it sends at once (SPEC L2), over the slowest
+line. Well below the silence after which any link is dropped (SPEC L7)."""
 
 _NEVER, _ALWAYS = float("inf"), float("-inf")
 
@@ -96,7 +99,8 @@ class _Neighbour:
     outbound: bool
     """Whether this side opened the present link."""
     chosen: bool
-    """Whether this node wanted the peer, which may have opened the present link. Counts as outbound."""
+    """Whether this node chose the peer, even if the peer opened the present link. Such a link counts as
+    outbound."""
     since: float
     range: str | None
     heard: bool = False
@@ -104,7 +108,7 @@ class _Neighbour:
     useful: float = 0.0
     """Updates that the link was the first to bring; older ones count less."""
     counted: int = 0
-    """The machine's count of them when `useful` was last computed."""
+    """The machine's count of such updates when `useful` was last computed."""
     counted_at: float = 0.0
 
     def standing(self) -> LinkFacts:
@@ -134,7 +138,7 @@ class PeerManager:
         self._checked_at = _ALWAYS
         self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # not all that start together at once
         self._in_vain = 0
-        """Searches in a row that found nobody but neighbours."""
+        """Number of searches in a row that found nobody but neighbours."""
         self._addresses: tuple[str, ...] = ()
         self._announced: tuple[str, ...] = ()
         """Our addresses in the roster; empty if perhaps nobody else has stored them."""
@@ -194,7 +198,7 @@ class PeerManager:
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
-        """Return whether an inbound link of this peer, which has none, would be accepted."""
+        """Return whether an inbound link of this peer, which has no link yet, would be accepted."""
         newcomer = LinkFacts(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is events.Presence.OPEN and verdict.accept
@@ -284,7 +288,7 @@ class PeerManager:
         return verdict.accept
 
     def _give_up(self, peer: str | None, reason: events.Reason, now: float) -> None:
-        """Close the link with `peer`, unless that is None: it is of less use than others."""
+        """Close the link with `peer`, which is of less use than others; do nothing if `peer` is None."""
         if peer is None:
             return
         neighbour = self._neighbours[peer]
@@ -340,7 +344,7 @@ class PeerManager:
             self._do(events.Dial(peer, self.book.addresses(peer)))
 
     def _keep_book(self) -> None:
-        """Store peers, and thereby that there were any, for the next start (SPEC I2)."""
+        """Store peers for the next start. That also records that this node has met peers (SPEC I2)."""
         addresses = tuple(self.book.worth_keeping(self.linked))
         if self._met and addresses != self._remembered:
             self._remembered = addresses
@@ -374,8 +378,8 @@ class PeerManager:
         self._announced = event.addresses if self._neighbours else ()
 
     def _find_due(self) -> float:
-        """Return when a search is due. The interval grows while the roster has only neighbours: a search
-        costs kilobytes, and in a small swarm links are always missing."""
+        """Return the time at which a search is due. The interval grows while the roster has only neighbours:
+        a search costs kilobytes, and in a small swarm links are always missing."""
         if not self._rostered:
             return _NEVER
         if not self.wanting:
@@ -397,8 +401,8 @@ class PeerManager:
     # -- bootstrapping and probes ------------------------------------------------------------------
 
     def _bootstrap(self, now: float) -> None:
-        """Begin a round of bootstrap attempts: alone, through anybody; otherwise, for ever, through given or
-        remembered peers that are not neighbours."""
+        """Begin a round of bootstrap attempts. A node without links tries any peers. A node with links goes
+        on for ever with given or remembered peers that are not neighbours."""
         self._until_one = not self._neighbours
         if self._until_one:
             addresses = self.book.sample(BOOTSTRAPS_ALONE)

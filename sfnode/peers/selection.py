@@ -25,40 +25,42 @@ TARGET_LINKS = 6
 """Target number of links: a random graph of any size then survives the loss of a third of its nodes."""
 
 MAX_LINKS = 12
-"""Maximum links of a node in all, so that its memory and its upload are bounded."""
+"""Maximum number of links of a node, so that its memory and its upload are bounded."""
 
 MIN_OUTBOUND = 2
-"""Minimum links of our own choice: this node does not give them up while there is nobody else to dial. With
-two each, a random graph is still connected."""
+"""Minimum number of links of our own choice, which this node does not give up while there is nobody else to
+dial. With two each, a random graph is still connected."""
 
 WANTED_OUTBOUND = 3
 """Target number of links of our own choice, even when inbound links reach TARGET_LINKS: MIN_OUTBOUND and one
 that may fail."""
 
 MAX_INBOUND = MAX_LINKS - WANTED_OUTBOUND - 1
-"""Maximum inbound links: room remains for the links of our own choice and one probe. More than TARGET_LINKS,
-so that newcomers find room everywhere."""
+"""Maximum number of inbound links. Room remains for the links of our own choice and one probe. The maximum
+exceeds TARGET_LINKS, so that newcomers find room everywhere."""
 
 MAX_OUTBOUND_OF_RANGE = 2
 MAX_INBOUND_OF_RANGE = 4
-"""Maximum links to public addresses of one range. A swarm within one range is still connected by two links of
-each node's own choice, and has twice the room that its newcomers need."""
+"""Maximum number of links of our own choice, and of inbound links, to public addresses of one range. A swarm
+within one range is still connected by two links of each node's own choice, and has twice the room that its
+newcomers need."""
 
 SETTLE_TIME = 30.0
 """Minimum age in seconds of a link that is given up, so that it may prove useful. It also bounds the rate at
 which a flood of newcomers replaces one another."""
 
 BLANK_TIME = 5.0
-"""Seconds after which a peer that has shown nothing may be given up: by then a full Summary has arrived, and
-every participant has something to report. A stranger is refused for a while then. So mute peers may fill
-every place at once but cannot hold it, and each honest peer that gets in stays."""
+"""Time, in seconds, after which a peer that has shown nothing may be given up. By then a full Summary should
+have arrived, in which every participant has something to report. A stranger is refused for a while then. So
+mute peers may fill every place at once but cannot hold it, and each honest peer that gets in stays."""
 
 OLDEST_KEPT = 3
 MOST_USEFUL_KEPT = 3
-"""Numbers of links that no newcomer replaces: the oldest, and those that brought most news."""
+"""Numbers of links that no newcomer replaces: of the oldest ones, and of those that brought the most
+updates."""
 
 HALF_LIFE = 300.0
-"""Seconds after which an update that a link has brought counts half."""
+"""Time, in seconds, after which an update that a link has brought counts half."""
 
 
 class LinkFacts(NamedTuple):
@@ -66,9 +68,9 @@ class LinkFacts(NamedTuple):
 
     peer: str
     outbound: bool
-    """Whether it is of our own choice."""
+    """Whether the link is of our own choice."""
     since: float
-    """Time at which it was opened."""
+    """Time at which the link was opened."""
     range: str | None = None
     """Range of the peer's address; None if the range's links are not bounded (see `address_range`)."""
     useful: float = 0.0
@@ -125,14 +127,15 @@ def whom_to_let_in(
 
 def may_keep(link: LinkFacts, links: Sequence[LinkFacts]) -> bool:
     """Return whether to keep a link that this node has just opened, now that its address is known. `links`
-    are all others."""
+    are the node's other links."""
     outbound = [other for other in links if other.outbound]
     crowded = bool(link.range) and _of_range(outbound, link.range) >= MAX_OUTBOUND_OF_RANGE
     return len(links) < MAX_LINKS and not crowded
 
 
 def whom_to_give_up(links: Sequence[LinkFacts], now: float) -> str | None:
-    """Return the peer of the least useful link of our own choice; None without more links than wanted."""
+    """Return the peer of the least useful link of our own choice that may be given up; None if there is none,
+    or no more links than wanted."""
     if len(links) <= TARGET_LINKS or _count(links, outbound=True) <= WANTED_OUTBOUND:
         return None
     kept = _oldest(links)
@@ -215,8 +218,8 @@ def range_of(addresses: Iterable[str]) -> str | None:
 
 
 def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]) -> list[str]:
-    """Order `peers` so that half of the peers of our own choice are trusted and half are strangers, however
-    many of either there are."""
+    """Return `peers` without neighbours, ordered so that half of the peers of our own choice are trusted and
+    half are strangers, as far as there are enough of both."""
     busy = {link.peer for link in links}
     known: list[str] = []
     strangers: list[str] = []
@@ -230,8 +233,8 @@ def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]
 
 
 def _replaceable(links: Sequence[LinkFacts], now: float) -> InboundVerdict:
-    """Make room for a newcomer in place of a mute inbound peer, or else of the least useful inbound link that
-    is not protected."""
+    """Return the inbound link that gives way to a newcomer: that of a mute peer, or else the least useful one
+    that is not protected. Without such a link the newcomer is refused."""
     blank = [link.peer for link in links if not link.outbound and _stale(link, now)]
     if blank:
         return InboundVerdict(True, blank[0])

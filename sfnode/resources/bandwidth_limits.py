@@ -155,7 +155,8 @@ _KEY = "traffic"
 
 
 class DailyTraffic:
-    """Bytes carried today, over restarts. Callers give the bytes since the start of the process.
+    """Bytes carried today, including those before a restart. Callers give the bytes since the start of the
+    process.
 
     All methods are called on the event loop.
     """
@@ -170,7 +171,8 @@ class DailyTraffic:
         self._date = today
         self._day = today()
         self._before = _stored_count(update_log, self._day)
-        """Bytes of earlier processes on this day, less the bytes of this process on earlier days."""
+        """Correction of this process's bytes, so that they are those of today: plus the bytes of earlier
+        processes today, minus its own bytes of earlier days."""
         self._written: tuple[date, int] | None = None
         self._writing = asyncio.Lock()
         """Held until a write has ended, even if its caller is cancelled."""

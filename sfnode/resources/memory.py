@@ -23,7 +23,8 @@ import torch
 from sfnode.schema.results import FitResult
 
 RUNS = 3
-"""Measurements of an action's peak; the median counts, as allocators are not quite repeatable."""
+"""Number of measurements of an action's peak. The median counts, because allocators are not quite
+repeatable."""
 
 SAMPLED = 0.002
 """Seconds between samples of the resident set where there is no high-water mark."""
@@ -39,7 +40,7 @@ BYTES_PER_PARAMETER = {
     "int8": 1.0 + 4 / 4096,  # a float32 scale for each output row, which has 4,096 numbers in a 7B model
     "nf4": 4.127 / 8,  # with its scales, themselves quantised (Dettmers et al. 2023)
 }
-"""Bytes that a parameter of a large model takes, by the dtype of the weights."""
+"""Bytes that a parameter of a large model takes, keyed by the dtype of the weights."""
 
 
 class Room(NamedTuple):
@@ -52,12 +53,13 @@ class Room(NamedTuple):
 
 
 def weights(parameters: int, dtype: str) -> int:
-    """Return the bytes of that many parameters in a dtype."""
+    """Return the bytes that `parameters` parameters take in a dtype."""
     return int(parameters * BYTES_PER_PARAMETER[dtype])
 
 
 def largest(free: int, overhead: int) -> list[FitResult]:
-    """Return what fits into `free` bytes when `overhead` of them go to everything but the weights."""
+    """Return, for each dtype, the largest number of parameters whose weights fit into `free` bytes less
+    `overhead` bytes for everything else."""
     room = max(0, free - overhead)
     sizes = {dtype: BYTES_PER_PARAMETER[dtype] for dtype in ("float32", "bfloat16", "int8", "nf4")}
     return [
@@ -152,7 +154,8 @@ def _sampled() -> Iterator[list[int]]:
 
 
 def _line(file: Path, name: str) -> int | None:
-    """Return the kilobytes on the line that begins with `name`, in bytes."""
+    """Return the number of kilobytes on the line that begins with `name`, converted to bytes; None if there
+    is no such file or line."""
     try:
         lines = file.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -24,7 +24,8 @@ COOL_DOWN = 3.0
 second."""
 
 MEMORY_MARGIN = 0.95
-"""Share of the memory limit below which a process that exceeded it may continue, for the same reason."""
+"""Share of the memory limit below which a process that exceeded it may continue. Without this margin it would
+pause and resume every second."""
 
 
 class Readings(NamedTuple):
@@ -55,11 +56,12 @@ class PauseReason(NamedTuple):
     limit: str | None
     """Name of the limit that asks for the pause; None if the owner asked for it."""
     text: str
-    """The reason for people."""
+    """The reason as text for people."""
 
 
 def pause_reasons(limits: Limits, readings: Readings, before: Collection[str | None]) -> list[PauseReason]:
-    """Return the reasons to pause now. `before` names the limits that asked for a pause until now."""
+    """Return the reasons to pause now. `before` has the names of the limits that asked for a pause until
+    now."""
     return [PauseReason(name, text) for name, holds, text in _rules(limits, readings, before) if holds]
 
 

@@ -50,13 +50,13 @@ class Sensors:
         self._devices = tuple(dict.fromkeys(devices))
         self._process = psutil.Process()
         self._gpus: dict[str, Nvidia] = {}
-        """The opened GPUs, by device."""
+        """The opened GPUs, keyed by device."""
         self._daemon = NetworkDaemon(self._process)
         self._load = self._measure_load()
         self._busy = 0.0
         """Share of the machine that other programs used between the last two looks."""
         self._used_at = time.monotonic()
-        """Time of the last use of the machine by others. The start counts as one."""
+        """Time of the last use of the machine by others. The start counts as a use."""
 
     @property
     def cores(self) -> float:
@@ -74,7 +74,8 @@ class Sensors:
             self._celsius()
 
     def look(self, limits: Limits) -> Readings:
-        """Read the sensors that these limits need. Takes a millisecond; listing programs, some tens of them.
+        """Read the sensors that these limits need. Takes a millisecond, or some tens of milliseconds if it
+        lists programs.
 
         Raises UserError LIMIT_UNAVAILABLE.
         """
@@ -227,8 +228,8 @@ class NetworkDaemon:
         messages to this process."""
 
     def used(self) -> _Used:
-        """Return the usage of all these daemons. The bytes are those to and from the network and this
-        process.
+        """Return the usage of the daemon and its predecessors together. The bytes are those to and from the
+        network and this process.
 
         The daemon's own traffic with other peers is counted nowhere else.
         """
@@ -295,13 +296,13 @@ class _Load(NamedTuple):
     """CPU seconds until now: used on the whole machine, used by this node's processes, and available."""
 
     at: float
-    """Time of measurement by `time.monotonic`."""
+    """Time of the measurement, by `time.monotonic`."""
     busy: float
     own: float
     capacity: float
 
     def others_since(self, before: _Load) -> float:
-        """Return the share of the machine that other programs have used since then."""
+        """Return the share of the machine that other programs have used since the measurement `before`."""
         used = (self.busy - before.busy) - (self.own - before.own)
         return max(0.0, used) / max(self.capacity - before.capacity, 1e-6)
 

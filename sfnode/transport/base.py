@@ -17,13 +17,15 @@ from sfnode.errors import Code, UserError
 from sfprotocol.wire_codec import MAX_FRAME
 
 CONNECT_DEADLINE = 10.0
-"""Seconds to reach a peer, and again to open a stream: a relayed dial with its handshakes takes 2-4 s."""
+"""Deadline, in seconds, for reaching a peer, and again for opening a stream: a relayed dial with its
+handshakes takes 2-4 s."""
 
 SEND_DEADLINE = 20.0
-"""Seconds for one frame to leave. The largest frame takes 16 s over an uplink of 128 kbit/s."""
+"""Deadline, in seconds, for one frame to leave. The largest frame takes 16 s over an uplink of 128 kbit/s."""
 
 REQUEST_DEADLINE = 20.0
-"""Seconds for a request and its response together, without dialling. The reason is that of SEND_DEADLINE."""
+"""Deadline, in seconds, for a request and its response together, without dialling. It is this long for the
+same reason as SEND_DEADLINE."""
 
 PEER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Form of a peer id: base58 in libp2p, plain names in memory."""
@@ -57,7 +59,7 @@ class Link(Protocol):
     peer: str
     """Id of the peer at the other end, authenticated by the transport."""
     outbound: bool
-    """Whether this side opened it."""
+    """Whether this side opened the link."""
     address: str
     """Address of the other end as seen from here, with or without /p2p/ID; empty if unknown."""
     bytes_sent: int
@@ -89,9 +91,9 @@ class Asker(NamedTuple):
     """The sender of a request."""
 
     peer: str
-    """Its id, authenticated by the transport."""
+    """Id of the sender, authenticated by the transport."""
     address: str
-    """Its address as seen from here, with or without /p2p/ID; empty if unknown."""
+    """Address of the sender as seen from here, with or without /p2p/ID; empty if unknown."""
 
 
 LinkHandler = Callable[[Link], Awaitable[None]]
@@ -115,8 +117,8 @@ class Transport(Protocol):
         """Return within 2 s whether everything underneath answers."""
 
     async def broken(self) -> str:
-        """Wait until what is underneath has died (noticed at once), hangs (within 2 s), or needs a new start
-        to be reached; return why."""
+        """Wait until the layer underneath has died (noticed at once), hangs (within 2 s), or must be
+        restarted so that others reach this node. Return the reason."""
 
     async def restart(self) -> None:
         """Start everything underneath anew under the same id, on the same ports if they are free. Links are
@@ -139,8 +141,8 @@ class Transport(Protocol):
         """Call `handler(asker, frame)` for requests of others."""
 
     def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
-        """Have `known()` say where peers are that relay for others: their full addresses, the best known
-        first. A transport that needs a relay asks."""
+        """Set the function `known`, which returns the full addresses of peers that relay for others, the best
+        known first. A transport that needs a relay calls it."""
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""

@@ -37,7 +37,8 @@ from sfnode.transport.roster import pack_record, read_record, sample
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 HALF_ROUND_TRIP = 0.05
-"""Default seconds one way: a round trip of 100 ms, as between continents on an ordinary day."""
+"""Default latency in one direction, in seconds: a round trip of 100 ms, as between continents on an ordinary
+day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,15 @@ class Latency:
 
     kind: Literal["constant", "uniform", "lognormal"] = "constant"
     typical: float = HALF_ROUND_TRIP
-    """Seconds: the constant, the middle of the uniform distribution, or the median of the lognormal one."""
+    """Typical latency, in seconds: the constant, the middle of the uniform distribution, or the median of the
+    lognormal one."""
     spread: float = 0.0
     """Half the width of the uniform distribution as a share of its middle, or sigma of the lognormal one."""
     most: float = 10.0
-    """Seconds at which the tail is cut off."""
+    """Maximum, in seconds, at which the tail of the distribution is cut off."""
 
     def draw(self, random: Random) -> float:
-        """Return the seconds of one frame."""
+        """Draw the latency of one frame, in seconds."""
         if self.kind == "constant":
             return self.typical
         if self.kind == "uniform":
@@ -80,7 +82,7 @@ class Conditions:
 
     @property
     def clear(self) -> bool:
-        """Whether every frame arrives once."""
+        """Whether every frame arrives exactly once."""
         return not (self.loss or self.duplication or self.replay)
 
 
@@ -94,11 +96,12 @@ PERFECT = Conditions(Latency(typical=0.0))
 T = TypeVar("T")
 
 CAPACITY = 64
-"""Frames on their way in one direction before send() waits, as the buffers of a real connection do."""
+"""Maximum number of frames on their way in one direction. Then send() waits, as with the full buffers of a
+real connection."""
 
 
 TRIPS = 3
-"""Round trips of a dial, a request and a search: to connect, to shake hands, to ask."""
+"""Number of round trips that a dial, a request or a search takes: to connect, to shake hands, to ask."""
 
 
 class Network:
@@ -106,7 +109,7 @@ class Network:
 
     def __init__(self, generator: Random, conditions: Conditions = PERFECT) -> None:
         self.conditions = conditions
-        """Conditions of links that have none of their own."""
+        """Conditions of links without conditions of their own."""
         self.generator = generator
         self.pairs: set[frozenset[str]] | None = None
         """Pairs of members that can reach each other; None: all can."""
@@ -116,7 +119,7 @@ class Network:
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
     def hears(self, one: str, other: str) -> bool:
-        """Return whether `other` hears `one`. Links between peers that do not stay open, but swallow frames.
+        """Return whether `other` hears `one`. If not, links between them stay open, but swallow frames.
         Networks with partitions override this."""
         return True
 
@@ -182,7 +185,7 @@ class Pipe:
         self.gone = False
         """Whether the receiver has stopped reading and the sender does not know it."""
         self.conditions: Conditions | None = None
-        """Conditions of this direction; None for those of the network."""
+        """Conditions of this direction; None for the network's conditions."""
         self._stalled = False
         self._network = network
         self._ends = sender, receiver
@@ -191,11 +194,12 @@ class Pipe:
         self._numbers = count()
         self._changed = asyncio.Event()
         self._free_at = self._not_before = 0.0
-        """Times at which the line has sent all frames, and before which no further frame arrives."""
+        """Time at which the line has sent all frames so far, and time before which no further frame
+        arrives."""
 
     @property
     def takes(self) -> bool:
-        """Whether it accepts a frame now, or is closed and will never accept one."""
+        """Whether the pipe accepts a frame now, or is closed and will never accept one."""
         full = len(self._flying) + len(self._arrived) >= CAPACITY
         busy = self._free_at > asyncio.get_running_loop().time()
         return self.closed or not (full or busy or self._stalled)
@@ -345,15 +349,15 @@ class MemoryTransport:
     def __init__(
         self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False, address: str = ""
     ) -> None:
-        """Take the medium, a name, and the seconds by which this node's clock is ahead of the right time. A
-        `plain` member is no node: others only find the roster through it. `address`, without /p2p/ID,
+        """Take the medium, the node's name (`peer`), and the seconds by which its clock is ahead of the right
+        time. A `plain` member is no node: others only find the roster through it. `address`, without /p2p/ID,
         replaces /memory/NAME."""
         self.peer = peer
         self.plain = plain
         self.clock = clock
         self.address = address or f"/memory/{peer}"
         self.uplink = 0.0
-        """Bytes a second that the answers to requests take together; 0 means any number."""
+        """Maximum bytes a second of the answers to requests together; 0 means no limit."""
         self._free_at = 0.0
         """Time at which all answers so far have left."""
         self.links: list[MemoryLink] = []

@@ -17,30 +17,32 @@ from sfnode.transport.base import PEER_ID, PeerRecord
 
 MAX_ADDRESSES = 6
 MAX_ADDRESS_CHARS = 200
-"""Maximum addresses of a record, and characters of one. A relayed address has about 130 characters."""
+"""Maximum number of addresses in a record, and of characters in one address. A relayed address has about 130
+characters."""
 
 MAX_ROSTER = 512
-"""Maximum records stored and returned for one topic. A node needs only a dozen neighbours."""
+"""Maximum number of records stored and returned for one topic. A node needs only a dozen neighbours."""
 
 MAX_RECORD_BYTES = 1_536
-"""Maximum bytes of an encoded record without its signature: MAX_ADDRESSES of the longest fit. A full roster
-stays below 1.4 MiB."""
+"""Maximum size, in bytes, of an encoded record without its signature: MAX_ADDRESSES of the longest addresses
+fit. A full roster stays below 1.4 MiB."""
 
 MAX_TTL = 90.0
 """Maximum lifetime of a record, in seconds. A record that expires later (and later than clocks differ) is
 refused, so no stranger's record outlives honest ones, which are renewed every 30 s."""
 
 MAX_ANSWER = 128
-"""Maximum records taken from one peer's answer, drawn at random. So a peer that invents a thousand weighs no
-more than each of the other twenty that are asked."""
+"""Maximum number of records taken from one peer's answer, drawn at random. So a peer that invents a thousand
+records weighs no more than each other peer that is asked."""
 
 CLOCK_WRONG = 30.0
-"""Seconds by which a clock counts as wrong: a third of the lifetime of an entry."""
+"""Threshold, in seconds: a clock that differs by this much counts as wrong. It is a third of an entry's
+lifetime."""
 
 _CLOCK_SLACK = 60.0
 _LENGTHS, _EXPIRY = struct.Struct(">HH"), struct.Struct(">d")
 _MAX_SEAL = 1_100
-"""Most bytes of a public key, a signature and their lengths: an RSA key of 4,096 bits."""
+"""Maximum bytes of a public key, a signature and their lengths, which an RSA key of 4,096 bits needs."""
 
 _MAX_SUBKEY_BYTES = 80
 _MAX_KNOWN = 1 << 63

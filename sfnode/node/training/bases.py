@@ -2,8 +2,8 @@
 
 They are files in the data folder, named by their digests. The manifest and, in an organised run, the
 decisions so far say which bases are wanted: those of all begun subspaces and of the next one. Bases that were
-replaced before their subspace began are removed, as no update is along them. Bases that nobody could use (an
-organiser errs) are reported, and the node waits for a better decision.
+replaced before their subspace began are removed, as no update is along them. Bases that nobody can use, by an
+organiser's mistake, are reported, and the node waits for a better decision.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PublishedBases:
         self._removed = 0
         """Number of replaced bases that were removed."""
         self._in_engine: tuple[Bases, ...] = ()
-        """Bases that the engine was told of; empty if it must be told again."""
+        """Bases that were last handed to the engine; empty if they must be handed over again."""
         self._here: set[bytes] = set()
         """Digests of the checked files."""
         self._refused: set[tuple[Path, int]] = set()
@@ -70,11 +70,11 @@ class PublishedBases:
         self._fetched = b""
         """Digest of the file under download."""
         self._failed: dict[bytes, UserError] = {}
-        """Reasons for which files are missing, by digest."""
+        """Errors of the last downloads that failed, keyed by the digest of the file."""
 
     @property
     def size(self) -> int:
-        """Bytes of the bases of one subspace."""
+        """Size, in bytes, of the bases of one subspace."""
         return files.size_of(self._targets, self._columns)
 
     def lacking(self) -> list[Bases]:
@@ -84,7 +84,8 @@ class PublishedBases:
         return [] if self._is_relay else [one for one in self._lacked if one.subspace <= subspace]
 
     def problem(self) -> UserError | None:
-        """Return the error that keeps missing bases away, if it does not pass by itself; else None."""
+        """Return the error because of which bases that are needed now could not be downloaded; None without
+        one."""
         return next(filter(None, (self._failed.get(one.digest) for one in self.lacking())), None)
 
     def tell(self, engine: EngineThread) -> None:
@@ -182,7 +183,8 @@ class PublishedBases:
             self._fetching = None
 
     def _may_come(self, one: Bases) -> bool:
-        """Return False for a file that is known to be of no use to anybody."""
+        """Return whether a download is worth trying: False if the file is known to be useless
+        (BASES_UNUSABLE)."""
         known = self._failed.get(one.digest)
         return known is None or known.code != Code.BASES_UNUSABLE
 
@@ -199,7 +201,8 @@ class PublishedBases:
         log.warning("%s", error.what)
 
     def _local(self, digest: str) -> Listed | None:
-        """Return a file that is here and right. Remove a wrong one."""
+        """Return the file with this digest from the data folder or from beside the manifest, if its content
+        is right; else None. Remove a wrong file from the data folder."""
         for folder in filter(None, (self._folder, self._beside)):
             with suppress(FileNotFoundError):  # who has put it there may take it away
                 if found := self._right(files.path_in(folder, digest), digest):
@@ -207,7 +210,8 @@ class PublishedBases:
         return None
 
     def _right(self, file: Path, digest: str) -> Listed | None:
-        """Return a file if it is right, and copy it into the folder if need be. Raises OSError."""
+        """Return a file if its content is right, after copying it into the data folder if need be; else None.
+        Raises OSError."""
         kept = files.path_in(self._folder, digest)
         if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
             return None

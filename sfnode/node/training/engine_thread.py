@@ -2,9 +2,10 @@
 
 All work on the model happens here, one job at a time. So the engine needs no locks, and the event loop never
 waits for a forward pass. The event loop passes on only what counts: `{feed: number of steps, with factors}`.
-The thread compares that with the applied updates and reads the difference from the log. It may be the whole
-history after loading, the updates of a round, a cut, or a seal. So the queue is bounded by the number of
-feeds, however long the engine is busy. This module knows no links, and reads only differences from the log.
+The thread compares that with the applied updates and reads the difference from the log. The difference may be
+the whole history after loading, the updates of a round, a cut, or a seal. So the queue is bounded by the
+number of feeds, however long the engine is busy. This module knows no links, and reads only differences from
+the log.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ longer count are negated (`store.replay.changes`). Called on the engine thread."
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to evaluate consecutive steps of our own feed in one batched forward, with the rest of their
-    groups (SPEC U2)."""
+    """An order to evaluate consecutive steps of our own feed in one batched forward pass, together with the
+    rest of their groups (SPEC U2)."""
 
     feed: Feed
     first: int
@@ -49,14 +50,14 @@ class Order:
     seeds: tuple[int, ...]
     """Seeds of whole groups."""
     before: int = 0
-    """Number of these seeds before step `first`."""
+    """Number of leading seeds, which belong to steps before `first`."""
     after: int = 0
-    """Number of these seeds after the last ordered step."""
+    """Number of trailing seeds, which belong to steps after the last ordered one."""
     rate: RateFrom | None = None
     """Rate of the label, with the unit and the limit of its updates; None in an open run."""
 
     def asked(self, scalars: tuple[Values, ...]) -> tuple[Values, ...]:
-        """Return the scalars of the ordered steps, from those of all seeds."""
+        """Return the scalars of the ordered steps. `scalars` has the scalars of all seeds."""
         return scalars[self.before : len(scalars) - self.after]
 
 
@@ -100,15 +101,15 @@ class EngineThread:
         self._lock = threading.Lock()
         """Guards the next three attributes. Held for moments only."""
         self._wanted: dict[Feed, Counted] | None = None
-        """The queued request of `advance`, which may still change; None if there is none, or if a question
-        comes between it and later ones."""
+        """Updates of the queued `advance` request, which later calls may still change; None if none is
+        queued, or a question was queued after it."""
         self._reads = False
         """Whether the log may be read: the engine is loaded, or the queued request may not change any
         more."""
         self._waiting: deque[Order] = deque()
         """Orders not yet begun."""
         self._applied: dict[Feed, Counted] = {}
-        """Updates in the cores by feed, with their factors. Used by the thread alone."""
+        """Updates in the cores, with their factors, keyed by feed. Used by the thread alone."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
         """Prepares mini-batches; None until the engine is loaded."""
         self._open: dict[asyncio.Future[Any], None] = {}
@@ -134,7 +135,8 @@ class EngineThread:
             self._wanted.update(counted)
 
     async def retreat(self, counted: Mapping[Feed, Counted]) -> None:
-        """Like `advance`, but return once the log is no longer read for updates that do not count.
+        """Like `advance`, but return only when the engine no longer reads updates from the log that do not
+        count.
 
         While the engine loads, return at once: the queued request can still change.
         """
@@ -194,7 +196,8 @@ class EngineThread:
     def ask(
         self, question: Callable[[Engine], T], of: Mapping[Feed, Counted] | None = None
     ) -> asyncio.Future[T]:
-        """Like `call`, but with exactly the updates advanced until now, or with `of`."""
+        """Like `call`, but always with exactly the updates `of`: by default all that were advanced until
+        now."""
         with self._lock:
             self._wanted, self._reads = None, True
         return self.call(question, of)

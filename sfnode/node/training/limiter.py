@@ -36,18 +36,19 @@ if TYPE_CHECKING:
     from sfnode.resources.sensors import Sensors
 
 LOOK_INTERVAL = 1.0
-"""Seconds between looks at the machine. With the step under way, somebody who starts a game waits two for the
-device's memory. A look takes a millisecond, or some tens where it lists programs."""
+"""Seconds between looks at the machine. With the step under way, somebody who starts a game waits two seconds
+for the device's memory. A look takes a millisecond, or some tens where it lists programs."""
 
 RETURN_INTERVAL = 10.0
-"""Seconds between two attempts to move the model back to a device without room for it. Each may move a part
-of it there and back."""
+"""Seconds between two attempts to move the model back to a device without room for it. Each attempt may move
+a part of the model there and back."""
 
 ASKED = "asked for"
 """Text of the reason for a pause that the owner asked for."""
 
 ASKED_BY_OWNER = "asked"
-"""Name of that reason. The other names are those of limits, DISK and ROOM."""
+"""Name of the reason for a pause that the owner asked for. Other reasons have the name of a limit, DISK or
+ROOM."""
 
 DISK = "disk"
 """Name of the reason for a full disk, on which no update could be kept."""
@@ -95,14 +96,14 @@ class ResourceLimiter:
         self._scheduler: StepScheduler | None = None
         self._engine_thread: EngineThread | None = None
         self._steps_ahead = 1
-        """Steps that the scheduler orders at a time when no limit asks for rests."""
+        """Number of steps that the scheduler orders at a time when no limit asks for rests."""
         self._readings: Readings | None = None
         self._spare: int | None = None
         """Cores free for threads of the engine; None before the first look."""
         self._paused_until = -math.inf
         self._pause_count = 0
         self._beside_links = 0
-        """Bytes that the network daemon moved beside the links."""
+        """Bytes that the network daemon moved for other traffic than links."""
         self._links_closed = False
         self._offloaded = False
         """Whether the engine was told to offload the model and has not restored it."""
@@ -136,7 +137,7 @@ class ResourceLimiter:
     # -- what the owner asks for -------------------------------------------------------------------
 
     def pause(self, seconds: float | None) -> None:
-        """Pause for so many `seconds`; None: until `resume`. Raises UserError BAD_OPTION for a relay."""
+        """Pause for `seconds` seconds; None means until `resume`. Raises UserError BAD_OPTION for a relay."""
         if self._scheduler is None:
             raise UserError(
                 Code.BAD_OPTION, "a relay computes nothing that could pause", "End it with `sfnode leave`."
@@ -186,7 +187,7 @@ class ResourceLimiter:
         return [reason.text for reason in self.reasons]
 
     def reason_names(self) -> list[str]:
-        """Return the same as names: those of limits, DISK, ROOM, and ASKED_BY_OWNER."""
+        """Return the names of the reasons for the pause: names of limits, DISK, ROOM and ASKED_BY_OWNER."""
         return [reason.limit or ASKED_BY_OWNER for reason in self.reasons]
 
     def until_a_pause(self) -> Callable[[], bool]:
@@ -195,7 +196,8 @@ class ResourceLimiter:
         return lambda: self._pause_count == count and not self._stopped
 
     def offloading_again(self, question: Callable[[Engine], T]) -> Callable[[Engine], T]:
-        """Return `question` with an end at which a model that a pause had offloaded is offloaded again."""
+        """Return a function that asks `question`, and afterwards offloads the model again if a pause had
+        offloaded it."""
 
         def ask(engine: Engine) -> T:
             try:
@@ -307,7 +309,8 @@ class ResourceLimiter:
         return not self.paused or (lacks_room and now >= self._return_at)
 
     def _find_reasons(self) -> list[PauseReason]:
-        """Return the reasons to pause. ROOM is one only without others: without an attempt nobody knows."""
+        """Return the reasons to pause. ROOM is a reason only without others: while others last, no attempt
+        shows whether there is room."""
         reasons = self._present_reasons()
         return reasons or ([PauseReason(ROOM, self._no_room)] if self._no_room else [])
 
@@ -332,7 +335,7 @@ class ResourceLimiter:
             self._close_links(closed)
 
     def _carried(self) -> int:
-        """Return the bytes since the start: those of links, and other traffic of the network daemon.
+        """Return the bytes since the start, of links and of other traffic of the network daemon.
 
         The daemon moves each byte of a link twice: between this process and itself, and over the network.
         """

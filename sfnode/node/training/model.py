@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from sfprotocol.seeds import I64
 
 ENGINE_GRACE = 0.5
-"""Seconds for the step in progress when the node stops. Then it is abandoned."""
+"""Maximum time, in seconds, for which a node that stops waits for the step in progress. Then the step is
+abandoned."""
 
 LoadEngine = Callable[[Settings, Manifest], "Engine"]
 """Loads the model and the data; called on the engine's thread."""
@@ -65,7 +66,7 @@ class PendingQuestion:
     what: str
     """Work of the engine for it, such as `measuring epoch 3`; empty for short work."""
     since: float = math.inf
-    """Time at which the engine began with it; infinity before."""
+    """Time at which the engine began with the question; infinity before."""
 
 
 class LocalModel:
@@ -88,9 +89,9 @@ class LocalModel:
         """`load` loads the engine, on its thread. `caught_up` returns whether the node has the run's model.
         `fail` is called with the error that ends the engine."""
         self.doubts: list[Callable[[], UserError | None]] = []
-        """Each returns the problem for which this node does not know what counts, or None."""
+        """Functions that return a problem that leaves this node unsure which updates count, or None."""
         self.limits: list[Callable[[], float]] = []
-        """Each returns how many more updates this node may make."""
+        """Functions that return how many more updates this node may make."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
@@ -140,7 +141,8 @@ class LocalModel:
             self.thread.advance({feed: self._machine.counted(feed) for feed in feeds})
 
     async def retreat(self, stops: Mapping[Feed, int]) -> None:
-        """Take the updates of these feeds from some step on out of the engine, and wait for that."""
+        """Remove the updates of these feeds from the engine's cores, from the step in `stops` on, and wait
+        until that is done."""
         if self.thread:
             kept = {feed: self._machine.counted(feed, stop) for feed, stop in stops.items()}
             await self.thread.retreat(kept)
@@ -159,7 +161,8 @@ class LocalModel:
 
     @property
     def exhausted(self) -> bool:
-        """Whether this node has made the updates of its settings, or can make no more."""
+        """Whether the settings limit the number of this node's updates, and it has made that many or can make
+        no more."""
         return self.scheduler is not None and self.scheduler.exhausted
 
     def _make_scheduler(self, thread: EngineThread) -> StepScheduler:
@@ -179,7 +182,7 @@ class LocalModel:
         return scheduler
 
     def _lacks_any(self, bases: PublishedBases, thread: EngineThread) -> bool:
-        """Tell the engine of new bases. Return whether bases for a step are missing."""
+        """Tell the engine of new bases. Return whether bases that the next step needs are missing."""
         bases.tell(thread)
         return bool(bases.lacking())
 
@@ -227,11 +230,12 @@ class LocalModel:
         of: Callable[[], Mapping[Feed, Counted]] | None = None,
         what: str = "",
     ) -> tuple[ModelMoment, T]:
-        """Return the engine's answer, and the moment whose updates it had applied, exactly.
+        """Return the moment whose updates the engine had applied, exactly, and its answer.
 
-        With `of`, which is called at that moment, it applies these updates instead. `what` describes the work
-        to the owner meanwhile. Raises UserError BAD_OPTION for a relay, NODE_NOT_RUNNING before the model is
-        loaded and if the node ends before the answer, OUT_OF_MEMORY and DEVICE.
+        With `of`, which is called at that moment, the engine applies the updates that `of` returns instead.
+        `what` describes the work to the owner meanwhile. Raises UserError BAD_OPTION for a relay,
+        NODE_NOT_RUNNING before the model is loaded and if the node ends before the answer, OUT_OF_MEMORY and
+        DEVICE.
         """
         if self._context.settings.role == "relay":
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
@@ -280,8 +284,9 @@ class LocalModel:
         before: Callable[[], Mapping[Feed, Counted]],
         what: str,
     ) -> T:
-        """Return the engine's answer about the step from one state to another. It first computes the cores
-        `after` it, and then answers at the state `before` it, with nothing in between. Raises as `ask`."""
+        """Return the engine's answer about the step from one state to another. The engine first computes the
+        cores `after` the step. Then it answers in the state `before` the step, with nothing in between.
+        Raises as `ask`."""
         cores: list[Mapping[int, I64]] = []
         _, (_, answer) = await asyncio.gather(
             self.ask(lambda engine: cores.append(engine.cores()), after),
@@ -318,8 +323,8 @@ class LocalModel:
 
 
 SECRET_BYTES = 16
-"""Bytes of the secret that hides which of its own rows a node draws. It is new at each start, as nobody draws
-them again."""
+"""Length, in bytes, of the secret that hides which of its own rows a node draws. The secret is new at each
+start, because nobody else has to repeat the draws."""
 
 _loading = Lock()
 """Lock for loading: transformers cannot load two models at a time in one process, which may run several

@@ -1,6 +1,6 @@
 """Schedules the steps of the engine, and turns finished ones into updates.
 
-It stands between the protocol machine, which says whether to compute and at which step and epoch, and the
+It stands between the protocol machine, which decides whether to compute and at which step and epoch, and the
 engine thread, which evaluates. It knows neither links nor files.
 
 There are five positions in our feed: the start of this process, and the ends of the admitted (the machine's
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from sfnode.engine.trainable_model import StepResult
 
 ORDERS_AHEAD = 2
-"""Steps ordered at a time: one that runs and the next one."""
+"""Default number of steps ordered at a time: one that runs and the next one."""
 
 BATCHES_A_DEVICE = 4
-"""Batches of a step for each of several devices. With few, most devices wait for the slowest one or the
-longest mini-batch. With many, a pause waits for a long step."""
+"""Number of batches in a step for each device, if there are several devices. With few batches, most devices
+wait for the slowest one or the longest mini-batch. With many, a pause waits for a long step."""
 
 LONG_STEP = 2.0
-"""Seconds of a step from which the next one is not ordered ahead. The engine then waits for a turn of the
-event loop after each step, but a question, such as an organiser's about the rate, waits for one step and not
-for two."""
+"""Threshold, in seconds, for the duration of a step from which the next one is not ordered ahead. The engine
+then waits for a turn of the event loop after each step. But a question, such as an organiser's about the
+rate, waits for one step and not for two."""
 
 LOSS_MEMORY = 0.95
 """Weight of the past in the moving average of the loss."""
 
 FAILURES = 10
-"""Number of measurements in a row without a finite number that end the node. One may be a mini-batch that
-overflows half precision. So many come from the model or the machine, and more would waste the run's
-budget."""
+"""Number of consecutive measurements without a finite number after which the node ends. A single one may be a
+mini-batch that overflows half precision. This many come from the model or the machine, and more would waste
+the run's budget."""
 
 
 def batches_of(devices: int) -> int:
-    """Return the number of batches of a step on so many devices, each measured in one batched forward pass. A
-    single device gets one."""
+    """Return the number of batches of a step on `devices` devices. Each batch is measured in one forward
+    pass. A single device gets one batch."""
     return devices * BATCHES_A_DEVICE if devices > 1 else 1
 
 
@@ -78,11 +78,11 @@ class StepScheduler:
         self.held = False
         """Whether no steps are ordered for now."""
         self.hindered: Callable[[], bool] = lambda: False
-        """Returns whether something is missing, without which no step can be made."""
+        """Returns whether something is missing that the next step needs."""
         self.paused = False
         """Whether there is a pause, longer than a rest: finished updates are posted at once."""
         self.ahead = ORDERS_AHEAD
-        """Steps ordered at a time."""
+        """Number of steps ordered at a time."""
         self._machine = machine
         self._order = order
         self._post = post
@@ -96,19 +96,19 @@ class StepScheduler:
         self._made_before = 0
         """Updates made in earlier incarnations of this process."""
         self._started = self._ordered = 0
-        """Positions in the feed."""
+        """Positions in the feed: the start of this process, and the end of the ordered steps."""
         self._epoch = 0
         self._at_work = 0
         """Orders without a result."""
         self._rests_until = float("-inf")
-        """Time from which the next step may be ordered, by the run's pace."""
+        """Time before which the run's pace allows no further step to be ordered."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed = self._failed_in_a_row = 0
-        """Measurements of this process without a finite number."""
+        """Number of measurements without a finite number, in this process and since the last finite one."""
         self.begun = 0.0
         """Time at which the step under way began, or will as soon as the engine is free."""
         self._long = False
-        """Whether the last step took LONG_STEP."""
+        """Whether the last step took LONG_STEP or longer."""
         self._finished, self._rate = 0, Rate()
 
     @property
@@ -122,7 +122,8 @@ class StepScheduler:
 
     @property
     def exhausted(self) -> bool:
-        """Whether this node has made the updates of its settings, or can make no more."""
+        """Whether the settings limit the number of this node's updates, and it has made that many or can make
+        no more."""
         return bool(self._steps) and (self.made >= self._steps or self._machine.complete)
 
     @property

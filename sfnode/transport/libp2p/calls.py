@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sfnode.transport.base import TransportError
 
 CANCEL_DEADLINE = 0.2
-"""Seconds for cancelled tasks to end; one that does not is left to the end of the loop."""
+"""Deadline, in seconds, for cancelled tasks to end. A task that does not is left to the end of the loop."""
 
 _REASON_CHARS = 300
 _STOPPED = "the network is stopped"

@@ -23,17 +23,19 @@ from sfnode.settings import EVERYWHERE
 from sfnode.transport.base import bad_address
 
 START_DEADLINE = 15.0
-"""Seconds until p2pd prints its peer id. It takes 0.2 s; a machine that swaps may take fifty times that."""
+"""Deadline, in seconds, for p2pd to print its peer id. It takes 0.2 s; a machine that swaps may take fifty
+times that."""
 
 TERM_DEADLINE = 0.4
-"""Seconds between SIGTERM and SIGKILL. A healthy p2pd ends within 10 ms."""
+"""Pause, in seconds, between SIGTERM and SIGKILL. A healthy p2pd ends within 10 ms."""
 
 PORT_PATIENCE = 2.0
-"""Seconds for a predecessor to release our port: a killed one is gone in milliseconds."""
+"""Maximum time, in seconds, for a predecessor to release our port: a killed one is gone in milliseconds."""
 
 CORES_EACH = 4
-"""Cores of the machine per core of p2pd, which needs a few percent of one. On more cores it wakes a thread on
-each for every stream, which costs twice the processor time and disturbs training."""
+"""Number of the machine's cores for each core that p2pd may use. It needs a few percent of one core. On more
+cores it wakes a thread on each for every stream, which costs twice the processor time and disturbs
+training."""
 
 _PORT_POLL = 0.05
 _TAIL_LINES = 20
@@ -160,7 +162,7 @@ def port_in_use(where: str) -> UserError:
 
 
 def peers_unreachable(addresses: Sequence[str]) -> UserError:
-    """Return the error for bootstrap peers none of which answers."""
+    """Return the error for bootstrap peers if none of them answers."""
     return UserError(
         Code.PEERS_UNREACHABLE,
         f"none of these peers answers: {', '.join(addresses)}",

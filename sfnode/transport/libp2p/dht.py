@@ -43,33 +43,34 @@ from sfnode.transport.libp2p.keys import PeerKey, is_signed, peer_of_public
 from sfnode.transport.roster import MAX_ANSWER, MAX_ROSTER, SignedRecords
 
 MAX_TOPICS = 32
-"""Maximum rosters that this node stores for others: 45 MiB when full. A swarm has one."""
+"""Maximum number of rosters that this node stores for others: 45 MiB when full. A swarm has one roster."""
 
 MAX_OTHERS, MAX_OTHER_BYTES, MAX_OTHERS_BYTES = 4_096, 16 << 10, 8 << 20
-"""Maximum keys that this node stores for other programs, bytes of one value, and bytes of all values. A
-dictionary has at most MAX_ANSWER entries, so that it fits into a message."""
+"""Maximum number of keys that this node stores for other programs, of bytes in one value, and of bytes in all
+values. A dictionary has at most MAX_ANSWER entries, so that it fits into a message."""
 
 _OVERHEAD = 400
-"""Bytes of memory that a stored value takes besides its own."""
+"""Memory, in bytes, that a stored value takes besides its own bytes."""
 
 REPLICAS = 8
-"""Peers nearest to a roster that are asked to store a record: hivemind's five, and three that may be away or
-refuse."""
+"""Number of peers, the nearest to a roster, that are asked to store a record: five as in hivemind, and three
+because some may be away or refuse."""
 
 ASKED = 20
-"""Peers nearest to a roster that a search asks. In a small DHT these are all peers, with every node of the
-run."""
+"""Number of peers, the nearest to a roster, that a search asks. In a small DHT these are all peers, with
+every node of the run."""
 
 SEARCH_DEADLINE = 8.0
-"""Seconds to find the nearest peers, in rounds that may each meet a dead peer. So nobody who invents peers
-without end keeps this node from asking known ones."""
+"""Deadline, in seconds, for finding the nearest peers, in rounds that may each meet a dead peer. So nobody
+who invents peers without end keeps this node from asking known ones."""
 
 MAX_ENTRIES = 8_192
-"""Maximum entries of a roster in one message: signed records need 500 bytes each, and a message has 4 MiB.
-More entries, which must be empty, would take seconds to read."""
+"""Maximum number of entries of a roster in one message: signed records need 500 bytes each, and a message has
+4 MiB. More entries than that would have to be empty, and would take seconds to read."""
 
 _FREE_BITS = 96
-"""Low bits of a key that are drawn anew to search near it. The other 64 bits tell nodes apart."""
+"""Number of low bits of a key that are drawn anew to search near the key. The other 64 bits tell nodes
+apart."""
 
 _GHOSTS = 4
 """Maximum length of hivemind's heap of expirations, in entries per stored value, before it is tidied. Every
@@ -96,7 +97,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         self._is_record = is_record
         self._others = DHTLocalStorage(maxsize=MAX_OTHERS)
         self._bytes = 0
-        """Bytes stored for other programs since that part was last empty."""
+        """Bytes stored for other programs since their part of the storage was last empty."""
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
         """Return a copy of a roster with at most MAX_ANSWER entries, or other stored data of that key."""
@@ -131,16 +132,16 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return [one for one in entries if self._is_record(DHTRecord(key, dumps(one[0]), *one[1]))]
 
     def records_of(self, key: bytes, roster: DictionaryDHTValue) -> list[Entry]:
-        """Return the records among MAX_ANSWER entries. These are drawn first, so every answer costs the
-        same."""
+        """Return the records among at most MAX_ANSWER entries of a roster, drawn at random. So checking an
+        answer costs the same, however large it is."""
         return self.records(key, self._drawn(roster))
 
     def take(self, key: bytes, sent: DictionaryDHTValue) -> bool:
-        """Reduce a dictionary that was sent to be stored, in place, and return True. If it has records it
-        keeps only them; otherwise it keeps MAX_ANSWER entries.
+        """Reduce a dictionary that was sent to be stored, in place, and return True. It keeps only records
+        or, if it has none, at most MAX_ANSWER entries.
 
-        Replaces hivemind's check, which refuses the whole dictionary for one bad entry. Two clocks that
-        differ by a second would suffice for that.
+        Replaces hivemind's check, which refuses the whole dictionary for one bad entry. An entry would be bad
+        even if two clocks differed by only a second.
         """
         drawn = self._drawn(sent)
         kept = self.records(key, drawn) or drawn
@@ -155,7 +156,8 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return entries if len(entries) <= MAX_ANSWER else self.random.sample(entries, MAX_ANSWER)
 
     def _enter(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        """Store a record, unless the stored record of that peer expires as late."""
+        """Store a record, unless it has expired or the stored record of that peer lasts at least as long;
+        return whether it was stored."""
         item = TimedStorage.get(self, key)
         roster = DictionaryDHTValue() if item is None else item.value
         held = roster.get(subkey)
@@ -174,7 +176,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
 
     def _keep(self, key: DHTID, value: bytes, expiration_time: float, subkey: Any = None) -> bool:
         """Store data of another program, unless it is too large or its key has a roster. When all such data
-        is too much, it is forgotten: other peers have it, too."""
+        together exceeds MAX_OTHERS_BYTES, the earlier data is forgotten: other peers have it, too."""
         if key in self or len(value) > MAX_OTHER_BYTES or not isfinite(expiration_time):
             return False
         held = self._others.get(key)
@@ -256,8 +258,8 @@ async def create_dht(p2p: P2P, key: PeerKey, client_mode: bool, random: Random, 
 
 async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration_time: float) -> bool:
     """Store this node's own record under its peer id `own`: in this node, where any search that asks it finds
-    the record, and at the peers nearest to the roster. Return whether a peer took it, or True without peers.
-    """
+    the record, and at the peers nearest to the roster. Return whether a peer took it; True if there are no
+    peers."""
     protocol, key = dht.protocol, DHTID.generate(roster)
     record = DHTRecord(
         key.to_bytes(), protocol.serializer.dumps(own), protocol.serializer.dumps(value), expiration_time
@@ -273,10 +275,9 @@ async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration
 
 
 async def find_records(dht: DHTNode, roster: str, own: str) -> dict[str, Any]:
-    """Return the values in a roster by peer id: the answers of the nearest peers, and others' records stored
-    here. Of each peer the value that expires last counts. This node's own is among them only if others have
-    it.
-    """
+    """Return the values in a roster, keyed by peer id, from the answers of the nearest peers and the records
+    of others stored here. Of each peer's values the one that expires last counts. This node's own value is
+    included only if others have it."""
     protocol, key = dht.protocol, DHTID.generate(roster)
     answers = await asyncio.gather(*(_ask(dht, peer, key) for peer in await _nearest(dht, key)))
     here = protocol.storage.roster(key)

@@ -23,28 +23,30 @@ from sfnode.transport.libp2p.daemon_process import Daemon
 from sfnode.transport.libp2p.relays import Relays
 
 ANSWER_DEADLINE = 2.0
-"""Seconds for p2pd to say its id over a local socket; a busy one needs milliseconds."""
+"""Deadline, in seconds, for p2pd to answer with its id over a local socket; a busy p2pd needs
+milliseconds."""
 
 PING_INTERVAL = 0.4
-"""Seconds between two such pings, which cost half a millisecond."""
+"""Pause, in seconds, between two pings (`Pulse.beats`), each of which costs half a millisecond."""
 
 HANG_TICK, HANG_TICKS = 0.25, 5
-"""Seconds between two wake-ups of our own loop, and wake-ups for which p2pd may leave a ping unanswered. So a
-pause of this process (a busy machine, a laptop that slept) does not count as one of p2pd. 0.4 s + 5 x 0.25 s
-make 1.65 s."""
+"""Seconds between two wake-ups of our own loop, and the number of wake-ups for which p2pd may leave a ping
+unanswered. Since wake-ups are counted, a pause of this process (a busy machine, a laptop that slept) does not
+look like a pause of p2pd. 0.4 s + 5 x 0.25 s make 1.65 s."""
 
 LOOK_INTERVAL = 1.0
 """Seconds between two looks at this machine's addresses, which cost 0.1 ms, and at the relays' places."""
 
 OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-"""Errors of a call to p2pd that say something of this process or machine, and nothing of p2pd."""
+"""Numbers of errors of a call to p2pd that are faults of this process or machine, and show nothing about
+p2pd."""
 
 
 class Pulse:
     """The health of one p2pd, to which `p2p` is attached."""
 
     def __init__(self, p2pd: Daemon, p2p: Any, calls: Calls, relays: Relays | None) -> None:
-        """Take the relays through which we ask to be reached; None if nobody is to relay for us."""
+        """`relays` are the relays through which this node asks to be reached; None if it asks for none."""
         self.addresses: list[str] = []
         """Addresses of this node as p2pd reports them, without /p2p/ID."""
         self._p2pd = p2pd
@@ -74,7 +76,8 @@ class Pulse:
         return {str(peer.peer_id) for peer in peers}
 
     async def beats(self) -> bool:
-        """Return whether p2pd and its connection to hivemind work. A process that cannot ask assumes so."""
+        """Return whether p2pd and its connection to hivemind work. Also True if this process has no resources
+        left to ask."""
         if not self._p2pd.alive or any(task.done() for task in _conversations(self._p2p)):
             return False
         try:
@@ -116,7 +119,7 @@ class Pulse:
     async def _moved(self) -> None:
         """Return when this machine has lost an address from which p2pd has connections.
 
-        Nothing arrives there any more and nobody says so: p2pd would notice after 40 s, and believe in these
+        Nothing arrives there any more, and p2pd is not told. It would notice after 40 s, and believe in these
         connections until then.
         """
         here: set[str] = set()
@@ -144,7 +147,8 @@ def own_addresses() -> set[str]:
 def used_addresses(pid: int) -> set[str]:
     """Return the addresses of this machine from which a process has connections; none if that is unknown.
 
-    An address on which it listens by name is left out: without that one it could not even start.
+    An address on which the process listens explicitly is left out: without that address it could not even
+    start.
     """
     with suppress(psutil.Error, OSError):
         sockets = [one for one in psutil.Process(pid).net_connections("tcp") if one.laddr]
@@ -154,7 +158,8 @@ def used_addresses(pid: int) -> set[str]:
 
 
 def _plain(address: str) -> str:
-    """Return an address without zone, and one of IPv4 as such even if its socket is one of IPv6."""
+    """Return an address without its zone. An IPv4 address that an IPv6 socket reports becomes a plain IPv4
+    address."""
     with suppress(ValueError):
         ip = ip_address(address.partition("%")[0])
         return str(getattr(ip, "ipv4_mapped", None) or ip)
@@ -179,7 +184,7 @@ def _conversations(p2p: Any) -> list[asyncio.Task[Any]]:
 
 
 async def _hung_up(p2p: Any) -> None:
-    """Return when one of these tasks has ended."""
+    """Return when one of hivemind's tasks that talk to p2pd has ended."""
     await asyncio.wait(_conversations(p2p), return_when=asyncio.FIRST_COMPLETED)
 
 
@@ -191,10 +196,11 @@ def _forget_finished(p2p: Any) -> None:
 
 
 RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
-"""Seconds before another attempt to restart a transport that could not be restarted; doubles."""
+"""First and maximum pause, in seconds, before another attempt to restart a transport that could not be
+restarted. The pause doubles each time."""
 
 RESTART_SPACING = 5.0
-"""Minimum seconds between two restarts, for a network daemon that dies as soon as it runs."""
+"""Minimum time, in seconds, between two restarts, in case the network daemon dies as soon as it runs."""
 
 
 async def keep_running(

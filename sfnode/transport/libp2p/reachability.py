@@ -1,10 +1,11 @@
 """Whether anybody listens at an address, before libp2p is asked to dial it; and where a name leads.
 
-libp2p does not dial an address again for 5 s after a failure, and for longer after every further one (up to
-5 minutes): a peer that comes back would be met long after that. So it is given only addresses at which a TCP
-connection can be opened, and hardly ever notices that a peer was away: the DHT asks a peer that has just gone
-once more, which costs those 5 s if the peer comes back at once. Names are looked up here as well: libp2p's
-own look-up counts towards its time for the dial, and forgets the answer. Knows no libp2p beyond that.
+libp2p does not dial an address again for 5 s after a failure, and for longer after every further one (up to 5
+minutes): a peer that comes back would be met long after that. So libp2p is given only addresses at which a
+TCP connection can be opened. Then it hardly ever notices that a peer was away. (The DHT still asks a peer
+that has just gone once more, which costs 5 s if the peer comes back at once.) Names are looked up here as
+well, because libp2p's own look-up counts towards its time for the dial, and forgets the answer. Knows no
+libp2p beyond that.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ from sfnode.transport.base import is_loopback
 from sfnode.transport.libp2p.calls import cancel
 
 TCP_DEADLINE = 4.0
-"""Seconds for a TCP connection: a lost first packet is sent again after 1 s, a second one after 3."""
+"""Deadline, in seconds, for a TCP connection: a lost first packet is sent again after 1 s, a second one after
+3."""
 
 NAME_DEADLINE = 10.0
-"""Seconds for a name: a resolver asks a silent server again after 5 s."""
+"""Deadline, in seconds, for looking up a name: a resolver asks a silent server again after 5 s."""
 
 NAME_FRESH = 60.0
-"""Seconds for which an address of a name is used without asking again; dynamic ones change within minutes."""
+"""Maximum time, in seconds, for which an address of a name is used without asking again; dynamic addresses
+change within minutes."""
 
 NAME_KEPT = 86_400.0
-"""Seconds for which the last address of a name is used where no name server answers."""
+"""Maximum time, in seconds, for which the last address of a name is used where no name server answers."""
 
 MAX_NAMES = 256
-"""Names whose addresses are kept; the address book has 64 peers."""
+"""Maximum number of names whose addresses are kept; the address book has 64 peers."""
 
 MOMENT = 0.1
-"""Seconds that the other addresses of a peer have after the first has answered; libp2p takes the best."""
+"""Maximum time, in seconds, that the other addresses of a peer have to answer after the first; libp2p takes
+the best."""
 
 _TCP = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/.*)?", re.ASCII)
 _FAMILY = {"4": socket.AF_INET, "6": socket.AF_INET6}
@@ -63,7 +67,8 @@ LookUp = Callable[[TcpEndpoint], Awaitable[list[SocketAddress]]]
 
 
 def tcp_endpoint(address: str) -> TcpEndpoint | None:
-    """Return what a multiaddress leads to; None if it names no host to which TCP connections are opened."""
+    """Return the host and port to which a multiaddress leads first; None if it names no host for TCP
+    connections."""
     form = _TCP.fullmatch(address)
     return TcpEndpoint(form[1], form[2], int(form[3])) if form else None
 
@@ -90,14 +95,15 @@ class Names:
     """The addresses of names that were looked up."""
 
     def __init__(self, look_up: LookUp | None = None) -> None:
-        """Take the resolver: that of the system, unless told otherwise."""
+        """`look_up` is the resolver; None for the system's."""
         self._look_up = look_up or _look_up
         self._found: dict[TcpEndpoint, tuple[float, list[SocketAddress]]] = {}
-        """The time of the last answer, and the answer; the latest last."""
+        """Time of the last answer and the addresses in it, keyed by endpoint; the latest last."""
 
     async def addresses(self, endpoint: TcpEndpoint) -> list[SocketAddress]:
-        """Return the socket addresses of an endpoint. Where name servers are silent or refuse, these are the
-        last ones of its name. Raises OSError, UnicodeError, ValueError, OverflowError."""
+        """Return the socket addresses of an endpoint. While name servers are silent or refuse, these are the
+        addresses last found, for up to NAME_KEPT seconds. Raises OSError, UnicodeError, ValueError,
+        OverflowError."""
         time = asyncio.get_running_loop().time
         asked, kept = self._found.get(endpoint, (float("-inf"), []))
         if time() < asked + NAME_FRESH:

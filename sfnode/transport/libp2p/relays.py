@@ -20,14 +20,15 @@ WANTED = 2
 """Target number of relays for p2pd: one of them may go without a restart."""
 
 TRIED = 8
-"""Maximum other relays that are tried at a time: anybody may claim to be one."""
+"""Maximum number of relays, besides the given ones, that are tried at a time: anybody may claim to be a
+relay."""
 
 ANSWER_PATIENCE = 3.0
-"""Seconds for relays to answer before a start."""
+"""Deadline, in seconds, for relays to answer before a start."""
 
 LOST_PATIENCE, LOST_PATIENCE_MOST = 15.0, 600.0
-"""Seconds without a place at a relay after which p2pd is restarted with others; doubles until it has one. A
-place takes a few seconds."""
+"""First and maximum time, in seconds, without a place at a relay after which p2pd is restarted with other
+relays. It doubles until a relay has a place. Getting a place takes a few seconds."""
 
 
 class Relays:
@@ -46,14 +47,15 @@ class Relays:
         self._asked: set[str] = set()
         """Peers that answered at the last start, and that p2pd has asked for a place."""
         self._placed: set[str] = set()
-        """Peers that have had a place for this node since then."""
+        """Peers that have had a place for this node since the last start."""
         self._gone: set[str] = set()
-        """Peers with which p2pd has lost its connection since then, and which it asks no more."""
+        """Peers with which p2pd has lost its connection since the last start, and which it does not ask
+        again."""
 
     async def choose(self) -> tuple[str, ...]:
         """Choose relays for the next start: given ones that answer, then others up to WANTED.
 
-        Relays that gave no place after the last start come into question only where no other answers.
+        Relays that gave no place after the last start are chosen only if no other relay answers.
         """
         refused = self._asked - self._placed
         given = await self._answering(self._given)
@@ -70,8 +72,8 @@ class Relays:
     def places(self, reported: Sequence[str], connected: set[str]) -> list[str]:
         """Return the addresses of relays at which this node has a place.
 
-        `reported` are the relayed addresses that p2pd reports: those through relays with public addresses.
-        Through others it is reached as long as p2pd has not lost its connection to them.
+        `reported` are the relayed addresses that p2pd reports, which it does only for relays with public
+        addresses. A relay with a private address counts as long as p2pd has not lost its connection to it.
         """
         private = {peer_of(relay) for relay in self.chosen if is_private(relay)}
         self._gone |= {peer for peer in private & self._placed if peer not in connected}
@@ -92,7 +94,7 @@ class Relays:
         return bool(answering - (self._asked - self._placed))
 
     def _others(self) -> list[str]:
-        """Return addresses of other relays, in random order."""
+        """Return the addresses of at most TRIED relays besides the given ones, in random order."""
         given = {peer_of(relay) for relay in self._given}
         others = [one for one in self.known() if "/p2p-circuit" not in one and peer_of(one) not in given]
         peers = list(dict.fromkeys(map(peer_of, others)))

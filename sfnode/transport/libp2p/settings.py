@@ -18,7 +18,8 @@ from sfnode.transport.base import best_first, peer_of
 log = logging.getLogger(__name__)
 
 ATTACH_TIMEOUT = 30
-"""Seconds after which p2pd ends if this node never attaches. A start takes half a second."""
+"""Maximum time, in seconds, for which p2pd waits for this node to attach before it ends. A start takes half a
+second."""
 
 NO_RELAY = '{"Relay": {"Enabled": false}}'
 """Configuration of a p2pd that relays for nobody. It still opens links through relays. Flags do not stop p2pd
@@ -26,8 +27,8 @@ from relaying: -relay=0 leaves its default as it is. -relayService=0 leaves a re
 bounds (128 KiB and two minutes for a circuit, 8 peers of one address, 128 peers)."""
 
 RELAYED_PEERS = 32
-"""Maximum peers reached through this node at once, if it is a circuit relay. All may have one address: p2pd
-sets libp2p's bounds for an address and for a provider to the same number."""
+"""Maximum number of peers reached through this node at once, if it is a circuit relay. All may have one
+address: p2pd sets libp2p's bounds for an address and for a provider to the same number."""
 
 CIRCUITS_OF_PEER = 12
 """Maximum circuits of one peer at once: a peer has no more links (`peers.selection.MAX_LINKS`)."""
@@ -37,7 +38,8 @@ CIRCUIT_BYTES, CIRCUIT_TIME = 64 << 20, "30m"
 bounds neither bytes per second nor the sum. A run with 7,000 updates a second needs as much."""
 
 CIRCUIT_BUFFER = 64 << 10
-"""Bytes of buffer for one direction of a circuit; 48 MiB for all circuits. p2pd's own default is 16 MiB."""
+"""Size, in bytes, of the buffer for one direction of a circuit; 48 MiB for all circuits. p2pd's own default
+is 16 MiB."""
 
 _LISTEN = re.compile(r"/(ip[46])/([^/]+)/(tcp|udp)/(\d+)(/.*)?")
 _MAX_KEPT = 64
@@ -62,8 +64,8 @@ class HivemindSettings:
     use_auto_relay: bool = False
     """Whether to be reached through a relay, for a node behind a firewall or NAT."""
     trusted_relays: tuple[str, ...] = ()
-    """Full addresses of relays for use_auto_relay; by default the bootstrap peers. Others of the run
-    serve where fewer than two of them answer."""
+    """Full addresses of relays for use_auto_relay; by default the bootstrap peers. Other relays of the run
+    serve if fewer than two of these answer."""
     client_mode: bool = False
     """Whether to listen nowhere and only use the DHT, for a node that nobody can dial."""
     circuit_relay: bool = False
@@ -77,8 +79,9 @@ def p2pd_flags(
 ) -> list[str]:
     """Return p2pd's command line for listening on `hosts` and being controlled over the socket `control`.
 
-    `no_relay` is a file that contains NO_RELAY; `relays` are those that are asked to relay for this node. No
-    bootstrap peers are named: we dial them ourselves, at the start and later, and learn who answered.
+    `no_relay` is a file that contains NO_RELAY; `relays` are the relays that are asked to relay for this
+    node. No bootstrap peers are named: we dial them ourselves, at the start and later, and learn who
+    answered.
     """
     local = all("/127." in host or "/ip6/::1/" in host for host in hosts)
     flags = [

@@ -30,43 +30,47 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 BODY_DEADLINE = SEND_DEADLINE
-"""Seconds from the length of a frame to its end: no peer may announce a frame and then send nothing."""
+"""Deadline, in seconds, from the arrival of a frame's length to the frame's end: no peer may announce a frame
+and then send nothing."""
 
 CLOSE_DEADLINE = 0.3
-"""Seconds for the last bytes to leave after close(). A node that stops closes several links at once."""
+"""Deadline, in seconds, for the last bytes to leave after close(). A node that stops closes several links at
+once."""
 
 HANDLER_DEADLINE = 0.2
-"""Seconds for the handlers of inbound streams to end once their links are closed."""
+"""Deadline, in seconds, for the handlers of inbound streams to end once their links are closed."""
 
 MAX_INBOUND = 256
-"""Maximum inbound streams. p2pd has no limit of its own, and each stream costs a task and buffers."""
+"""Maximum number of inbound streams. p2pd has no limit of its own, and each stream costs a task and
+buffers."""
 
 MAX_REQUESTS = 128
-"""Maximum inbound streams that are requests. So many ids that send slowly leave half of the room to links,
-about which the peer manager decides at once."""
+"""Maximum number of inbound streams that are requests. Even if a crowd of ids sends slowly, half of the room
+is left to links, about which the peer manager decides at once."""
 
 USUAL = 1024
-"""Descriptors that many systems allow a process: streams may take a quarter of them."""
+"""Number of descriptors that many systems allow a process. Streams may take a quarter of them."""
 
 ARRIVAL_DEADLINE = 5.0
-"""Seconds from an open stream to the whole request, which has a few bytes."""
+"""Deadline, in seconds, from an open stream to the whole request, which has a few bytes."""
 
 MAX_INBOUND_OF_PEER = 4
-"""Maximum inbound streams of one peer: a link, the link that replaces it, and two requests."""
+"""Maximum number of inbound streams of one peer: a link, the link that replaces it, and two requests."""
 
 WASTE_RATE, WASTE_BURST = 1.0, 32.0
-"""Rate per second and burst of one peer's wasted streams. A peer that opens more loses its connection, and
-another handshake costs the peer more than this node."""
+"""Maximum rate, per second, and burst of one peer's wasted streams. A peer that opens more loses its
+connection, and another handshake costs the peer more than this node."""
 
 MAX_WASTEFUL = 1024
-"""Maximum peers whose wasted streams are remembered; then the oldest is forgotten."""
+"""Maximum number of peers whose wasted streams are remembered. Beyond that, the peer that wasted none for
+longest is forgotten."""
 
 log = logging.getLogger(__name__)
 
 
 def _share(most: int) -> int:
-    """Return `most`, or the same part of the descriptors where this process has fewer than USUAL: each stream
-    takes one."""
+    """Return `most`, reduced in proportion if this process may have fewer than USUAL descriptors, because
+    each stream takes one."""
     return min(most, most * descriptors.limit() // USUAL)
 
 
@@ -172,7 +176,7 @@ class StreamLink:
 
 
 class Caller(Protocol):
-    """Fields that are used of hivemind's information about a stream."""
+    """The fields of hivemind's information about a stream that are used here."""
 
     peer_id: object
     """Id of the peer that opened the stream, in its string form."""

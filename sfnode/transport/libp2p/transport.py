@@ -72,16 +72,16 @@ REQUEST_PROTOCOL = "/sfnode/request/1"
 """Protocol ids of our two kinds of stream. The number changes with an incompatible framing."""
 
 ATTACH_DEADLINE = 5.0
-"""Seconds for each local step of a start, on a machine that may be busy."""
+"""Deadline, in seconds, for each local step of a start, on a machine that may be busy."""
 
 RPC_DEADLINE = 3.0
-"""Seconds for one DHT message and its answer. A dead peer costs this time."""
+"""Deadline, in seconds, for one DHT message and its answer. A dead peer costs this time."""
 
 DHT_DEADLINE = 12.0
-"""Seconds for one store or search: to find the nearest peers, and to ask them."""
+"""Deadline, in seconds, for one store or search: to find the nearest peers, and to ask them."""
 
 BOOTSTRAP_GRACE = 2.0
-"""Seconds for slower bootstrap peers after the first answer, which is enough."""
+"""Maximum time, in seconds, to wait for slower bootstrap peers after the first answer, which is enough."""
 
 _P2P_CODE = bytes.fromhex("a503")
 """Varint that precedes a peer id in a binary multiaddress."""
