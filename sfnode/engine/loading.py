@@ -48,7 +48,8 @@ def training_rows(
     *,
     skip_bad: bool = False,
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
-    """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
+    """Return the rows that this node draws its mini-batches from, and the run's public rows; None instead of
+    these if they were not read."""
     if override is None:
         public = rows = dataset.training_rows(manifest.data, manifest.task, places)
     else:
@@ -142,7 +143,7 @@ def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Pe
 
 
 def _unseen(loaded: LoadedModel) -> str | None:
-    """Return a target that no pass has gone through; None if there is none."""
+    """Return the name of a target that no pass has reached; None if there is none."""
     sites = enumerate(loaded.sites)
     names = (s.target.name for n, s in sites if s.form is not Form.VECTOR and n not in loaded.perturber.seen)
     return next(names, None)

@@ -313,7 +313,7 @@ ASKED = "a text of yours"
 
 
 def ten_lines(model: TrainableModel) -> str:
-    """Return the ten lines for the current model. Raises as `evaluation.prior`."""
+    """Return the card's lines of Python that ask the current model. Raises as `evaluation.prior`."""
     task, bos = model.manifest.task, model.loaded.tokenizer.bos_token_id
     begin = "" if bos is None else f"[{bos}] + "
     usual = named_prior(model) if task.loss == CENTRED else dict.fromkeys(task.verbalizer.values(), 0.0)

@@ -25,8 +25,8 @@ BEGINNING = 12
 """Number of words of a plain text that the model continues."""
 
 SHOWN, SHOWN_ANSWER = 400, 200
-"""Maximum characters of a row and of an answer that are shown. Of a longer row the end is, which the answer
-follows."""
+"""Maximum characters of a row and of an answer that are shown. Of a longer row the end is shown, because the
+answer follows it."""
 
 
 class Answered(NamedTuple):
