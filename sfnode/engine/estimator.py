@@ -14,8 +14,8 @@ A node may add local noise to its scalars before anybody sees them (Gaussian mec
 to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever its content and
 however often it was drawn. Normal noise with a standard deviation of `multiplier` times 2 clip is added. In a
 gradient each row's own gradient is cut to the length `clip`, and no row is drawn twice.
-`sfnode.node.accounting` computes the protection as (epsilon, delta). Rounding and the run's own limit come afterwards and do not reduce it. The
-noise comes from the operating system's generator.
+`sfnode.node.accounting` computes the protection as (epsilon, delta). Rounding and the run's own limit come
+afterwards and do not reduce it. The noise comes from the operating system's generator.
 """
 
 from __future__ import annotations

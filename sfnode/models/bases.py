@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 
 def path_in(folder: Path, digest: str) -> Path:
-    """Return the path of the bases with this digest (hex) in a folder; None if they are missing."""
+    """Return the path in a folder for the bases with this digest (hex). The file may be missing."""
     return folder / f"{digest}{SUFFIX}"
 
 
@@ -81,7 +81,7 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing, targets: Sequence[Target], columns: Columns) -> bool:
-    """Return whether a listing can be that of bases for these targets."""
+    """Return whether a listing can belong to bases for these targets."""
     return [(file.name, file.size) for file in listing.files] == [(FILE, size_of(targets, columns))]
 
 

@@ -30,8 +30,8 @@ class Directions(NamedTuple):
     v: tuple[Tensor, ...]
     """Per target (in_features, k)."""
     live: int
-    """Number of the k directions that are the live core's, which acts on every row alike
-    (`engine.subspace`)."""
+    """How many of the k directions belong to the live core, which acts on every row alike
+    (`engine.subspace`). They come first."""
 
     @property
     def queries(self) -> int:
@@ -40,7 +40,7 @@ class Directions(NamedTuple):
 
 
 class Perturbation(NamedTuple):
-    """Amounts of each row of one pass along each direction, in the directions' dtype."""
+    """Amounts by which each row of one pass is moved along each direction, in the directions' dtype."""
 
     directions: Directions
     tokens: Tensor
@@ -50,10 +50,10 @@ class Perturbation(NamedTuple):
     outputs: Tensor
     """(P, k), for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
-    """Cores per target (S, blocks, c, r), in place of all amounts. Sequence s sees W plus the sum over blocks
-    of u^T C^T v^T: C is its core in a block, u the block's r directions and v its c. Every sequence may thus
-    belong to another replica, and differ in many subspaces. The live core's directions come first, and act as
-    usual."""
+    """Cores per target (S, blocks, c, r), which replace the amounts along all but the live core's directions.
+    Sequence s sees W plus the sum over blocks of u^T C^T v^T: C is its core in a block, u the block's r
+    directions and v its c. Every sequence may thus belong to another replica, and differ in many
+    subspaces."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
@@ -67,7 +67,7 @@ class Perturber:
         """(P,) sequence and (P,) column of the hidden states that the head sees; None: all."""
         self._perturbation: Perturbation | None = None
         self.seen: set[int] = set()
-        """Targets that were perturbed since this was last cleared."""
+        """Targets that were perturbed since this set was last cleared."""
         head = model.get_output_embeddings()
         for number, site in enumerate(sites):
             module: Any = site.module

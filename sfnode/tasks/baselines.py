@@ -19,7 +19,7 @@ from sfnode.tasks import metrics, prompts
 from sfnode.tasks.prompts import Row
 
 COMMONEST, TF_IDF = "the commonest label", "TF-IDF with logistic regression"
-"""Names for people."""
+"""Names of the baselines, for people."""
 
 MOST_ROWS = 8192
 """Maximum number of rows that are fitted: it takes a few seconds."""

@@ -26,7 +26,7 @@ vary by 2 from row to row. Leanings that matter are half a nat or more."""
 
 
 def for_manifest(prior: Prior) -> tuple[int, ...]:
-    """Return a prior in the manifest's form, to the nearest 2^-16 nats. The largest entry is 0, since a
+    """Return a prior in the manifest's form: in units of 2^-16 nats, rounded. The largest entry is 0, since a
     constant for all answers changes nothing."""
     return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
 

@@ -23,7 +23,7 @@ RESAMPLES = 1000
 above."""
 
 MAX_SURPRISAL = 700.0
-"""Maximum surprisal in nats a token; the exponential of more overflows."""
+"""Maximum surprisal that is used, in nats a token; the exponential of more overflows."""
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -38,7 +38,7 @@ ROLES: tuple[DataRole, ...] = ("train", "test", "validation")
 """Roles of files; those that are needed first come first."""
 
 WORDS: dict[DataRole, str] = {"train": "training data", "test": "test data", "validation": "validation data"}
-"""Words for roles."""
+"""Names of roles, for people."""
 
 
 class Places(NamedTuple):
@@ -105,8 +105,8 @@ def local(data: Data, role: DataRole, places: Places) -> str:
 
 
 def find(data: Data, role: DataRole, places: Places) -> Path | None:
-    """Return a role's file by its digest: from one of the folders, by its digest or its name, or the one that
-    the owner has named."""
+    """Return the file of a role that has the manifest's digest; None if there is none. It is looked for in
+    the folders, under its digest or its own name, and among the files that the owner has named."""
     kept = (path_in(folder, data, role) for folder in places.folders)
     possible = (*kept, *_by_name(data, role, places))
     return next((file for file in possible if digest_of(file) == data.digests[role]), None)
@@ -121,7 +121,8 @@ def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
 
 
 def path_in(folder: Path, data: Data, role: DataRole) -> Path:
-    """Return the path of a role's file in a folder, by its digest; None if it is missing."""
+    """Return the path of a role's file in a folder where it is named by its digest. The file may be
+    missing."""
     return folder / (data.digests[role] + Path(public_name(data.source(role))).suffix)
 
 
@@ -141,7 +142,7 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing) -> bool:
-    """Return whether a listing can be that of a run's data."""
+    """Return whether a listing can belong to a run's data."""
     return [file.name for file in listing.files] == [FILE] and listing.size <= MAX_DATA
 
 

@@ -22,7 +22,7 @@ from sfnode.tasks.prompts import Conversation, LabelledTexts, Prompt, RowText
 from sfnode.tasks.templates import common_prefix, join
 
 ARRAY_BYTES = 100
-"""Bytes of an array's head, measured."""
+"""Bytes of an array beyond its data, measured."""
 
 I32 = NDArray[np.int32]
 
@@ -75,8 +75,8 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def alike(found: Example) -> list[int]:
-    """Return the candidates of a row that have the same tokens, so that no model can tell them apart; none if
-    all differ."""
+    """Return the candidates of a row that have the same tokens, so that no model can tell them apart; empty
+    if all differ."""
     same: dict[bytes, list[int]] = {}
     for candidate in dict.fromkeys(found.targets[:, 3].tolist()):
         tokens = found.targets[found.targets[:, 3] == candidate, :3]

@@ -31,7 +31,7 @@ def score_of(task: Task) -> Callable[[str, Row], float]:
 
 
 def remark(task: Task, answer: str, row: Row) -> str:
-    """Return the fault of an answer in words, if they say more than that it is wrong."""
+    """Return the fault of an answer in words; empty if all there is to say is that it is wrong."""
     verifier = _verifier(task)
     return scoring.remark(verifier, answer, scoring.texts(verifier, row))
 
