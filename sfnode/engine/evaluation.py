@@ -104,7 +104,7 @@ def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
     """Return the answers of the current model, or of the base model, to `rows` test rows. Everybody gets the
-    same rows, each class in turn. The prior is subtracted unless the loss is plain.
+    same rows, and the classes alternate. The prior is subtracted from scores unless the loss is plain.
 
     Raises UserError DATA_*, and as `prior` does.
     """

@@ -142,8 +142,8 @@ def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
 
 
 def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Scored:
-    """Score a batch of any size, in passes that take no more memory than those of training. With `perturb`
-    the weights are perturbed."""
+    """Score a batch of any size, in passes that take no more memory than training does. With `perturb` the
+    weights are perturbed."""
     batch = batch_of(encoded)
     found, numbers = [], []
     with torch.inference_mode():

@@ -218,7 +218,8 @@ class _Decoder:
             self._write()
 
     def _read(self, chosen: list[_Active]) -> None:
-        """Read as many of these rows' prompts as make one pass; the others continue to wait."""
+        """Read the prompts of some of these rows, as many as one pass can hold. The other rows continue to
+        wait."""
         lengths = np.array([len(one.row.prompt) - self._shared for one in chosen])
         outputs = np.full_like(lengths, self._vocabulary)
         group = forward.groups(lengths, self._loaded.widest, self._loaded.device, outputs)[0].tolist()

@@ -123,8 +123,8 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
 
 @contextmanager
 def differentiable(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
-    """Record graphs within the block, and yield the vectors among the targets by number. Vectors are moved in
-    place, and require gradients meanwhile."""
+    """Record graphs within the block. Yield the vectors among the targets, keyed by the target's number. They
+    are moved in place, and require gradients meanwhile."""
     found: dict[int, Tensor] = {
         number: getattr(site.module, site.parameter)
         for number, site in enumerate(loaded.sites)

@@ -121,8 +121,8 @@ class RunRows:
         return self._some
 
     def training_if_any(self) -> list[dataset.Row]:
-        """Return the public training rows; none if they are out of reach. Raises UserError DATA_MALFORMED and
-        the like."""
+        """Return the public training rows; empty if they are out of reach. Raises UserError for rows that are
+        there but cannot be used, such as DATA_MALFORMED."""
         return _if_any(self.training)
 
     def some_if_any(self) -> list[dataset.Row]:

@@ -160,11 +160,11 @@ def gradients(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return the strongest directions of every target's mean gradient at the current weights, as many as the
-    run's rank.
+    """Return bases from the strongest directions of every target's mean gradient at the current weights, one
+    for each of the run's rank.
 
-    The loss is that of training. Targets other than linear layers get signs from a generator. Raises
-    UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
+    The gradient is of the loss that training uses. Targets other than linear layers get signs from a
+    generator. Raises UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
     """
     sketches = _Sketches(loaded, numbers.rank)
 
@@ -287,7 +287,8 @@ class _Sketch:
 
 
 class _Sketches:
-    """Sketches of a model's linear targets, by number. A target that no pass has reached has none."""
+    """Sketches of a model's linear targets, keyed by the target's number. A target that no pass has reached
+    has none."""
 
     def __init__(self, loaded: LoadedModel, rank: int) -> None:
         self._rank, self._device = rank, loaded.device

@@ -240,7 +240,7 @@ class MergedWeights:
         self._rebuild_all(newest)
 
     def _newest_of(self, newest: int | None) -> int:
-        """Return the subspace from which ages are counted: `newest`, or the core's newest."""
+        """Return the subspace of age 0: `newest`, or else the newest one in the core; 0 without a decay."""
         if self._decay.gamma == 1:
             return 0
         return self._core.newest() if newest is None else newest

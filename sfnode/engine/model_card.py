@@ -103,8 +103,8 @@ def model_card(
 ) -> str:
     """Return the card of the current model, in Markdown.
 
-    `weights` are the SHA-256 in hex of a whole model's files by name. `adapter` says how well an adapter
-    approximates the trained change.
+    `weights`: the SHA-256 of a whole model's files, in hex, keyed by file name. `adapter`: a text on how well
+    an adapter approximates the trained change; empty for a whole model.
     """
     manifest = model.manifest
     task = manifest.task

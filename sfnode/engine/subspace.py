@@ -101,7 +101,7 @@ class PublishedBasis:
         return digest in self._read or bases.path_in(self._folder, digest).is_file()
 
     def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U and V as `ComputedBasis.matrices` says. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+        """Return U and V as `ComputedBasis.matrices` does. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
         u, v = self._pairs(subspace)[layer]
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
@@ -135,8 +135,8 @@ def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: to
 
 
 def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
-    """Return the basis of the `features` kind, of a linear head. U has contrasts of classes. V has random
-    signs on features, by their scale and mean in the run (SPEC R12)."""
+    """Return the basis of the `features` kind, for a linear head. U has contrasts of classes. V has random
+    signs on features, which are scaled and centred by their scale and mean in the run (SPEC R12)."""
     scales, means = np.array(numbers.scales_and_means(), np.int64).T
 
     def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -231,8 +231,8 @@ class Subspace:
         return of_u * of_v
 
     def whole(self, epoch: int) -> Directions:
-        """Return all columns of U and of V of an epoch as directions, in their values, after those of the
-        live core.
+        """Return all columns of U and of V of an epoch as directions, with the bases' values. The live core's
+        directions come before them.
 
         They lie in memory that the next call overwrites.
         """

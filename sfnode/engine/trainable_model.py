@@ -117,8 +117,8 @@ class TrainableModel:
     ) -> None:
         """`public`: the run's public training rows, if they were read already. `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.mini_batches`),
-        and `noise` hides their measurements. `places`: where the run's data may be. `core`: that of the first
-        trainer, if this one is a replica (`engine.trainer`)."""
+        and `noise` hides what was measured on them. `places`: where the run's data may be. `core`: the core
+        of the first trainer, if this one is a replica (`engine.trainer`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -244,12 +244,11 @@ class TrainableModel:
         self.weights.add(batch)
 
     def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
-        """Measure one update per seed, labelled `epoch`. Each is measured on the mini-batch that its seed
-        draws. In a run with groups seeds are those of whole groups, and the first seed of a group draws.
+        """Measure one update per seed, labelled `epoch`, on the mini-batch that the seed draws. In a run with
+        groups, pass the seeds of whole groups; the first seed of a group draws its mini-batch.
 
         `rate` is the rate of the label, which gives a first-order update its unit and limit. None: the
-        manifest's.
-        Raises as `estimate` and `gradients` do.
+        manifest's. Raises as `estimate` and `gradients` do.
         """
         numbers = self.manifest.training
         if numbers.is_first_order:
@@ -298,7 +297,7 @@ class TrainableModel:
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
         """Return estimates from losses at `distance` along the directions of these seeds, or from a reward
-        run's gradients. In a run with groups seeds are those of whole groups (`engine.estimator`).
+        run's gradients. In a run with groups, pass the seeds of whole groups (`engine.estimator`).
 
         All targets are perturbed at once (SPEC U2). Raises UserError OUT_OF_MEMORY when an offloaded model
         finds no room, DATA_MALFORMED for a row that does not fit.

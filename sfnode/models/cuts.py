@@ -35,7 +35,7 @@ class Head:
     """The cut before a linear head whose outputs are the model's."""
 
     name = "head-by-mask"
-    """Name of this cut among those of a model; fit for a file's name."""
+    """Name of this kind of cut, fit for a file's name. It tells the cuts of one model apart."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

@@ -84,7 +84,8 @@ OTHER_FORMS = {
     "*.h5": ("is in the form of TensorFlow", "Name a copy of the model in safetensors."),
     "*.msgpack": ("is in the form of JAX", "Name a copy of the model in safetensors."),
 }
-"""Forms of models from which no run can start, by patterns of files, with the fault and advice."""
+"""Forms of models from which no run can start, keyed by a pattern of file names, with the fault and
+advice."""
 
 MAX_HEADERS = 32 << 20
 """Maximum size of the headers of all safetensors files of a model, and of their index, in bytes: enough for

@@ -54,7 +54,8 @@ NAMELESS = "label_"
 """Prefix of the names that transformers gives to unnamed classes; the number follows."""
 
 HEAD_SPREAD = 0.02
-"""Half-width of the weights of a missing classification head, about that of a new head in transformers."""
+"""Half-width of the random weights of a missing classification head. It is about as large as in a new head by
+transformers."""
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MISSING = (
@@ -256,8 +257,8 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def require_match(folder: Path, labels: int) -> None:
-    """Raise UserError MODEL_UNSUPPORTED if the tokenizer in a folder has tokens that the model does not know,
-    MODEL_* if either cannot be read. `labels` as for `describe`. The weights are not read."""
+    """Raise UserError MODEL_UNSUPPORTED if the tokenizer in a folder may give a text tokens that the model
+    does not know, MODEL_* if either cannot be read. `labels` as for `describe`. The weights are not read."""
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
     check_tokens(folder, read_skeleton(folder, labels), tokenizer)
@@ -450,8 +451,8 @@ def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
 def readable(folder: Path, labels: int, most: int) -> int:
     """Return the number of tokens that the model in a folder can read, up to `most`, without bounds on time.
 
-    It is tried, with one of its blocks and random weights: tables of positions begin at 0, 1 or 2, and no key
-    of a configuration says where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
+    It is found by trial, with one of the model's blocks and random weights: tables of positions begin at 0, 1
+    or 2, and no key of a configuration shows where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
     settings = _settings(folder, labels)
     settings.get_text_config().num_hidden_layers = 1
@@ -605,8 +606,8 @@ class BaseWeights:
     ) -> None:
         """Record the origin of each target's weight; the model must hold the base weights now.
 
-        `stored`: the tensors of the files by name; `prefix`: a prefix by which names there and the model's
-        may differ.
+        `stored`: the tensors of the files, keyed by name. `prefix`: a prefix that the names of one side may
+        have, in the files or in the model.
         """
         self._forms = [site.form for site in sites]
         self._origins = [_origin(site, stored, prefix) for site in sites]

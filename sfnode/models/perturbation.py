@@ -23,14 +23,15 @@ Layer = Callable[[Tensor], Tensor]
 
 
 class Directions(NamedTuple):
-    """k rank-one directions u v^T per target: those of the live core, then one for each of q queries."""
+    """k rank-one directions u v^T per target: first the directions of the live core, then one for each of q
+    queries."""
 
     u: tuple[Tensor, ...]
     """Per target (k, out_features)."""
     v: tuple[Tensor, ...]
     """Per target (in_features, k)."""
     live: int
-    """How many of the k directions belong to the live core, which acts on every row alike
+    """Number of the k directions that belong to the live core, which acts on every row alike
     (`engine.subspace`). They come first."""
 
     @property

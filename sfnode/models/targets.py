@@ -128,10 +128,10 @@ def view(parameter: Tensor, form: Form) -> Tensor:
 
 
 def _sites(model: PretrainedModel) -> dict[str, TargetSite]:
-    """Return all trainable sites by name, in the model's own order.
+    """Return all trainable sites, keyed by name, in the model's own order.
 
-    A parameter that several modules hold has one site under all their names: that of the embedding if there
-    is one (as with a tied language-model head), otherwise that of the first module.
+    A parameter that several modules hold has one site under all their names. It is the site of the embedding
+    if there is one (as with a tied language-model head), otherwise of the first module.
     """
     found = list(_all_sites(model))
     owners: dict[int, TargetSite] = {}

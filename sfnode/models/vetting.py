@@ -197,8 +197,9 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return the settings that version 5 of transformers writes under new names, under the names of version
-    4, without those that are there already. Version 5 reads the old names, too."""
+    """Return the settings that version 5 of transformers writes under new names, keyed by their names of
+    version 4, which version 5 reads, too. Settings that are there under the old names already are left
+    out."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {

@@ -60,7 +60,7 @@ MAX_STATEMENT = 16_384
 """Maximum size of a statement, in bytes. All its fields have a bounded length."""
 
 MAX_ENTRY = 1 << 20
-"""Maximum size of an entry, in bytes: several times that of the longest row or decision."""
+"""Maximum size of an entry, in bytes: several times the size of the longest row or decision."""
 
 BATCH = 64
 """Number of entries written to the log in one transaction. They take at most as many megabytes of memory."""
@@ -366,7 +366,8 @@ class _ArchiveReader:
         self._chain = b""
 
     def append(self, entries: Iterable[list[Any]]) -> None:
-        """Append entries, those of one kind at a time. Raises various errors for invalid ones."""
+        """Append entries in their order, all of one kind in one write. Raises various errors for invalid
+        ones."""
         for kind, group in groupby(entries, key=itemgetter(0)):
             fields = [entry[1:] for entry in group]
             count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]

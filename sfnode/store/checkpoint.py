@@ -43,7 +43,8 @@ KEPT = 2
 about the epochs between them needs nothing that was pruned."""
 
 _NAMED = 16
-"""Hexadecimal digits of a digest in a file's name: enough to tell the statements of one epoch apart."""
+"""Number of a digest's hexadecimal digits in a file's name, enough to tell the statements of one epoch
+apart."""
 
 _NAME = re.compile(rf"[0-9]{{1,10}}-[0-9a-f]{{{_NAMED}}}")
 
@@ -210,8 +211,8 @@ def _epoch(file: Path) -> int:
 
 
 def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[int] = ()) -> None:
-    """Write the file of a state, durably and all or nothing. Remove older states of its epoch, and all others
-    except the KEPT newest and those of the epochs `needed`. Raises UserError DISK_FULL."""
+    """Write the file of a state, durably and all or nothing. Remove older states of its epoch, and the files
+    of all other epochs except the KEPT newest and those in `needed`. Raises UserError DISK_FULL."""
     path = folder / name(state.decision(run_id))
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
@@ -225,8 +226,8 @@ def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[i
 
 
 def load(folder: Path, manifest: Manifest, run_state: RunState, stated: Checkpoint) -> CheckpointState | None:
-    """Return the state of a checkpoint from its file; None if the file is gone, because newer ones replaced
-    it. Raises UserError LOG_CORRUPT if it is not the stated one."""
+    """Return the state of a checkpoint from its file; None if there is no file, as after newer checkpoints.
+    Raises UserError LOG_CORRUPT if it is not the stated one."""
     content = _content(folder, stated)
     return None if content is None else decode_stated(manifest, run_state, stated, content)
 
@@ -281,9 +282,9 @@ class Start(NamedTuple):
 
 def start(folder: Path, run_state: RunState | None, update_log: UpdateLog) -> Start:
     """Return the newest stored checkpoint to which the log can add all updates that count now; genesis if
-    none is needed.
+    there is no such checkpoint.
 
-    Raises UserError CHECKPOINT_UNUSABLE if there is none and the log has pruned its beginning.
+    Raises UserError CHECKPOINT_UNUSABLE if the log has pruned its beginning, so that genesis is no way out.
     """
     bases = update_log.bases()
     if run_state:

@@ -22,8 +22,8 @@ from sfnode.tasks.public_files import Places
 
 
 class NamedFiles(BaseModel):
-    """Absolute paths, and plug-ins. Each field is called like the option that names it. `train` is the run's
-    own training data, `data` that of this node alone."""
+    """Absolute paths of files and folders, and plug-ins. `train` is the run's own training data, `data` the
+    data of this node alone."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -44,10 +44,11 @@ def verify_log(
     *,
     as_of_now: bool = False,
 ) -> VerifyResult:
-    """Replay everything from genesis, or from the state of a usable checkpoint. In an organised run the core
-    is that of the last seal whose updates are all stored, or with `as_of_now` the current one.
+    """Replay everything from genesis, or from the state of a usable checkpoint. In an organised run the
+    result has the core at the last seal whose updates are all stored, or with `as_of_now` the current core.
 
-    Raises UserError LOG_CORRUPT if it does not verify, SEAL_DIFFERS if it differs from a seal or checkpoint.
+    Raises UserError LOG_CORRUPT if the log does not verify, SEAL_DIFFERS if it differs from a seal or
+    checkpoint.
     """
     core = Core(*manifest.core_shape)
     return _Verification(manifest, update_log, core, state).result(as_of_now)
@@ -77,8 +78,8 @@ class _Verification:
         self._frontier = Frontier(run)
         self._entries = self._check_control() if run.organised else []
         self._heads: dict[Feed, dict[int, bytes]] = {}
-        """Chain heads of each feed at the ends of steps that closes have listed, and at cuts; keyed by
-        step."""
+        """Chain heads of each feed, keyed by step: at the ends of the steps that closes have listed, and at
+        cuts."""
         self._signatures = 0
         self._unsigned: dict[Feed, int] = {}
         """First step of a feed's last row, for each feed whose last row has no signature."""

@@ -50,7 +50,7 @@ Examine = Callable[[Row, int, int], str]
 
 
 def unexamined(row: Row, number: int, total: int) -> str:
-    """Return that a row has no further fault."""
+    """Return an empty text: the row has no further fault."""
     return ""
 
 

@@ -25,7 +25,7 @@ UNFIT = (Code.DATA_MALFORMED, Code.MODEL_UNSAFE)
 """Errors of a row that cannot be encoded: it is refused, cut short, or exceeds a bound."""
 
 BROKEN = 3
-"""Number of rows that may exceed a bound before the model is to blame: each takes seconds."""
+"""Maximum number of rows that may exceed a bound before the model counts as the cause: each takes seconds."""
 
 SECONDS = 60.0
 """Maximum time in seconds for which `init` encodes rows: enough for 250,000 short texts, or 20,000

@@ -81,7 +81,7 @@ def render_row(task: Task, row: Row) -> RowText:
 
 
 def fields(task: Task) -> tuple[str, ...]:
-    """Return the fields that a row must have, those of the template first.
+    """Return the fields that a row must have, first the template's fields.
 
     Raises UserError BAD_MANIFEST for a template that has none, or cannot be read.
     """

@@ -86,8 +86,8 @@ def inside(folder: Path, source: str) -> Path | None:
 
 
 def local(data: Data, role: DataRole, places: Places) -> str:
-    """Return the source from which this machine reads rows. For a file it is the local one with the
-    manifest's digest, or without a digest the one that this machine's owner has named.
+    """Return the source from which this machine reads rows. If it is a file, it is the local file with the
+    manifest's digest. If the manifest has no digest, it is the file that this machine's owner has named.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS and DATA_NOT_NAMED.
     """
@@ -163,7 +163,8 @@ def keep(file: Path, kept: Path, digest: str) -> None:
 
 
 def bring(data: Data, places: Places, folder: Path) -> None:
-    """Copy all files of the data to another folder: by their digests, or without a digest by their names.
+    """Copy all files of the data to another folder. A copy is named by its digest, or without a digest by the
+    file's own name.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS, OSError.
     """
