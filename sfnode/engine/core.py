@@ -22,9 +22,9 @@ CHUNK_ENTRIES = 1 << 14
 processor's cache, and no single numpy call holds the interpreter's lock for a millisecond."""
 
 FEW = 4
-"""Divisor of the number of a layer's entries: an epoch's core becomes one array at this share of updates.
-Until then the list of updates takes less than half of the array's memory. A single update takes 1/512 of it
-at rank 32."""
+"""Divisor of the number of a layer's entries. The quotient is the number of updates at which an epoch's core
+becomes one array. Until then the list of updates takes less than half of the array's memory. A single update
+takes 1/512 of it at rank 32."""
 
 
 class UpdateBatch(NamedTuple):
@@ -43,7 +43,8 @@ class Core:
     """The sum of all updates: `A[epoch][layer][i, j] += sign * scalar` for each (SPEC U4). In a first-order
     run each update adds its scalars to all entries, in their order.
 
-    Memory and time for an epoch grow with its updates, because anybody may make an update and name any epoch.
+    Memory and time for an epoch depend on the number of its updates, because anybody may make a few and name
+    any epoch.
     """
 
     def __init__(self, layers: int, rows: int, columns: int = 0) -> None:

@@ -57,8 +57,8 @@ KEPT_ENTRIES = 1 << 25
 
 
 def drift(model: TrainableModel) -> LayeredDrift:
-    """Return the distance of the current weights from the base model's. For a language model, add the change
-    of its predictions on NEUTRAL and on the base model's continuation of each line.
+    """Return the distance of the current weights from the base weights. For a language model it includes the
+    change of predictions, on the lines of NEUTRAL and on the base model's continuation of each.
 
     Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
     """

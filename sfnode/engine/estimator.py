@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
 class Points(NamedTuple):
     """The mini-batches of q queries as one batch. It has their S sequences once for each side of the weights:
-    all at the first side, then all at the second."""
+    all at the first side, then, for pairs, all at the second."""
 
     batch: Batch
     queries: NDArray[np.int64]

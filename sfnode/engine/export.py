@@ -185,7 +185,7 @@ def export(
     """Write the current model to the new folder `out`.
 
     `hf` is a whole Hugging Face model. `lora` is a PEFT adapter of the change that training made, of rank
-    `rank` at most. Return how well the adapter approximates the change; None for `hf`. `about` is for the
+    `rank` at most. Return how well the adapter approximates that change; None for `hf`. `about` is for the
     model's card. Raises UserError BAD_OPTION or DISK_FULL (`engine.export`).
     """
     model.restore()

@@ -57,7 +57,7 @@ read once. If every token is a target, nothing in a pass is larger than the logi
 SmolLM2. A machine of 8 GiB has room for that beside a browser."""
 
 PASS_BYTES, MEMORY_SHARE = 2 << 30, 16
-"""Maximum bytes of the same on a GPU: PASS_BYTES, or the GPU's memory divided by MEMORY_SHARE if that is
+"""Limit like CPU_PASS_BYTES on a GPU: PASS_BYTES, or the GPU's memory divided by MEMORY_SHARE if that is
 less. All memory counts, not only free memory, so that the same rows always go through in the same passes,
 with the same rounding."""
 

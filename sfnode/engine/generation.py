@@ -38,8 +38,8 @@ from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES, CPU_CACHE_BYTES = 1 << 30, 512 << 20
 """Default maximum bytes of the keys and values of all rows that are written together: on an accelerator, and
-on a CPU. A CPU's is 7,000 tokens of OPT-125M in float32; more rows make it no faster. They do not depend on
-free memory, because the rounding of rows depends on which rows are written together."""
+on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and more rows make it no faster. The limits do
+not depend on free memory, because the rounding of rows depends on which rows are written together."""
 
 REFILL_SHARE = 4
 """Divisor of the number of places: once this share of them (a quarter) is free, the free ones are filled.

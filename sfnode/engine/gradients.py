@@ -49,7 +49,7 @@ LEAST_ROOM. A step then takes 1.1 times the memory of inference in float32, and 
 formats of a small model. Half the room would take a quarter more time (docs/benchmarks.md)."""
 
 WRITTEN_ROOM = 8
-"""Factor of that maximum for answers that the model has written. Writing them took memory anyway, and a
+"""Factor of the maximum above for answers that the model has written. Writing them took memory anyway, and a
 common beginning is read once for all answers that fit the room. Without the factor a step takes twice as
 long."""
 

@@ -257,9 +257,9 @@ def shares(
     keep_going: Callable[[], bool],
 ) -> tuple[list[StepShare], int] | None:
     """Return the share that each of these `updates` has in a step, and the number of example-forwards used.
-    The cores `step` are what the step adds to the current ones. Measures on these batches, of which there
-    must be two or more. `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past`
-    the sum of earlier measurements (`Slopes.added_to`).
+    The step adds the cores `step` to the current ones. Measures on these batches, of which there must be two
+    or more. `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past` the sum of
+    earlier measurements (`Slopes.added_to`).
 
     Slopes are measured in the middle of the step, or at its start if the loss is lower there. So nobody who
     ruins the model chooses the place where all are judged. None if `keep_going`, asked before each batch,

@@ -48,8 +48,8 @@ def training_rows(
     *,
     skip_bad: bool = False,
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
-    """Return the rows that this node draws its mini-batches from, and the run's public rows; None instead of
-    these if they were not read."""
+    """Return the rows that this node draws its mini-batches from. Return also the run's public training rows;
+    None if they were not read."""
     if override is None:
         public = rows = dataset.training_rows(manifest.data, manifest.task, places)
     else:

@@ -76,7 +76,7 @@ class Held(NamedTuple):
 
     which: HeldOut
     limit: int
-    """Number of rows that was asked for. 0: as many as the manifest says."""
+    """Number of rows that was asked for. 0: the manifest's number."""
     rows: Sequence[Row]
 
 
@@ -291,8 +291,8 @@ class Losses:
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
         """Return the best candidate for each row, or the text that the model writes. The prior is subtracted
-        unless the loss is plain. The base model's prior is the manifest's, if there is one, because every
-        node of a run shows these answers."""
+        unless the loss is plain. For the base model it is the manifest's prior, if there is one, because
+        every node of a run shows the base model's answers."""
         if not self._task.less_prior:
             prior = None
         elif of == BASE and self._task.prior:

@@ -160,8 +160,8 @@ def gradients(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return bases from the strongest directions of every target's mean gradient at the current weights, one
-    for each of the run's rank.
+    """Return bases of the strongest directions of every target's mean gradient at the current weights. There
+    are as many directions as the run's rank.
 
     The gradient is of the loss that training uses. Targets other than linear layers get signs from a
     generator. Raises UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.

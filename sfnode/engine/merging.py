@@ -73,11 +73,12 @@ MERGE_REST = 80
 time. Until the next merge, steps use weights without the newest updates, as they do on any node."""
 
 REBUILD_REST = 150
-"""Pause after the rebuild of a target, as a multiple of the time that it took: less than 1 % of the time."""
+"""Pause after the rebuild of a target, as a multiple of the time that it took, so that rebuilds take less
+than 1 % of the time."""
 
 QUANTISED_REBUILD_REST = 10
-"""Pause after the rebuild of a quantised target, as a multiple of the time that it took: 9 % of the time at
-most. Quantised weights change only by rebuilds."""
+"""Pause after the rebuild of a quantised target, as a multiple of the time that it took, so that rebuilds
+take 9 % of the time at most. Quantised weights change only by rebuilds."""
 
 MERGE_SECONDS = 0.1
 """Limit in seconds after which a merge begins no further epoch. Anybody may send updates of many epochs at
@@ -91,10 +92,10 @@ EXACT = 1 << 24
 """Bound below which integers are exact in float32, in whatever order a product adds them up."""
 
 EXACT_DOUBLE = 1 << 53
-"""Bound below which integers are exact in float64, likewise."""
+"""Bound below which integers are exact in float64, in whatever order a product adds them up."""
 
 HALF_BITS, QUARTER_BITS = 32, 16
-"""Bits of each part that a core is cut into if its products may exceed that bound. Bases with entries of
+"""Bits of each part that a core is cut into if its products may exceed EXACT_DOUBLE. Bases with entries of
 magnitude 1 need two parts, since the sum of 2^20 entries of 32 bits, a layer of the largest rank, is below
 the bound. Other bases need four, since 127^2 times the sum of 2^20 entries of 16 bits is below it, too (SPEC
 U8)."""
@@ -230,9 +231,9 @@ class MergedWeights:
     def rebuild(self, newest: int | None = None) -> None:
         """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already.
 
-        With a decay, ages are counted from the newest subspace in the core. A line towards other cores begins
-        with their newest subspace as `newest` instead. Raises UserError BASES_MISSING, and changes nothing,
-        if the bases of an epoch are missing.
+        With a decay, ages are counted from the newest subspace in the core. `newest` replaces it for a line
+        towards cores with another newest subspace. Raises UserError BASES_MISSING, and changes nothing, if
+        the bases of an epoch are missing.
         """
         if self._exact and self._newest_of(newest) == self._newest:
             return

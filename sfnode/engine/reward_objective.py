@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
 
     questions: Sequence[Question]
     answers: Sequence[Continuation]
-    """Answers to the first question, ANSWERS in number, then those to the next, and so on."""
+    """ANSWERS answers to each question, in the order of the questions."""
     rewards: NDArray[np.float64]
     """(questions, ANSWERS)."""
 
@@ -219,8 +219,8 @@ class Rewards:
         self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question], longest: float = math.inf
     ) -> Gradient:
         """Return the gradient of 1 less the mean reward, by answers drawn at the current weights. It is cut
-        as a whole to `longest` divided by the number of questions, so that replacing one question changes it
-        no more than if each question's gradient had the length `longest`."""
+        as a whole to the length `longest` divided by the number of questions, so that replacing one question
+        changes it no more than if each question's gradient had the length `longest`."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)
         found = gradient(self._loaded, space, subspace, drawn.encoded)

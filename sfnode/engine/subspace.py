@@ -136,7 +136,7 @@ def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: to
 
 def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
     """Return the basis of the `features` kind, for a linear head. U has contrasts of classes. V has random
-    signs on features, which are scaled and centred by their scale and mean in the run (SPEC R12)."""
+    signs times the features' scales in the run, plus a multiple of their means (SPEC R12)."""
     scales, means = np.array(numbers.scales_and_means(), np.int64).T
 
     def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:

@@ -181,7 +181,7 @@ def rows_of(source: str, most: int) -> list[Row]:
 def training_rows(
     data: Data, task: Task, places: Places = NOWHERE, examine: Examine = unexamined
 ) -> list[Row]:
-    """Load the rows of a run's public training data from which mini-batches are drawn (SPEC R8, R9).
+    """Load the public training rows of a run, from which mini-batches are drawn (SPEC R8, R9).
 
     `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do,
     DATA_NEEDED if the run has no public training data, DATA_MALFORMED if all rows are for validation.
@@ -207,7 +207,7 @@ def needed(task: Task) -> UserError:
 def held_out_rows(
     data: Data, task: Task, which: HeldOut, limit: int = 0, places: Places = NOWHERE
 ) -> list[Row]:
-    """Load `limit` (0: as many as the manifest says) of the rows on which every node measures the model.
+    """Load `limit` of the rows on which every node measures the model. 0: the manifest's number of rows.
 
     `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do, and
     DATA_NEEDED if the run has no such rows.

@@ -46,8 +46,8 @@ class Encoded:
     attention_mask: Tensor
     """(S, T) int64, 0 on padding."""
     token_type_ids: Tensor
-    """(S, T) int64, which text of a pair each token belongs to, for models that tell them apart. 0 on
-    padding, and everywhere if the tokenizer does not show it."""
+    """(S, T) int64, the index of the text of a pair that each token belongs to, for models that tell them
+    apart. 0 on padding, and everywhere if the tokenizer does not show it."""
     sequences: Tensor
     """(P,) int64, the sequence whose output predicts each target."""
     columns: Tensor

@@ -33,7 +33,8 @@ class Example(NamedTuple):
     inputs: tuple[I32, ...]
     """The sequences that the model reads."""
     types: tuple[NDArray[np.int8], ...]
-    """Which text of a pair each token of a sequence belongs to; 0 if the tokenizer does not show it."""
+    """Index of the text of a pair that each token of a sequence belongs to; 0 if the tokenizer does not show
+    it."""
     targets: I32
     """(P, 4): each target's sequence, the column that predicts it, its token (or class) and its candidate."""
     right: tuple[int, ...]
