@@ -76,8 +76,8 @@ BOTH_SIDES, ONE_SIDE = (1, -1), (1,)
 
 
 Perturb = Callable[[NDArray[np.int64], NDArray[np.floating], forward.Pass], Perturbation]
-"""Returns the perturbation of a pass, from the query of each row (R,), the amount along that query's
-direction (R,) and the pass."""
+"""Function that returns the perturbation of a pass, given the query of each row (R,), the amount along that
+query's direction (R,) and the pass."""
 
 
 def estimates(

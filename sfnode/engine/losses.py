@@ -351,8 +351,8 @@ def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, tur
 
 
 def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
-    """Return rows as batches on which a line search measures losses, the same for every c: all in their
-    order, EVALUATION_BATCH at a time."""
+    """Return rows as the batches on which a line search measures losses: all rows in their order,
+    EVALUATION_BATCH at a time. They are the same for every c."""
     return [
         encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])
         for start in range(0, len(rows), EVALUATION_BATCH)

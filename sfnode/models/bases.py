@@ -23,7 +23,8 @@ from sfnode.tasks.public_files import listed
 from sfprotocol.model_listing import Listing, encode, hash_bases
 
 FILE = "bases"
-"""Name of the one file in the listing whose hash is the digest, whatever its name on a disk."""
+"""Name that the one file has in its listing, whatever its name on a disk. The digest is the listing's
+hash."""
 
 SUFFIX = ".bases"
 

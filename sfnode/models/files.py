@@ -61,7 +61,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""Everything that may change how text becomes tokens, in any kind of tokenizer, in the order of hashing."""
+"""Names of all files that may change how text becomes tokens, in any kind of tokenizer, in the order of
+hashing."""
 
 DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, GENERATION, *TOKENIZER_FILES)
 """Patterns of files to download from the hub: no pickles and no code."""

@@ -32,7 +32,7 @@ LOOK = 256 << 20
 """Bytes that a process writes before it looks again at the sizes of all folders."""
 
 ROOM = 1 << 30
-"""Bytes that must stay free on the disk: keeping states is no reason to fill it."""
+"""Minimum of bytes that must stay free on the disk: keeping states is no reason to fill it."""
 
 
 class Text(NamedTuple):

@@ -96,7 +96,8 @@ class Perturber:
         return self._perturbation
 
     def _patch_head(self, head: nn.Module, sites: Sequence[TargetSite]) -> None:
-        """Show the head only the wanted positions. If it is tied to an embedding, perturb it with that."""
+        """Make the head compute only the outputs at `head_positions`. If it is tied to an embedding, perturb
+        it together with that."""
         for number, site in enumerate(sites):
             if site.form is Form.EMBEDDING and getattr(site.module, site.parameter) is head.weight:
                 head.forward = _tied_head(self, number, head)

@@ -29,8 +29,8 @@ UPPER_LINEAR = "upper-linear"
 """Pattern for the linear layers in the last blocks of a deep model."""
 
 VALUES = "values"
-"""Pattern for the linear layers that make the values of attention. If queries, keys and values are one layer,
-it stands for every linear layer."""
+"""Pattern for the linear layers that make the values of attention. If one layer makes queries, keys and
+values, the pattern stands for every linear layer."""
 
 VALUE_LAYERS = ("v_proj", "value", "v_lin", "v")
 """Names, in transformers' models, of the layers that make the values of attention."""

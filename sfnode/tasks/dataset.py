@@ -32,7 +32,7 @@ from sfprotocol.seeds import derive_key, stream
 Row = row_files.Row
 
 HeldOut = Literal["test", "validation"]
-"""Rows on which nobody trains: those that test the model, and those by which an organiser judges."""
+"""Kind of rows on which nobody trains: rows that test the model, or rows by which an organiser judges."""
 
 SHIPPED = Path(__file__).parent.parent / "embedded" / "rows"
 """Folder of the package with the rows of `builtin:NAME:SPLIT` (SPEC T1), which scripts/builtin_rows.py

@@ -68,7 +68,7 @@ class Encoded:
     prior: Prior | None
     """(K,) that the loss subtracts from scores, if the manifest has a prior for it."""
     references: int
-    """Number of examples at the end without a label, and so without a loss."""
+    """Number of examples without a label, and so without a loss. They come last."""
     weights: Tensor | None = None
     """(B,) float32, factors of the losses; None: 1."""
 

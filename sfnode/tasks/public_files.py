@@ -32,7 +32,7 @@ def listed(file: Path, name: str) -> ListedFile:
 
 
 FILE = "data"
-"""Name of the one file in the listing whose hash is a digest, whatever its name on a disk."""
+"""Name that the one file has in its listing, whatever its name on a disk. A digest is the listing's hash."""
 
 ROLES: tuple[DataRole, ...] = ("train", "test", "validation")
 """Roles of files; those that are needed first come first."""
@@ -69,8 +69,8 @@ def beside(data: Data, folder: Path) -> Places:
 
 
 def with_run(places: Places, run: Path | None) -> Places:
-    """Return places with the folder of a manifest that its owner gives, if any. Files with the right digest
-    may lie there, too."""
+    """Return `places` with the folder of the manifest `run`, if this machine's owner gives one. Files with
+    the right digest may lie there, too."""
     return places._replace(folders=(*places.folders, run.parent)) if run else places
 
 

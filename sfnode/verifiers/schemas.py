@@ -103,7 +103,7 @@ def differing(value: dict[str, Any], reference: dict[str, Any]) -> list[str]:
 
 
 def canonical(value: Any) -> str:
-    """Return a read value as text, the same only for equal values: true is not 1."""
+    """Return a value that was read as text. Only equal values have the same text: true is not 1."""
     return json.dumps(value, sort_keys=True)
 
 
