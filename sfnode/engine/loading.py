@@ -108,7 +108,8 @@ def _sequences(loaded: LoadedModel, sequences: int, tokens: int) -> forward.Pass
 
 
 def _vocabulary(loaded: LoadedModel) -> int:
-    """Return the size of the vocabulary; a model that also sees images has a configuration for text."""
+    """Return the size of the vocabulary. A model that also sees images has a separate configuration for
+    text."""
     return int(loaded.model.config.get_text_config(decoder=True).vocab_size)
 
 
@@ -150,7 +151,8 @@ def _unseen(loaded: LoadedModel) -> str | None:
 
 
 def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
-    """Return the first target whose perturbation alone changes another sequence than the first."""
+    """Return the name of the first target whose perturbation for the first sequence changes another sequence,
+    too."""
     for number, site in enumerate(loaded.sites):
         perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(number, number + 1)))
         if not _same(perturbed[1:], still[1:]):

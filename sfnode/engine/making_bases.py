@@ -70,7 +70,7 @@ Pairs = list[tuple[I8, I8]]
 """U (out_features, columns) and V (in_features, columns) of each target, in their units (`units_of`)."""
 
 Advance = Callable[[int, int], None]
-"""Is called with the number of mini-batches that are done, and of all."""
+"""Function that is called with the number of finished mini-batches, and of all."""
 
 
 def cost(kind: str) -> int:

@@ -346,7 +346,7 @@ def ten_lines(model: TrainableModel) -> str:
 
 
 def _expressions(template: str) -> list[str]:
-    """Return a template as Python expressions: two where `{separator}` parts it into two texts."""
+    """Return a template as Python expressions: two if `{separator}` parts it into two texts."""
     texts: list[list[str]] = [[]]
     for literal, field, name in templates.parse(template):
         texts[-1] += [_python(literal)] if literal else []

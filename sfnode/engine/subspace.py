@@ -300,7 +300,8 @@ class Subspace:
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).
 
-        A CPU repeats ten times as fast as it indexes. An accelerator would wait for the repeated values.
+        On a CPU repeating is ten times as fast as indexing. An accelerator indexes, because it would wait for
+        values that the CPU repeats.
         """
         if self.device.type == "cpu":
             return torch.from_numpy(np.repeat(values, sizes, axis=1))

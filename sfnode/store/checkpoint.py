@@ -268,7 +268,7 @@ class Start(NamedTuple):
     checkpoint: Checkpoint | None = None
     """Checkpoint whose state the computation begins with; None: it begins at genesis."""
     counted: Mapping[Feed, Counted] = {}
-    """Steps of each feed in that state's cores, with their weights."""
+    """Steps of each feed in the checkpoint's cores, with their weights."""
     content: bytes = b""
     """Content of the checkpoint's file. It is read at once, because a node soon removes this file for newer
     ones."""

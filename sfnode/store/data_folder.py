@@ -79,9 +79,9 @@ class Layout:
     listing = _Inside("model.listing")
     """The listing of the base model (SPEC B1)."""
     bases = _Inside("bases")
-    """The folder of published bases, in files that their digests name."""
+    """The folder of published bases, in files named by their digests."""
     data = _Inside("data")
-    """The folder of the run's public data, in files that their digests name."""
+    """The folder of the run's public data, in files named by their digests."""
     checkpoints = _Inside("checkpoints")
     """The folder of the states of checkpoints."""
     samples = _Inside("samples.json")

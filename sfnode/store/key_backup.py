@@ -43,8 +43,8 @@ _TAG = 16
 """Bytes of the authentication tag at the end."""
 
 _SCRYPT = {"length": 32, "n": 1 << 17, "r": 8, "p": 1}
-"""Cost of a guess of a passphrase: 128 MiB and a third of a second, as OWASP recommends. The cost belongs to
-the format, so no file can ask for more."""
+"""Parameters of scrypt. A guess of a passphrase costs 128 MiB and a third of a second, as OWASP recommends.
+The parameters belong to the format, so no file can ask for more."""
 
 _PLACE = re.compile(r"node/(identity\.pem|libp2p\.key)|keys/\w[\w .-]*")
 """Pattern of the places of keys. None leads out of its folder."""

@@ -55,7 +55,7 @@ class StoredFeed(NamedTuple):
 
 
 def beginning(run_id: bytes, feed: Feed) -> Base:
-    """Return the base of a feed that is stored from its first step on."""
+    """Return the base of a feed that is stored from its first step on: step 0."""
     return Base(feed, 0, genesis(run_id, feed), 0, 0)
 
 

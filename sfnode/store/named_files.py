@@ -77,14 +77,14 @@ class NamedFiles(BaseModel):
         return settings.model_copy(update=self.model_dump(exclude={"train"}))
 
     def places(self, layout: Layout) -> Places:
-        """Return the places where the run's data may be, for a data folder."""
+        """Return the places where the run's data may be: the data folder, and these files."""
         named = {role: file for role in public_files.ROLES if (file := getattr(self, role))}
         return Places((layout.data,), named)
 
 
 def places_of(layout: Layout) -> Places:
-    """Return the places where the run's data may be, for a data folder and its owner's names. Raises as
-    `NamedFiles.read`."""
+    """Return the places where the run's data may be: the data folder, and the files that its owner has named.
+    Raises as `NamedFiles.read`."""
     return NamedFiles.read(layout).places(layout)
 
 

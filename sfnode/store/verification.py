@@ -298,7 +298,7 @@ class _Verification:
         return sorted({cut.at if cut else 0, run_state.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
-        """Cut a feed at the proof's step, but not below its named steps (SPEC O7)."""
+        """Cut a feed at the proof's step, but not below the steps that closes have listed (SPEC O7)."""
         heads = self._heads.get(cut.feed, {})
         if cut.at and heads.get(cut.at, cut.chain) != cut.chain and self._frontier.next(cut.feed) >= cut.at:
             raise _damaged(cut.feed, cut.at, "its history is not the one that its proof of a fork has")

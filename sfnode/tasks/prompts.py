@@ -206,7 +206,7 @@ def problem(task: Task, row: Row) -> str | None:
 
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0+")
-"""A whole number as pandas writes it if some cells of its column are empty."""
+"""Pattern for a whole number as pandas writes it if some cells of its column are empty."""
 
 
 def label(value: object) -> str:

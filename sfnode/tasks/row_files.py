@@ -432,7 +432,7 @@ def _text(path: Path, layout: TextForm) -> str:
 
 
 def _in_older(text: str) -> str:
-    """Return the first word that is not UTF-8, read in the likely encoding; nothing if that fails."""
+    """Return the first word that is not UTF-8, read in the likely encoding; empty if that fails."""
     word = next((one for one in text.split() if _UNDECODED.search(one)), "")
     try:
         read = word.encode("utf-8", "surrogateescape").decode(OLDER)
