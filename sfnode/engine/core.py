@@ -18,30 +18,33 @@ import numpy as np
 from sfprotocol.seeds import I64, U64, coordinates
 
 CHUNK_ENTRIES = 1 << 14
-"""Maximum updates x layers handled at a time. Temporaries of 128 KiB stay in the processor's cache, and no
-single numpy call holds the interpreter's lock for a millisecond."""
+"""Maximum number of updates times layers that are handled at a time. Temporaries of 128 KiB stay in the
+processor's cache, and no single numpy call holds the interpreter's lock for a millisecond."""
 
 FEW = 4
-"""Divisor of a layer's entries: with that many updates an epoch's core becomes one array. Fewer updates take
-less than half of the array's memory, and a single one takes 1/512 of it at rank 32."""
+"""Divisor of the number of a layer's entries. The quotient is the number of updates at which an epoch's core
+becomes one array. Until then the list of updates takes less than half of the array's memory. A single update
+takes 1/512 of it at rank 32."""
 
 
 class UpdateBatch(NamedTuple):
     """n updates as columns; each array has shape (n,) unless told otherwise."""
 
     epochs: I64
-    """Subspace that each update changes, from 0. In an open run it is the epoch of the update's label."""
+    """Number of the subspace that each update changes, from 0. In an open run it is the epoch of the update's
+    label."""
     seeds: U64
     scalars: I64
-    """Quantised derivatives, in units of scalar_delta; multiplied by weights in an organised run. (n, cells)
-    in a first-order run."""
+    """Quantised derivatives, in units of scalar_delta. In an organised run each is multiplied by its update's
+    weight. In a first-order run the shape is (n, cells)."""
 
 
 class Core:
-    """`A[epoch][layer][i, j] += sign * scalar` over all updates (SPEC U4). In a first-order run each update
-    adds its scalars to all entries, in their order.
+    """The sum of all updates: `A[epoch][layer][i, j] += sign * scalar` for each (SPEC U4). In a first-order
+    run each update adds its scalars to all entries, in their order.
 
-    An epoch's cost depends on its updates, because anybody may make one and name any epoch.
+    Memory and time for an epoch depend on the number of its updates, because anybody may make a few and name
+    any epoch.
     """
 
     def __init__(self, layers: int, rows: int, columns: int = 0) -> None:
@@ -49,7 +52,8 @@ class Core:
         self._shape = layers, rows, columns or rows
         self._cores: dict[int, _EpochCore] = {}
         self._hashed: dict[int, hashlib.blake2b] = {}
-        """State of the digest after each epoch, ascending, up to the first that has changed since."""
+        """States of the digest's hash after each epoch, by ascending epoch. Epochs from the first changed one
+        on are missing."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -57,7 +61,8 @@ class Core:
         return self._shape
 
     def add(self, batch: UpdateBatch, *others: Core) -> None:
-        """Add updates, none of them twice, to this core and to `others`, which have the same shape.
+        """Add updates to this core and to `others`, which have the same shape. The caller must add no update
+        twice.
 
         Computing an update's entries takes several times as long as adding to them, so serve several cores in
         one call. Negated scalars subtract an update again. Updates with scalar 0 cost nothing.
@@ -79,19 +84,19 @@ class Core:
                     core._of(epoch).add(entries[chosen], amounts[chosen])
 
     def _add_cells(self, batch: UpdateBatch, others: tuple[Core, ...]) -> None:
-        """Add updates of a first-order run, (n, cells)."""
+        """Add updates of a first-order run, whose scalars are (n, cells)."""
         for epoch in np.unique(batch.epochs).tolist():
             entries = batch.scalars[batch.epochs == epoch].sum(0).reshape(self._shape)
             for core in (self, *others) if entries.any() else ():
                 core._of(epoch).put(entries)
 
     def put(self, cores: Mapping[int, I64]) -> None:
-        """Add whole cores by epoch, (layers, rows, columns) each."""
+        """Add whole cores, keyed by epoch, (layers, rows, columns) each."""
         for epoch, entries in cores.items():
             self._of(epoch).put(entries)
 
     def cores(self) -> dict[int, I64]:
-        """Return the cores that are not zero by ascending epochs, read-only."""
+        """Return the cores that are not zero, keyed by epoch in ascending order. They are read-only."""
         return {epoch: self.of(epoch) for epoch in self.epochs()}
 
     def epochs(self) -> list[int]:
@@ -141,8 +146,8 @@ class Core:
         return state.digest()
 
     def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
-        """Return the entry of a core that each update changes in each layer, and the amount; each (n,
-        layers)."""
+        """Return the index of the entry that each update changes in each layer, counted over the flat core,
+        and the amount that it adds there; each (n, layers)."""
         layers, rank, _ = self._shape
         entries, column, amounts = coordinates(seeds, layers, rank)
         entries *= rank  # in place, as the memory for a copy takes longer than the sum
@@ -186,13 +191,14 @@ class _EpochCore:
     def __init__(self, shape: tuple[int, int, int]) -> None:
         self._shape = shape
         self._few: list[tuple[I64, I64]] = []
-        """Entries and amounts, each (n, layers); empty once there is an array."""
+        """Indices of changed entries, and the amounts added to them, each (n, layers). Empty once there is an
+        array."""
         self._count = 0
-        """Updates of `_few`."""
+        """Number of updates in `_few`."""
         self._dense: I64 | None = None
 
     def add(self, entries: I64, amounts: I64) -> None:
-        """Add these amounts to these entries of the flat core, each (n, layers)."""
+        """Add `amounts` to the flat core at the indices `entries`, each (n, layers)."""
         if self._dense is not None:
             np.add.at(self._dense.reshape(-1), entries.reshape(-1), amounts.reshape(-1))
             return
@@ -247,7 +253,7 @@ class _EpochCore:
         return bool(amounts.any())
 
     def _moves(self) -> tuple[I64, I64]:
-        """Return all entries and amounts, each (n, layers), and keep them as one pair."""
+        """Join the pairs in `_few` into one, and return it: indices and amounts, each (n, layers)."""
         if len(self._few) > 1:
             entries, amounts = (np.concatenate(parts) for parts in zip(*self._few, strict=True))
             self._few = [(entries, amounts)]

@@ -35,7 +35,7 @@ def require_new(out: Path) -> None:
 
 
 def no_adapter(target: str) -> UserError:
-    """Return the error for an adapter of a run that trains this vector or embedding."""
+    """Return the error for an adapter of a run that trains `target`, which is a vector or an embedding."""
     return UserError(
         Code.BAD_OPTION, f"the run trains {target}, which a LoRA adapter cannot hold", "Use --format hf."
     )
@@ -43,7 +43,8 @@ def no_adapter(target: str) -> UserError:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a scratch folder beside `out` that takes its place if the block succeeds, and is removed if not.
+    """Yield a scratch folder beside `out`. It takes the place of `out` if the block succeeds, and is removed
+    otherwise.
 
     Raises UserError as `require_new` does, and DISK_FULL.
     """

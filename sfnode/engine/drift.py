@@ -44,21 +44,21 @@ When the children had finished their work, they carried the chairs inside and sw
 """Text of no task, written for this purpose. Every line is a text of its own."""
 
 WRITTEN = 16
-"""Tokens that the base model appends to each line. They are the likeliest ones, so the base model is sure of
-them."""
+"""Number of tokens that the base model appends to each line. Each is its likeliest one, so the base model is
+sure of this text."""
 
 TOKENS = 512
 """Maximum number of predicted tokens. A few hundred give the mean to some percent, which shows a drift, and
 take a fraction of a second on small models."""
 
 KEPT_ENTRIES = 1 << 25
-"""Maximum number of kept probabilities of the base model, 128 MiB. A vocabulary of 150,000 leaves 220
-tokens."""
+"""Maximum number of the base model's probabilities that are kept in memory: 128 MiB. With a vocabulary of
+150,000 that is enough for 220 tokens."""
 
 
 def drift(model: TrainableModel) -> LayeredDrift:
-    """Return how far the model as of now is from the base model, also by what it expects of
-    NEUTRAL, one sample a line, and of what the base model goes on with.
+    """Return the distance of the current weights from the base weights. For a language model it includes the
+    change of predictions, on the lines of NEUTRAL and on the base model's continuation of each.
 
     Raises UserError BASES_MISSING, BASES_UNUSABLE, MODEL_*, OUT_OF_MEMORY.
     """
@@ -83,8 +83,8 @@ def drift(model: TrainableModel) -> LayeredDrift:
 
 
 def _kl(model: TrainableModel) -> tuple[float, int]:
-    """Return the mean of KL(base || now) over the tokens of NEUTRAL and of what the base model goes on with
-    after each line, in nats, and how many there are."""
+    """Return the mean of KL(base || now) in nats a token, and the number of tokens. The text is NEUTRAL, with
+    the base model's continuation of each line."""
     if "log_probs" not in model.of_base:
         with model.weights.at_base():
             passes = _passes(model.loaded)
@@ -118,8 +118,8 @@ def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, ND
 def _by_bases(
     space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]
 ) -> list[tuple[int, NDArray[Any]]]:
-    """Return subspaces with different bases, and their cores, (layers, rows, columns) float64. Cores of equal
-    bases are added. Their unit is a change along u v^T."""
+    """Return a (subspace, core) for each set of bases: the sum of all cores with these bases, and one of
+    their subspaces. Cores are (layers, rows, columns) float64, in units of the change of W along u v^T."""
     found: dict[int | str, tuple[int, NDArray[Any]]] = {}
     for subspace, core in cores.items():
         name = space.basis.digest(subspace) if isinstance(space.basis, PublishedBasis) else subspace
@@ -157,14 +157,16 @@ def _base_norm(loaded: LoadedModel, number: int) -> float:
 
 
 def _ratio(change: float, base: float) -> float:
-    """Return a change relative to the base; infinite if the target is zero in the base."""
+    """Return a change divided by the base's norm. If that norm is 0, the result is infinite, or 0 without a
+    change."""
     return change / base if base else math.inf if change else 0.0
 
 
 def _passes(loaded: LoadedModel) -> list[Pass]:
-    """Return passes over the lines of NEUTRAL, up to TOKENS, each with what the model goes on with.
+    """Return a pass over each line of NEUTRAL with the model's continuation. Together they have at most
+    TOKENS targets, and fewer with a large vocabulary (KEPT_ENTRIES).
 
-    All tokens but the first of each are targets.
+    All tokens but the first of each pass are targets.
     """
     vocabulary = loaded.model.config.get_text_config(decoder=True).vocab_size
     room = min(TOKENS, max(1, KEPT_ENTRIES // vocabulary))

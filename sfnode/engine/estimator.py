@@ -12,10 +12,10 @@ module writes no matrix, and knows neither cores nor the origin of batches.
 
 A node may add local noise to its scalars before anybody sees them (Gaussian mechanism). A scalar is clipped
 to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever its content and
-however often it was drawn. Normal noise of `multiplier` times that is added. In a gradient each row's own
-gradient is cut to the length `clip`, and no row is drawn twice. `sfnode.node.accounting` computes the
-protection as (epsilon, delta). Rounding and the run's own limit come afterwards and do not reduce it. The
-noise comes from the operating system's generator.
+however often it was drawn. Normal noise with a standard deviation of `multiplier` times 2 clip is added. In a
+gradient each row's own gradient is cut to the length `clip`, and no row is drawn twice.
+`sfnode.node.accounting` computes the protection as (epsilon, delta). Rounding and the run's own limit come
+afterwards and do not reduce it. The noise comes from the operating system's generator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from sfnode.tasks.encoding import Encoded
 
 
 class Estimate(NamedTuple):
-    """Result of one query, in units of the task's loss."""
+    """Measurement along one direction (a query), in units of the task's loss."""
 
     alpha: float
     """(L+ - L-) / (2 eps); in a group (L - mean of the other losses) / eps."""
@@ -56,8 +56,8 @@ class Estimate(NamedTuple):
 
 
 class Points(NamedTuple):
-    """The mini-batches of q queries, S sequences in all, as one batch: all at the first side, then all at the
-    second."""
+    """The mini-batches of q queries as one batch. It has their S sequences once for each side of the weights:
+    all at the first side, then, for pairs, all at the second."""
 
     batch: Batch
     queries: NDArray[np.int64]
@@ -76,16 +76,18 @@ BOTH_SIDES, ONE_SIDE = (1, -1), (1,)
 
 
 Perturb = Callable[[NDArray[np.int64], NDArray[np.floating], forward.Pass], Perturbation]
-"""Returns the perturbation of a pass, from the query of each row (R,), the amount along that query's
-direction (R,) and the pass."""
+"""Function that returns the perturbation of a pass, given the query of each row (R,), the amount along that
+query's direction (R,) and the pass."""
 
 
 def estimates(
     loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float, group: int = 0
 ) -> list[Estimate]:
-    """Estimate the derivative of each mini-batch's mean loss along the direction of the same number.
+    """Estimate the derivative of each mini-batch's mean loss along its direction, the one with the same
+    index.
 
-    By pairs, or with `group` by groups of that size, whose members share a mini-batch.
+    It is measured by pairs. With `group` it is measured by groups of that size, whose members share a
+    mini-batch.
     """
     exact = representable(epsilon, directions)
     losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES)
@@ -99,8 +101,8 @@ def losses_along(
     epsilon: float,
     sides: Sequence[int] = BOTH_SIDES,
 ) -> list[Tensor]:
-    """Return the losses of all rows at epsilon along the direction of their mini-batch, (B,) float64 for each
-    mini-batch. First come the losses of all mini-batches at the first side, then those at the second."""
+    """Return the losses of each mini-batch's rows, (B,) float64, with the weights moved by epsilon along its
+    direction. The list has all mini-batches at the first side, then all at the second."""
     with torch.inference_mode():
         measured, along = points(batches, sides), along_queries(directions)
         log_probs = _log_probs(loaded, directions, measured, representable(epsilon, directions), along)
@@ -110,13 +112,13 @@ def losses_along(
 
 
 def representable(epsilon: float, directions: Directions) -> float:
-    """Return the number that is added for epsilon: the nearest one that the directions' precision has."""
+    """Return epsilon as it is really added: rounded to the directions' number format."""
     return float(torch.tensor(epsilon, dtype=directions.u[0].dtype))
 
 
 def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
-    """Return the estimates from the losses of all rows, (B,) float64 each: of all queries at +epsilon, then
-    of all at -epsilon.
+    """Return the estimate of each query. `losses` are (B,) float64 each: for all queries at +epsilon, then
+    for all at -epsilon.
 
     Differences are taken row by row, because they are small beside either loss.
     """
@@ -128,9 +130,10 @@ def of_pairs(losses: Sequence[Tensor], epsilon: float) -> list[Estimate]:
 
 
 def of_groups(losses: Sequence[Tensor], group: int, epsilon: float) -> list[Estimate]:
-    """Return the estimates from the losses of all rows, (B,) float64 each, of queries in groups of `group`.
+    """Return the estimate of each query. `losses` are (B,) float64, one for each query; every `group`
+    consecutive queries share a mini-batch.
 
-    Differences are taken row by row, as in pairs. If one estimate of a group is not finite, none is.
+    Differences are taken row by row, as in pairs. If a loss is not finite, no estimate of its group is.
     """
     found = []
     for start in range(0, len(losses), group):
@@ -201,9 +204,10 @@ def _log_probs(
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
 ) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
-    """Yield all sequences, in parts that are read together. With `in_turns` a part is one point. Otherwise
-    its sequences share a beginning, such as the prompt of several answers, which is read once at every point.
-    The beginning is None if sharing it does not pay."""
+    """Yield all sequences in parts, each with the beginning that is read once for the part. With `in_turns` a
+    part is one point, without a beginning. Otherwise the sequences of a part begin alike, for example with
+    the prompt of several answers, and this beginning is read once at every point. It is None if sharing it
+    does not pay."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):
@@ -222,8 +226,8 @@ def _begun(
     perturb: Perturb,
     before: forward.Begun | None = None,
 ) -> forward.Begun | None:
-    """Return the common beginning of these sequences, read at their points. None if it does not pay, given
-    the part that is read `before`."""
+    """Read the common beginning of these sequences at each of their points, and return it; None if that does
+    not pay. The tokens in `before` are read already."""
     tokens = forward.shared(loaded, measured.batch, members)
     points, firsts = np.unique(measured.points[members], return_index=True)
     if not forward.may_begin(loaded, tokens, len(points), len(members), before.tokens if before else 0):
@@ -259,7 +263,7 @@ def along_queries(directions: Directions) -> Perturb:
 
 
 def standing(directions: Directions) -> forward.Perturb:
-    """Return the perturbation by the live core alone, which is the same for every row."""
+    """Return a function that perturbs all rows of a pass alike, by the live core alone."""
     live = _of_queries(directions, np.zeros(0, np.int64))
     return lambda this: forward.everywhere(live, this)
 
@@ -277,8 +281,9 @@ def _of_queries(every: Directions, queries: NDArray[np.int64]) -> Directions:
 def moving_vectors(
     loaded: LoadedModel, directions: Directions
 ) -> Iterator[Callable[[int, float], None] | None]:
-    """Yield a function that moves the vectors among the targets along a query's direction by some amount;
-    None if there are no vectors. Restore them afterwards.
+    """Yield a function of a query and an amount. It moves the vectors among the targets from their weights by
+    that amount along the query's direction. Yields None if no target is a vector. Afterwards the vectors are
+    restored.
 
     Vectors have no input to project, so they are changed in place. That takes a pass for each point, and
     exact copies for restoring, which are small.
@@ -309,14 +314,14 @@ def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class LocalNoise:
-    """A clip and noise, in units of slopes."""
+    """Function that clips a node's slopes and adds noise to them, in units of slopes."""
 
     multiplier: float
     """Standard deviation of the noise, in units of the largest change that one row can cause."""
     clip: float
     draw: Callable[[float, float], float] = field(default=SystemRandom().normalvariate, repr=False)
-    """Draws by mean and deviation; safe in several threads, as replicas need. `gauss` may give two threads
-    the same number."""
+    """Draws a normal number, given mean and standard deviation. It is safe in several threads, as replicas
+    need; `random.gauss` may give two threads the same number."""
 
     def __call__(self, alpha: float) -> float:
         """Return a slope as it may be sent: clipped, with noise. A failed measurement counts as 0, because

@@ -23,7 +23,8 @@ from sfprotocol.seeds import I64
 
 @contextmanager
 def _weights(model: TrainableModel, *, base: bool) -> Iterator[bytes]:
-    """Have the base weights, or the current ones, within the block; yield the digest that names them."""
+    """Give the model the base weights, or the current ones, within the block. Yield the digest of their core,
+    or BASE for the base weights."""
     if base:
         model.restore()
         with model.weights.at_base():
@@ -36,7 +37,8 @@ def _weights(model: TrainableModel, *, base: bool) -> Iterator[bytes]:
 def evaluate(
     model: TrainableModel, limit: int = 0, keep_going: KeepGoing = always, rows: dataset.HeldOut = "test"
 ) -> Evaluation:
-    """Measure the current model, rebuilt, on `limit` of these rows (0: as many as the manifest says).
+    """Rebuild the current weights, and measure the model on `limit` of these rows (0: as many as the manifest
+    says).
 
     Raises UserError DATA_*, and PAUSED if `keep_going`, asked now and then, returns False.
     """
@@ -52,7 +54,8 @@ def evaluate_base(
     *,
     calibrated: bool = False,
 ) -> Evaluation:
-    """Measure the base model once, as `evaluate` does. With `calibrated` its own prior is subtracted.
+    """Measure the base model as `evaluate` does, and keep the result. With `calibrated` the base model's own
+    prior is subtracted from scores.
 
     Raises as `evaluate` does, and with `calibrated` as `prior`.
     """
@@ -72,8 +75,9 @@ def evaluate_towards(
     keep_going: KeepGoing = always,
     rows: dataset.HeldOut = "test",
 ) -> Evaluation:
-    """Measure the model at `amount` of the way to the cores `after`, as `evaluate` does."""
-    if not amount:  # updates that do not count age no core
+    """Measure, as `evaluate` does, the model between the current weights (`amount` 0) and those with the
+    cores `after` (`amount` 1)."""
+    if not amount:  # on the line, updates that do not count would age the cores
         return evaluate(model, 0, keep_going, rows)
     with line.line_to(model, after).at(amount) as perturb:
         return model.objective.evaluate(model.run_rows.held_out(rows), OWN, keep_going, perturb)
@@ -86,20 +90,21 @@ def prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
 
 
 def named_prior(model: TrainableModel) -> dict[str, float]:
-    """Return the current model's prior by answer, with 0 for the likeliest. Raises as `prior` does."""
+    """Return the current model's prior, keyed by answer, in nats: 0 for the likeliest answer, negative for
+    others. Raises as `prior` does."""
     parts = (part / PRIOR_ONE for part in calibration.for_manifest(prior(model)))
     return dict(zip(model.manifest.task.verbalizer.values(), parts, strict=True))
 
 
 def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
-    """Return the base model's prior by answer. Raises as `prior` does."""
+    """Return the base model's prior over the task's answers, (K,). Raises as `prior` does."""
     with _weights(model, base=True) as of:
         return model.priors.of(of, keep_going)
 
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
     """Return the answers of the current model, or of the base model, to `rows` test rows. Everybody gets the
-    same rows, each class in turn. The prior is subtracted unless the loss is plain.
+    same rows, and the classes alternate. The prior is subtracted from scores unless the loss is plain.
 
     Raises UserError DATA_*, and as `prior` does.
     """

@@ -8,8 +8,8 @@ matrix has rows or columns. Factors are computed in float64.
 
 The files beside the weights are the base model's own, with only the necessary changes. transformers would
 write a configuration in its own version's form, and another version may read another model from that
-(rope_theta of version 5 in version 4). All versions have always read the base model's own. If version 5 has
-written it, it gets the names of version 4, too.
+(rope_theta of version 5 in version 4). All versions read the base model's own configuration alike. If version
+5 wrote it, the names of version 4 are added.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ CARD = "README.md"
 
 
 class AdapterFit(NamedTuple):
-    """Errors of factors of a capped rank."""
+    """Ranks of an adapter's factors, and their errors."""
 
     rank: int
-    """Largest rank of a matrix."""
+    """Largest rank among the adapter's matrices."""
     full: int
-    """Rank at which nothing is left out."""
+    """Rank that would hold the whole change."""
     largest: float
     """Largest relative error of a matrix, in the Frobenius norm."""
     total: float
-    """The same error of all matrices together."""
+    """Relative error of all matrices together, in the Frobenius norm."""
 
     @property
     def in_words(self) -> str:
-        """The fit for people."""
+        """Ranks and error as text for people."""
         if self.rank >= self.full:
             return f"rank {self.rank}, nothing left out"
         return (
@@ -73,8 +73,8 @@ class Factors(NamedTuple):
 
 
 def factors(model: TrainableModel, most: int | None = None) -> tuple[list[Factors], AdapterFit]:
-    """Return the change that training made to each target, as factors of rank `most` at most, by truncated
-    SVD. None: factors of its full rank. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+    """Return the change that training made to each target as two factors, and their errors. Truncated SVD
+    limits the rank to `most`; None: the full rank. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
     cores = model.decay.faded(model.core.cores())
     found, full, largest, lost, all_ = list[Factors](), 1, 0.0, 0.0, 0.0
     for layer, target in enumerate(model.space.targets):
@@ -102,7 +102,7 @@ def _term(model: TrainableModel, epoch: int, a: NDArray[Any], layer: int) -> tup
 def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return U (out, k), S (k,) descending and V (k, in) of the sum of all `b @ a`.
 
-    If the terms have less rank together than the matrix, they are factorised without making it.
+    If the terms together have a lower rank than the matrix, they are factorised without computing the matrix.
     """
     width = sum(b.shape[1] for b, _ in terms)
     if width < min(rows, columns):
@@ -122,7 +122,8 @@ def _svd(terms: Sequence[tuple[Tensor, Tensor]], rows: int, columns: int) -> tup
 
 
 def _factors(u: Tensor, s: Tensor, v: Tensor) -> Factors:
-    """Return factors that share the singular values evenly; zeros of rank 1 if the change is zero."""
+    """Return two factors, each with the roots of the singular values. If the change is zero, they are zeros
+    of rank 1."""
     if not len(s):  # an adapter must have a rank
         return Factors(torch.zeros(len(u), 1), torch.zeros(1, v.shape[1]))
     root = s.sqrt()
@@ -183,9 +184,9 @@ def export(
 ) -> AdapterFit | None:
     """Write the current model to the new folder `out`.
 
-    `hf` is a whole Hugging Face model. `lora` is a PEFT adapter of the change that training made, of this
-    rank at most; return how well it approximates the change. `about` is for the model's card. Raises
-    UserError BAD_OPTION or DISK_FULL (`engine.export`).
+    `hf` is a whole Hugging Face model. `lora` is a PEFT adapter of the change that training made, of rank
+    `rank` at most. Return how well the adapter approximates that change; None for `hf`. `about` is for the
+    model's card. Raises UserError BAD_OPTION or DISK_FULL (`engine.export`).
     """
     model.restore()
     if form == "lora":
@@ -200,8 +201,8 @@ def _sha256(file: Path) -> str:
 
 
 def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str, object]:
-    """Return PEFT's settings. `ranks` are the targets' ranks; PEFT multiplies an adapter by alpha / rank,
-    which is 1."""
+    """Return PEFT's settings. `ranks` is keyed by target. PEFT multiplies an adapter by alpha / rank, so
+    alpha equals rank."""
     rank = max(ranks.values())
     others = {name: one for name, one in ranks.items() if one != rank}
     source = model.manifest.model
@@ -224,13 +225,14 @@ def _adapter_config(model: TrainableModel, ranks: Mapping[str, int]) -> dict[str
 
 
 LEFT_OUT = ("auto_map", "_name_or_path", "num_labels")
-"""Keys of config.json that name code or folders that an export lacks, or that repeat the number of
-`id2label`."""
+"""Keys of config.json that are not exported: they name code or folders that an export lacks, or repeat the
+number of entries of `id2label`."""
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 FAST = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Class of any fast tokenizer: as transformers 5 calls it, and as versions 4 and 5 both do."""
+"""Names of the class of any fast tokenizer: the one in transformers 5 alone, and the one in versions 4 and
+5."""
 
 
 def write_settings(
@@ -277,7 +279,7 @@ def _config(
 
 
 def _tokenizer(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer's settings as both versions of transformers read them."""
+    """Return a tokenizer's settings in a form that versions 4 and 5 of transformers read."""
     ours = dict(settings)
     if ours.get("tokenizer_class") == FAST[0]:
         ours["tokenizer_class"] = FAST[1]

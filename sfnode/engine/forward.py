@@ -28,13 +28,13 @@ from sfnode.models.perturbation import Directions, Perturbation
 from sfnode.tasks.encoding import Encoded, Scored
 
 CPU_PASS_ENTRIES = 3 << 19
-"""Maximum tokens of a pass on a CPU, times the widest layer's outputs. More tokens are not cheaper each, and
-their activations no longer fit the caches (docs/benchmarks.md: 512 tokens at OPT-125M's 3,072, 1,536 at
-1,024)."""
+"""Maximum product of a pass's tokens and the widest layer's outputs, on a CPU: 512 tokens at OPT-125M's width
+of 3,072, or 1,536 at 1,024. More tokens are not cheaper each, and their activations no longer fit the caches
+(docs/benchmarks.md)."""
 
 LEAST_PASS_TOKENS = 256
-"""Minimum limit on the tokens of a pass, however wide the layers. With fewer, reading the weights costs more
-than is saved."""
+"""Number of tokens that a pass may have in any case, however wide the layers. With fewer, reading the weights
+would cost more than a smaller pass saves."""
 
 OTHER_PASS_TOKENS = 65_536
 """Maximum tokens of a pass on an accelerator. More would be faster, but take too much memory."""
@@ -44,28 +44,29 @@ READING = 64
 
 INTERPRETING = 1 << 15
 """Overhead of a pass on a CPU for the interpreter, in tokens times the widest layer's outputs, since tokens
-of wider layers take longer. Both overheads together were measured at 40 (Llama, 2,048) to 200 tokens
-(256)."""
+of wider layers take longer. READING and this overhead together were measured at 40 tokens (Llama, 2,048
+outputs) to 200 tokens (256 outputs)."""
 
 LAUNCHING = 4_096
 """Overhead of a pass on an accelerator for launching kernels, in tokens that could be computed in that time.
-Estimated, not measured. With some thousands nearly every batch is one pass."""
+It is an estimate. With any value of some thousands nearly every batch is one pass."""
 
 CPU_PASS_BYTES = 256 << 20
-"""Maximum size of a pass's logits in float32 on a CPU, and of beginnings that are read once, in bytes. Where
-every token is a target, nothing in a pass is larger than the logits: 200 MB for 1,024 tokens of SmolLM2. A
-machine of 8 GiB has room for that beside a browser."""
+"""Maximum bytes of a pass's logits in float32 on a CPU, and of the keys and values of a beginning that is
+read once. If every token is a target, nothing in a pass is larger than the logits: 200 MB for 1,024 tokens of
+SmolLM2. A machine of 8 GiB has room for that beside a browser."""
 
 PASS_BYTES, MEMORY_SHARE = 2 << 30, 16
-"""The same limit on a GPU, in bytes and in parts of its memory. All memory counts, not only what is free, so
-that the same rows always go through in the same passes, with the same rounding."""
+"""Limit like CPU_PASS_BYTES on a GPU: PASS_BYTES, or the GPU's memory divided by MEMORY_SHARE if that is
+less. All memory counts, not only free memory, so that the same rows always go through in the same passes,
+with the same rounding."""
 
 LOGITS_AT_A_TIME = 1 << 24
 """Maximum number of logits that are in float32 at a time: 64 MiB."""
 
 LEAST_SHARED = 16
-"""Minimum number of tokens that all texts must begin with before these are read once for all. Fewer are not
-worth a pass of their own."""
+"""Minimum number of common first tokens for which texts share one reading of them. Fewer are not worth a pass
+of their own."""
 
 
 class Batch(NamedTuple):
@@ -80,9 +81,9 @@ class Batch(NamedTuple):
     sequences: NDArray[np.int64]
     """(P,), the sequence of each target."""
     columns: NDArray[np.int64]
-    """(P,)."""
+    """(P,), the column that predicts each target."""
     targets: NDArray[np.int64]
-    """(P,)."""
+    """(P,), the token (or class) to predict."""
 
 
 class Pass(NamedTuple):
@@ -108,7 +109,7 @@ class Pass(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Keys and values of the common beginning of some texts, at each of some points."""
+    """Keys and values of the common beginning of some texts, computed at several points near the weights."""
 
     tokens: int
     points: NDArray[np.int64]
@@ -117,7 +118,7 @@ class Begun(NamedTuple):
     """(points, heads, tokens, d) each."""
 
     def cache(self, points: NDArray[np.int64]) -> Any:
-        """Return a cache for rows at these points, (R,)."""
+        """Return a cache with the beginning for each of R rows, given the points of the rows, (R,)."""
         found: Any = DynamicCache()
         places = np.searchsorted(self.points, points)
         for number, layer in enumerate(self.layers):
@@ -141,8 +142,8 @@ def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
 
 
 def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None) -> Scored:
-    """Score a batch of any size, in passes that take no more memory than those of training. With `perturb`
-    the weights are perturbed."""
+    """Score a batch of any size, in passes that take no more memory than training does. With `perturb` the
+    weights are perturbed."""
     batch = batch_of(encoded)
     found, numbers = [], []
     with torch.inference_mode():
@@ -155,8 +156,8 @@ def score_in_passes(loaded: LoadedModel, encoded: Encoded, perturb: Perturb | No
 
 
 def states(loaded: LoadedModel, encoded: Encoded) -> Tensor:
-    """Return the states that enter the head, (S, features), in the head's dtype. Only of a model that trains
-    its head alone."""
+    """Return the states that enter the head, (S, features), in the head's dtype. Only for a model whose head
+    alone is trained."""
     assert loaded.kept is not None
     batch = batch_of(encoded)
     _keep(loaded, loaded.kept, batch, np.arange(len(batch.input_ids)))
@@ -174,8 +175,8 @@ def log_probs(
 
 
 def shared(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> int:
-    """Return the number of tokens that all these sequences of a batch begin with, up to their first
-    target."""
+    """Return the number of first tokens that all these sequences of a batch have in common, up to their first
+    target; 0 for a classifier."""
     if loaded.classifies:
         return 0
     ids = batch.input_ids[sequences]
@@ -184,8 +185,9 @@ def shared(loaded: LoadedModel, batch: Batch, sequences: NDArray[np.int64]) -> i
 
 
 def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.int64]]:
-    """Return the sequences of a batch in families. Each family begins with LEAST_SHARED tokens in common
-    beyond the `begun` ones of all. Sequences without a family are together."""
+    """Return the numbers of a batch's sequences, grouped into families. All sequences have `begun` first
+    tokens in common, and the members of a family at least LEAST_SHARED more. Sequences without a family form
+    one group."""
     if loaded.classifies:
         return [np.arange(len(batch.input_ids))]
     texts, numbers = np.unique(batch.input_ids, axis=0, return_inverse=True)  # in their order
@@ -197,8 +199,8 @@ def families(loaded: LoadedModel, batch: Batch, begun: int) -> list[NDArray[np.i
 
 
 def may_begin(loaded: LoadedModel, tokens: int, points: int, sequences: int, before: int = 0) -> bool:
-    """Return whether reading the first `tokens` tokens of all these sequences once for each point is possible
-    and pays. The first `before` of them are read already."""
+    """Return whether it is possible, and pays, to read the first `tokens` tokens once for each point instead
+    of once for each sequence. The first `before` of them are read already."""
     if tokens - before < LEAST_SHARED or sequences < 2 * points:
         return False
     size: int = sum(part.nbytes for layer in kept_of_a_token(loaded) for part in (layer.keys, layer.values))
@@ -231,12 +233,12 @@ def begin(
 
 
 _KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
-"""Answers of `kept_of_a_token` by model, since each takes a pass."""
+"""Results of `kept_of_a_token`, keyed by model, since each takes a pass."""
 
 
 def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
-    """Return the layers of a cache that holds a single token. None if the model's past is more than keys and
-    values, as in state-space models and hybrids."""
+    """Return the layers of a cache that holds a single token. Empty if the model keeps more of the past than
+    keys and values, as state-space models and hybrids do."""
     if loaded.model not in _KEPT:
         _KEPT[loaded.model] = _kept_of_a_token(loaded)
     return _KEPT[loaded.model]
@@ -259,7 +261,7 @@ def mean_loss(
     loaded: LoadedModel, encoded: Encoded, perturb: Perturb | None = None, *, at_once: bool = False
 ) -> Tensor:
     """Return the mean loss of a mini-batch that is small enough for one pass; a backward pass may follow. A
-    common beginning is read once, unless all texts are to be read `at_once`."""
+    common beginning is read once. With `at_once` each text is read as a whole."""
     batch = batch_of(encoded)
     every = np.arange(len(batch.input_ids))
     point = np.zeros_like(every)
@@ -341,8 +343,8 @@ def _passes(
 
 
 def pass_bytes(device: torch.device) -> int:
-    """Return the maximum size of a pass's logits in float32, and of a beginning's keys and values, in
-    bytes."""
+    """Return the maximum bytes of a pass's logits in float32, which also limits a beginning's keys and
+    values."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return CPU_PASS_BYTES
     return min(PASS_BYTES, torch.cuda.get_device_properties(device).total_memory // MEMORY_SHARE)
@@ -414,8 +416,8 @@ def _scored(
 def logits(loaded: LoadedModel, this: Pass, begun: int = 0, **cached: Any) -> Tensor:
     """Return the logits of a pass's targets: (p, vocab) of a language model, (p, classes) of a classifier.
 
-    `cached`: a language model's cache and arguments about it; it holds the first `begun` tokens of the pass.
-    States that are kept of a text are not computed again.
+    `cached`: a language model's cache, which holds the first `begun` tokens of the pass, and arguments about
+    it. Kept states of a text are not computed again.
 
     A causal model is given no mask for padding on the right. No target can see that padding, and transformers
     spends time on a mask. (An accelerator waits at the start of a pass in either case, to inspect positions

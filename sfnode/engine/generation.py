@@ -37,20 +37,21 @@ from sfnode.tasks.tokenizer_calls import decode
 from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES, CPU_CACHE_BYTES = 1 << 30, 512 << 20
-"""Default maximum size of the keys and values of all rows that are written together, in bytes. On a CPU it is
-7,000 tokens of OPT-125M in float32: more rows make it no faster. It depends on nothing else, because rows
-that are written together round alike."""
+"""Default maximum bytes of the keys and values of all rows that are written together: on an accelerator, and
+on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and more rows make it no faster. The limits do
+not depend on free memory, because the rounding of rows depends on which rows are written together."""
 
 REFILL_SHARE = 4
-"""Share of free places (a quarter) at which they are filled again. A pass for each finished row would read
-all weights for a single prompt; waiting for the last row would leave places empty."""
+"""Divisor of the number of places: once this share of them (a quarter) is free, the free ones are filled.
+Filling each at once would read all weights for a single prompt; waiting for the last row would leave places
+empty."""
 
 DRAW_BITS = 31
 """Bits of a draw and of integer probabilities. Their product fits into 63 bits."""
 
 STOP_SLACK = 4
-"""Tokens that are searched for a stop string, beyond one for each of its bytes. Some tokens decode to
-nothing, and some tokenizers drop the space at the beginning."""
+"""Number of last tokens that are searched for a stop string, in addition to one for each of its bytes. Some
+tokens decode to nothing, and some tokenizers drop the space at the beginning."""
 
 
 class AnswerRequest(NamedTuple):
@@ -59,7 +60,7 @@ class AnswerRequest(NamedTuple):
     prompt: Sequence[int]
     """Token ids, at least one. Prompt and answer together fit the model's positions."""
     key: int = 0
-    """Key of the stream that its tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
+    """Key of the random stream that the answer's tokens are drawn from (`sfprotocol.seeds.token_keys`)."""
 
 
 class AnswerPlan(NamedTuple):
@@ -136,8 +137,8 @@ def positions(loaded: LoadedModel) -> int:
 
 
 def _shared(rows: Sequence[AnswerRequest]) -> int:
-    """Return the number of tokens that all prompts begin with, without the last token of any prompt. 0 if
-    reading them apart does not pay."""
+    """Return the number of first tokens that all prompts have in common; at least one token of each prompt is
+    left. 0 if reading them once does not pay."""
     prompts = [list(row.prompt) for row in rows]
     own = min(map(len, prompts)) - 1
     found = common_prefix(min(prompts)[:own], max(prompts))  # all others lie between these two
@@ -154,13 +155,13 @@ class _Active:
 
     @property
     def cached(self) -> int:
-        """Number of tokens in the cache: all but the last, once there is an answer."""
+        """Number of the row's tokens in the cache. The last token of an answer is not in it yet."""
         return len(self.row.prompt) + max(0, len(self.tokens) - 1)
 
 
 class _Decoder:
-    """Writes some of the rows. Every call of `advance` is a pass over prompts, or writes one token of each
-    row."""
+    """Writes the answers to all rows, as many at a time as there are places. Every call of `advance` reads
+    prompts in one pass, or writes one token of each row."""
 
     def __init__(
         self, loaded: LoadedModel, rows: Sequence[AnswerRequest], plan: AnswerPlan, perturb: Perturb | None
@@ -169,7 +170,7 @@ class _Decoder:
         self._plan = plan
         self._perturb = perturb
         self.answers: dict[int, Continuation] = {}
-        """Finished answers, by the numbers of the rows."""
+        """Finished answers, keyed by the number of the row."""
         self._ends = _ends(loaded) if plan.ends is None else plan.ends
         self._inputs = inspect.signature(loaded.model.forward).parameters
         self._waiting = deque(_Active(number, row) for number, row in enumerate(rows))
@@ -187,14 +188,15 @@ class _Decoder:
         self._keeps = bool(kept)
         """Whether past tokens are cached. Otherwise texts are read from their beginning for every token."""
         self._shared = _shared(rows) if kept else 0
-        """Tokens that all prompts begin with, which are read once."""
+        """Number of first tokens that all prompts have in common. They are read once."""
         self._beginning: forward.Begun | None = None
-        """Keys and values of these tokens."""
+        """Keys and values of these common tokens; None until they are read."""
         usual = CPU_CACHE_BYTES if loaded.device.type == "cpu" else CACHE_BYTES
         self._cache = _Cache(kept, most, columns, usual if plan.cache_bytes is None else plan.cache_bytes)
         self._filling = True
         self._step: tuple[Pass, Perturbation | None] | None = None
-        """A pass over one token of each row, and its perturbation; made anew when the rows change."""
+        """A pass over one token of each row, and its perturbation. None after the rows have changed: it is
+        made anew."""
 
     @property
     def busy(self) -> bool:
@@ -216,7 +218,8 @@ class _Decoder:
             self._write()
 
     def _read(self, chosen: list[_Active]) -> None:
-        """Read as many of these rows' prompts as make one pass; the others continue to wait."""
+        """Read the prompts of some of these rows, as many as one pass can hold. The other rows continue to
+        wait."""
         lengths = np.array([len(one.row.prompt) - self._shared for one in chosen])
         outputs = np.full_like(lengths, self._vocabulary)
         group = forward.groups(lengths, self._loaded.widest, self._loaded.device, outputs)[0].tolist()
@@ -290,7 +293,7 @@ class _Decoder:
             self._finish(one, text, ended=one in ended)
 
     def _finish(self, one: _Active, text: str, *, ended: bool) -> None:
-        """Keep the row's answer, and give its place to the last one."""
+        """Keep a row's answer, and move the last row to its place."""
         cuts = [place for stop in self._plan.stop if (place := text.find(stop)) >= 0]
         self.answers[one.number] = Continuation(text[: min(cuts, default=None)], tuple(one.tokens), ended)
         place = self._active.index(one)
@@ -331,8 +334,8 @@ class _Cache:
         return self._layers[0].end
 
     def take(self, read: Any, lengths: Sequence[int], kept: Sequence[int]) -> None:
-        """Add new rows that a pass has read, with these lengths, descending. `kept`: the cached tokens of
-        each row that is there already."""
+        """Add the rows that a pass has read; their `lengths` descend. `kept`: number of cached tokens of each
+        row that was there before."""
         self._shift(max([*lengths, *kept]))
         first = 0
         for length, same in groupby(lengths):
@@ -342,13 +345,13 @@ class _Cache:
             first = last
 
     def make_room(self, kept: NDArray[np.int64]) -> int:
-        """Make room for one more column, and return how many are in use."""
+        """Make room for one more column, and return the number of columns in use."""
         if self._end == self._columns:
             self._shift(int(kept.max()))
         return self._end
 
     def leave(self, place: int) -> None:
-        """Give this place to the last row."""
+        """Remove the row at this place, and move the last row there."""
         for layer in self._layers:
             layer.leave(place)
 
@@ -398,14 +401,14 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._show(rows, self.end)
 
     def leave(self, place: int) -> None:
-        """Give this place to the last row."""
+        """Remove the row at this place, and move the last row there."""
         last = self.rows - 1
         for held in self._held if place != last else ():
             held[place, :, : self.end] = held[last, :, : self.end]
         self._show(last, self.end)
 
     def _show(self, rows: int, end: int) -> tuple[Tensor, Tensor]:
-        """Use this many rows and columns."""
+        """Use this many rows and columns from now on, and return their keys and values."""
         self.rows, self.end = rows, end
         keys, values = (held[:rows, :, :end] for held in self._held)
         self.keys, self.values = keys, values
@@ -415,8 +418,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 def drawn(logits: Tensor, temperature: float, draws: U64) -> Tensor:
     """Return a token for each row of logits (n, vocab), (n,), by draws (n,) of DRAW_BITS bits.
 
-    Probabilities become integers, whose sums are exact in any order. From there on a draw gives the same
-    token on every device (SPEC R11). Rows are taken in blocks, since sums take eight bytes each.
+    Probabilities become integers, whose sums are exact in any order. With equal integers a draw gives the
+    same token on every device (SPEC R11). Rows are taken in blocks, since sums take eight bytes each.
     """
     block = max(1, forward.LOGITS_AT_A_TIME // logits.shape[1])
     parts = zip(torch.split(logits, block), np.split(draws, range(block, len(draws), block)), strict=True)
@@ -443,7 +446,8 @@ def _pass(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Pass:
 
 
 def token_bytes(loaded: LoadedModel) -> int:
-    """Return the bytes of one token's keys and values; 0 of a model that keeps something else."""
+    """Return the bytes of one token's keys and values; 0 for a model that keeps something else of the
+    past."""
     with torch.inference_mode():
         return _bytes(forward.kept_of_a_token(loaded))
 

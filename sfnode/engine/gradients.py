@@ -44,16 +44,17 @@ GRADIENT = 3
 """Cost of a row's gradient, in forwards: a backward pass counts as two."""
 
 ROOM_SHARE, LEAST_ROOM = 1 / 8, 64 << 20
-"""Maximum memory of a backward pass's saved tensors: a share of the weights' bytes, and a minimum in bytes. A
-step then takes 1.1 times the memory of inference in float32, and up to 1.3 times in narrow formats of a small
-model. Half the room would take a quarter more time (docs/benchmarks.md)."""
+"""Maximum bytes of a backward pass's saved tensors: ROOM_SHARE of the weights' bytes, but at least
+LEAST_ROOM. A step then takes 1.1 times the memory of inference in float32, and up to 1.3 times in narrow
+formats of a small model. Half the room would take a quarter more time (docs/benchmarks.md)."""
 
 WRITTEN_ROOM = 8
-"""Factor of that maximum for written answers. Writing them needs memory before, and their common beginning is
-read once for as many as fit. Without the factor a step takes twice as long."""
+"""Factor of the maximum above for answers that the model has written. Writing them took memory anyway, and a
+common beginning is read once for all answers that fit the room. Without the factor a step takes twice as
+long."""
 
 LOSS_SCALE = 2.0**10
-"""Factor of losses in float16. Gradients would be below its smallest number."""
+"""Factor of losses in float16. Without it gradients would be below the format's smallest number."""
 
 
 class Gradient(NamedTuple):
@@ -85,8 +86,8 @@ def gradient(
 
 
 def along(derivatives: F64, seeds: NDArray[np.uint64]) -> F64:
-    """Return the slopes along the directions of n updates, (batches, n). `derivatives` are those of the
-    batches' losses by the entries of a subspace's cores, (batches, layers, rank, rank)."""
+    """Return the slopes along the directions of n updates in one subspace, (batches, n). `derivatives`: the
+    derivative of each batch's loss by every entry of the subspace's core, (batches, layers, rank, rank)."""
     count, layers, rank, _ = derivatives.shape
     found = np.empty((count, len(seeds)))
     each, every = max(1, CHUNK_ENTRIES // layers), np.arange(layers)
@@ -98,8 +99,9 @@ def along(derivatives: F64, seeds: NDArray[np.uint64]) -> F64:
 
 
 def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int, ...]:
-    """Return a gradient as the scalars of an update with a label of this rate, each at most `limit`. The
-    whole gradient is shortened if it exceeds the label's maximum norm (SPEC U11).
+    """Return a gradient as the scalars of an update, each at most `limit`. Their unit follows from `rate`,
+    the rate of the update's label. The whole gradient is shortened if it exceeds the label's maximum norm
+    (SPEC U11).
 
     All scalars are 0 if a cell is not finite: the measurement failed, and would fail again.
     """
@@ -121,8 +123,8 @@ def quantised(cells: F64, delta: float, rate: RateFrom, limit: int) -> tuple[int
 
 @contextmanager
 def differentiable(loaded: LoadedModel) -> Iterator[dict[int, Tensor]]:
-    """Record graphs within the block, and yield the vectors among the targets by number. Vectors are moved in
-    place, and require gradients meanwhile."""
+    """Record graphs within the block. Yield the vectors among the targets, keyed by the target's number. They
+    are moved in place, and require gradients meanwhile."""
     found: dict[int, Tensor] = {
         number: getattr(site.module, site.parameter)
         for number, site in enumerate(loaded.sites)
@@ -146,9 +148,9 @@ def by_leaves(
     batch: Encoded,
     longest: float = math.inf,
 ) -> tuple[float, F64]:
-    """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows). A leaf is
-    the amount along v by u in some blocks of `directions`, after the live core's. `longest` as for
-    `gradient`, of a model without vectors. Raises UserError OUT_OF_MEMORY."""
+    """Return a batch's mean loss and its gradient by every leaf, (layers, blocks, columns, rows). A leaf has
+    a target's amounts along v by u, in some blocks of `directions`; the live core's directions come before
+    the blocks. `longest` as for `gradient`, for a model without vectors. Raises UserError OUT_OF_MEMORY."""
     if loaded.model not in _ROOMS:
         _ROOMS[loaded.model] = _Room.of(loaded)
     room = _ROOMS[loaded.model]
@@ -209,8 +211,8 @@ def _by_leaves(
 
 def _cut(found: F64, batch: Encoded, longest: float) -> F64:
     """Return the mean of the rows' gradients, (layers, blocks, columns, rows), from those of their sequences,
-    (layers, sequences, blocks, columns, rows). Each row's gradient is cut to the length `longest`. One that
-    is not finite is 0, because its row may be the one to protect."""
+    (layers, sequences, blocks, columns, rows). Each row's gradient is cut to the length `longest`. A gradient
+    that is not finite counts as 0, because its row may be the one to protect."""
     layers, sequences = found.shape[:2]
     of_sequence = batch.examples * found.reshape(layers, sequences, -1).swapaxes(0, 1).reshape(sequences, -1)
     of_row = np.zeros((batch.examples, of_sequence.shape[1]))
@@ -230,18 +232,18 @@ def _of_vector(directions: Directions, number: int, gradient: Tensor, blocks: in
 
 
 def _recomputing(loaded: LoadedModel) -> AbstractContextManager[None]:
-    """Save only the input of each block within the block, and compute the rest again when it is needed
-    (gradient checkpointing)."""
+    """While the context lasts, save only the input of each of the model's blocks, and compute the rest again
+    when it is needed (gradient checkpointing)."""
     again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
     return instead({block: again(block.forward) for block in blocks_of(loaded.model)})
 
 
 @dataclass(slots=True)
 class _Room:
-    """Memory of a model's backward pass: what a token takes, and how much there may be."""
+    """Memory of a model's backward pass: the limit, and the bytes that a token takes."""
 
     limit: float
-    """Bytes."""
+    """Maximum bytes of saved tensors."""
     weights: frozenset[int]
     """Addresses of the model's own tensors."""
     of_token: float = 0.0
@@ -255,7 +257,8 @@ class _Room:
         return cls(max(LEAST_ROOM, ROOM_SHARE * sum(one.nbytes for one in tensors)), places)
 
     def narrow(self, batch: Encoded) -> bool:
-        """Use less room from now on, because this mini-batch had too much. Return whether that can help."""
+        """Lower the limit to a quarter, because there was no memory for this mini-batch. Return False,
+        without a change, if the limit is already below one token."""
         self.of_token = self.of_token or self.limit / int(batch.lengths().sum())
         if self.limit < self.of_token:
             return False
@@ -263,15 +266,16 @@ class _Room:
         return True
 
     def recomputes(self, part: Encoded) -> bool:
-        """Return whether the blocks of a part must be computed again, because even one row is too much."""
+        """Return whether a part exceeds the limit although it cannot be cut further. Its blocks must then be
+        computed again."""
         return self.of_token * int(part.lengths().sum()) > self._limit(part)
 
     def _limit(self, batch: Encoded) -> float:
         return self.limit if batch.weights is None else WRITTEN_ROOM * self.limit
 
     def parts(self, batch: Encoded) -> Iterator[Encoded]:
-        """Yield a mini-batch in parts that fit the room, rows of similar lengths together. Of a model's first
-        mini-batch a row of middling length comes first, which shows the bytes of a token."""
+        """Yield a mini-batch in parts within the limit, rows of similar lengths together. For a model's first
+        mini-batch, the first part is one row of middling length, which shows the bytes that a token takes."""
         tokens, groups = batch.lengths(), list[list[int]]()
         order = np.argsort(-tokens, kind="stable").tolist()
         if not (self.of_token or batch.centred):
@@ -289,7 +293,7 @@ class _Room:
 
     @contextmanager
     def watched(self, batch: Encoded) -> Iterator[None]:
-        """Count the bytes that graphs save within the block."""
+        """Measure the bytes that graphs save for a token within the block, unless they are known."""
         kept: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:
@@ -307,4 +311,4 @@ class _Room:
 
 
 _ROOMS: WeakKeyDictionary[Any, _Room] = WeakKeyDictionary()
-"""Rooms by model."""
+"""Memory of backward passes, keyed by model."""

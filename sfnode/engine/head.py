@@ -70,8 +70,8 @@ class HeadLosses(Losses):
     def estimates(
         self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
     ) -> list[Estimate]:
-        """Estimate the derivative of each mini-batch's mean loss along the direction of the same number. All
-        mini-batches have as many rows. Raises UserError as `encode`."""
+        """Estimate the derivative of each mini-batch's mean loss along its direction, the one with the same
+        index. All mini-batches have the same number of rows. Raises UserError as `encode`."""
         directions, rows = space.directions(seeds, subspace), self._every_row()
         (u,), (v,), live = directions.u, directions.v, directions.live  # (k, classes), (features, k)
         epsilon = representable(distance, directions)
@@ -112,8 +112,8 @@ class HeadLosses(Losses):
             self._rows = HeadRows(*(part.to(device) for part in self._rows))
 
     def _every_row(self) -> HeadRows:
-        """Return the states of all rows. Meanwhile `reading` tells the progress, since this may take
-        minutes."""
+        """Return the states of all rows. The first call may take minutes; meanwhile `reading` shows the
+        progress."""
         if self._rows is None:
             self._tell(0)
             self._rows = rows_of(self._loaded, self.shard.encoded(EVALUATION_BATCH), self._tell)
@@ -166,8 +166,8 @@ def head_gradient(rows: Known, u: Tensor, v: Tensor, longest: float = math.inf) 
 
 
 def _outputs(loaded: LoadedModel, rows: HeadRows, along: Tensor, u: Tensor) -> Tensor:
-    """Return the head's outputs, (rows, classes), for rows whose states are projected `along` the live core's
-    sides."""
+    """Return the head's outputs, (rows, classes), with the live core u v^T. `along`: the rows' states times
+    v."""
     (head,) = loaded.sites
     found: Tensor = head.module(rows.states) + along @ u
     return found

@@ -47,12 +47,12 @@ class LineSearcher(Protocol):
 
     @property
     def amounts(self) -> Sequence[float]:
-        """The values of c for which it wants losses."""
+        """The values of c for which the policy wants losses."""
         ...
 
     @property
     def wanted(self) -> range:
-        """Numbers of the rows that it wants next; none at the end."""
+        """Numbers of the rows whose losses the policy wants next; empty at the end."""
         ...
 
     def take(self, losses: NDArray[np.float64]) -> None:
@@ -61,12 +61,13 @@ class LineSearcher(Protocol):
 
 
 class Line:
-    """All W + c D. W are the model's weights whenever a loss is measured."""
+    """The weights W + c D for all c. W are the model's weights at the time of each measurement."""
 
     def __init__(
         self, loaded: LoadedModel, space: Subspace, scale: Callable[[int], float], cores: Mapping[int, I64]
     ) -> None:
-        """`cores` by subspace, (layers, rows, columns) each; `scale` as for `merging.MergedWeights`."""
+        """`cores` is keyed by subspace, (layers, rows, columns) each; `scale` as for
+        `merging.MergedWeights`."""
         self._loaded = loaded
         sides = [_sides(space, scale, cores, number) for number in range(len(loaded.sites))]
         self._u = tuple(u for u, _ in sides)  # (k, out) float32
@@ -103,7 +104,7 @@ class Line:
 
 
 def difference(after: Mapping[int, A], before: Mapping[int, A]) -> dict[int, A]:
-    """Return the cores that lead from `before` to `after`; cores of zeros are left out."""
+    """Return `after` minus `before`, keyed by subspace, without cores that are zero."""
     found: dict[int, A] = {}
     for subspace in sorted({*after, *before}):
         some = after[subspace] if subspace in after else before[subspace]
@@ -163,16 +164,17 @@ def search(
 F64 = NDArray[np.float64]
 
 MEMORY = 0.95
-"""Weight of earlier gradients in a score of a first-order run, for each later measurement. A gradient of 8 to
-32 rows says little, and it changes little from one round to the next (benchmarks/first_order.py)."""
+"""Factor by which a gradient's weight in later scores falls with each measurement, in a first-order run. A
+single gradient of 8 to 32 rows says little, and it changes little from one round to the next
+(benchmarks/first_order.py)."""
 
 START, MIDDLE = 0.0, 0.5
-"""Shares of the step after which slopes are taken."""
+"""Points of a step at which slopes are measured, as shares of the step."""
 
 
 Updates = tuple[UpdateBatch, I64]
-"""Updates whose share is asked for, with their scalars as they were sent, and the factors of their scalars in
-the cores, (n,)."""
+"""Some updates with their scalars as they were sent, and the factor of each update's scalar in the cores,
+(n,)."""
 
 
 class Slopes(NamedTuple):
@@ -181,10 +183,11 @@ class Slopes(NamedTuple):
     loss: float
     """The mean of those losses."""
     cores: Mapping[int, F64]
-    """Derivatives by subspace, (batches, layers, rows, columns). Entry [.., i, j] is for a change along u_i
-    v_j by 1."""
+    """Derivatives, keyed by subspace, (batches, layers, rows, columns). Entry [.., i, j] is the derivative by
+    a change of W along u_i v_j^T."""
     lately: Mapping[int, F64] = MappingProxyType({})
-    """Weighted sum of all measurements until now, by subspace (cells,), in a first-order run."""
+    """Weighted sum of the derivatives of all measurements until now, keyed by subspace, (cells,) each.
+    First-order runs use it."""
 
     @property
     def finite(self) -> bool:
@@ -200,8 +203,8 @@ class Slopes(NamedTuple):
         return found
 
     def share(self, updates: Updates, delta: float, unit: Mapping[int, float]) -> StepShare:
-        """Return the share of these updates. `delta` is a scalar's unit. `unit` is the change along u_i v_j
-        by a one in a subspace's core."""
+        """Return the share that these updates have in the step. `delta`: the unit of a scalar. `unit`, keyed
+        by subspace: the change of W along u_i v_j^T by 1 in the core."""
         batch, weights = updates
         if batch.scalars.ndim == 2:
             return self._share_of_gradients(batch, weights, unit)
@@ -213,8 +216,8 @@ class Slopes(NamedTuple):
         return _share(len(scalars), float(roots.sum()), float((roots**2).sum()), slopes @ steps)
 
     def _share_of_gradients(self, batch: UpdateBatch, weights: I64, unit: Mapping[int, float]) -> StepShare:
-        """Return the share of first-order updates: their cosine with the recent gradients, divided by its
-        standard deviation by chance (SPEC O16)."""
+        """Return the share that first-order updates have in the step. Its score is the cosine of their sum
+        with the recent gradients, divided by the cosine's standard deviation by chance (SPEC O16)."""
         steps, slopes, lately = list[F64](), list[F64](), list[F64]()
         for subspace in np.unique(batch.epochs).tolist():
             chosen = batch.epochs == subspace
@@ -228,7 +231,8 @@ class Slopes(NamedTuple):
         return _share(len(batch.scalars), score, 1.0, np.concatenate(slopes, 1) @ step)
 
     def added_to(self, past: dict[int, F64], rows: int) -> Slopes:
-        """Return these slopes with the sum of all measurements. Updates `past`, which holds that sum."""
+        """Add these slopes to `past`, the weighted sum of all measurements, and return them with that sum as
+        `lately`."""
         for subspace, core in self.cores.items():
             mean = core.mean(0).reshape(-1)
             past[subspace] = MEMORY * past.get(subspace, np.zeros_like(mean)) + rows * mean
@@ -236,7 +240,7 @@ class Slopes(NamedTuple):
 
 
 def _share(updates: int, sum_: float, squares: float, worths: F64) -> StepShare:
-    """Return a share by its worth on each of some batches, (batches,)."""
+    """Return a share whose worth was measured on each of some batches: `worths`, (batches,)."""
     error = float(worths.std(ddof=1)) / math.sqrt(len(worths))
     return StepShare(updates, sum_, squares, float(worths.mean()), error)
 
@@ -252,14 +256,14 @@ def shares(
     past: dict[int, F64],
     keep_going: Callable[[], bool],
 ) -> tuple[list[StepShare], int] | None:
-    """Return the share of each of these `updates` in the step that the cores `step` make from the current
-    weights, and the number of example-forwards. Measures on these batches, of which there are at least two.
-    `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past` the sum of earlier
-    measurements (`Slopes.added_to`).
+    """Return the share that each of these `updates` has in a step, and the number of example-forwards used.
+    The step adds the cores `step` to the current ones. Measures on these batches, of which there must be two
+    or more. `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past` the sum of
+    earlier measurements (`Slopes.added_to`).
 
-    Slopes are taken in the middle of the step. They are taken at its start if the loss is lower there, so
-    that nobody who ruins the model chooses the place where all are judged. None if `keep_going`, asked before
-    each batch, returns False. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE.
+    Slopes are measured in the middle of the step, or at its start if the loss is lower there. So nobody who
+    ruins the model chooses the place where all are judged. None if `keep_going`, asked before each batch,
+    returns False. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE.
     """
     touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
     if not touched:
@@ -298,11 +302,11 @@ def shares_towards(
     turn: int,
     keep_going: KeepGoing = always,
 ) -> tuple[list[StepShare], int]:
-    """Return the share of each of these `updates` in the change from the current weights to those with the
-    cores `after`, and the number of example-forwards.
+    """Return the share that each of these `updates` has in the change from the current weights to those with
+    the cores `after`, and the number of example-forwards used.
 
-    Measures on `rows` validation rows, other ones with every `turn`. Raises UserError DATA_*, PAUSED, and as
-    `measure`.
+    Measures on `rows` validation rows, different ones for each `turn`. Raises UserError DATA_*, PAUSED, and
+    as `measure`.
     """
     model.rebuild(max(after, default=0))
     held_out = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
@@ -336,8 +340,8 @@ def measure(
     """Return the slopes of these batches at W + `at` D. W are the model's weights without a live core, and D
     is the change by the cores `step`.
 
-    Only in the subspaces of `step`, of which there is at least one. None if `keep_going`, asked before each
-    batch, returns False. Raises UserError OUT_OF_MEMORY.
+    Slopes are measured only in the subspaces of `step`, which must have one. None if `keep_going`, asked
+    before each batch, returns False. Raises UserError OUT_OF_MEMORY.
     """
     subspaces = sorted(step)
     directions, leaves = _side_by_side(loaded, space, subspaces), _leaves(space, scale, step, at)
@@ -370,8 +374,8 @@ def _side_by_side(loaded: LoadedModel, space: Subspace, subspaces: Sequence[int]
 def _leaves(
     space: Subspace, scale: Callable[[int], float], step: Mapping[int, I64], at: float
 ) -> list[Tensor]:
-    """Return for each target the amounts along its directions, (subspaces, r, r) v by u, as leaves of a
-    graph."""
+    """Return for each target its amounts along v by u at this share of the step, (subspaces, r, r), as leaves
+    of a graph."""
     found = []
     for number in range(len(space.targets)):
         blocks = [

@@ -48,7 +48,8 @@ def training_rows(
     *,
     skip_bad: bool = False,
 ) -> tuple[list[dataset.Row], list[dataset.Row] | None]:
-    """Return the rows that this node draws its mini-batches from, and the public ones if they were read."""
+    """Return the rows that this node draws its mini-batches from. Return also the run's public training rows;
+    None if they were not read."""
     if override is None:
         public = rows = dataset.training_rows(manifest.data, manifest.task, places)
     else:
@@ -107,7 +108,8 @@ def _sequences(loaded: LoadedModel, sequences: int, tokens: int) -> forward.Pass
 
 
 def _vocabulary(loaded: LoadedModel) -> int:
-    """Return the size of the vocabulary; a model that also sees images has a configuration for text."""
+    """Return the size of the vocabulary. A model that also sees images has a separate configuration for
+    text."""
     return int(loaded.model.config.get_text_config(decoder=True).vocab_size)
 
 
@@ -142,14 +144,15 @@ def _perturbation(loaded: LoadedModel, this: forward.Pass, numbers: range) -> Pe
 
 
 def _unseen(loaded: LoadedModel) -> str | None:
-    """Return a target that no pass has gone through; None if there is none."""
+    """Return the name of a target that no pass has reached; None if there is none."""
     sites = enumerate(loaded.sites)
     names = (s.target.name for n, s in sites if s.form is not Form.VECTOR and n not in loaded.perturber.seen)
     return next(names, None)
 
 
 def _culprit(loaded: LoadedModel, this: forward.Pass, still: Tensor) -> str:
-    """Return the first target whose perturbation alone changes another sequence than the first."""
+    """Return the name of the first target whose perturbation for the first sequence changes another sequence,
+    too."""
     for number, site in enumerate(loaded.sites):
         perturbed = forward.log_probs(loaded, this, _perturbation(loaded, this, range(number, number + 1)))
         if not _same(perturbed[1:], still[1:]):

@@ -1,5 +1,5 @@
-"""The objective of tasks with given answers, whose loss follows from log-probabilities. Also what it shares
-with that of reward runs (`reward_objective`): rows, and interruption.
+"""The objective of tasks with given answers, whose loss follows from log-probabilities. Also the rows of a
+run, and the interruption of measurements, which the objective of reward runs (`reward_objective`) shares.
 
 A trainer has one objective, which measures updates and evaluates the model at given weights. A run's public
 rows are read here when they are first needed, once. Knows neither updates nor who asks.
@@ -76,7 +76,7 @@ class Held(NamedTuple):
 
     which: HeldOut
     limit: int
-    """Number of rows that was asked for. 0: as many as the manifest says."""
+    """Number of rows that was asked for. 0: the manifest's number."""
     rows: Sequence[Row]
 
 
@@ -114,19 +114,19 @@ class RunRows:
         return dataset.training_rows(self._manifest.data, self._manifest.task, self.places)
 
     def some(self) -> list[dataset.Row]:
-        """Return up to CALIBRATION_ROWS of them. Raises UserError as `training`."""
+        """Return up to CALIBRATION_ROWS of the public training rows. Raises UserError as `training`."""
         if self._some is None:
             public = self.training() if self._public is None else self._public
             self._some = self.fitting.of(dataset.select(public, calibration.CALIBRATION_ROWS))
         return self._some
 
     def training_if_any(self) -> list[dataset.Row]:
-        """Return the public training rows; none if they are out of reach. Raises UserError DATA_MALFORMED and
-        the like."""
+        """Return the public training rows; empty if they are out of reach. Raises UserError for rows that are
+        there but cannot be used, such as DATA_MALFORMED."""
         return _if_any(self.training)
 
     def some_if_any(self) -> list[dataset.Row]:
-        """Return up to CALIBRATION_ROWS of them, as `training_if_any`."""
+        """Return up to CALIBRATION_ROWS of the public training rows, as `training_if_any`."""
         return _if_any(self.some)
 
 
@@ -143,7 +143,8 @@ EVALUATION_BATCH = 32
 """Number of an evaluation's rows that are tokenised and cut into passes together."""
 
 BATCH_ROWS = 8
-"""Minimum rows of a batch. Few at a time, because a backward pass keeps activations."""
+"""Target number of rows of a batch, rounded up to a multiple of the classes. It is small, because a backward
+pass keeps activations."""
 
 LEAST_BATCHES = 2
 """Minimum number of batches: one has no spread."""
@@ -163,8 +164,8 @@ def scorer(
 
 
 OWN_ROWS = 32
-"""Minimum rows of a first-order update on a node's own rows, if it has as many. A gradient of more rows says
-less of each."""
+"""Minimum number of rows that a first-order update on a node's own rows is measured on, or all its rows if
+they are fewer. A gradient of more rows reveals less about each."""
 
 
 class Priors:
@@ -173,15 +174,15 @@ class Priors:
     def __init__(self, task: Task, loaded: LoadedModel, rows: RunRows) -> None:
         self._task, self._loaded, self._rows = task, loaded, rows
         self._found: dict[bytes, Prior] = {}
-        """Priors of the base model and of the last model asked about, by the digest of their cores."""
+        """Priors of the base model and of the last model asked about, keyed by the digest of their cores."""
 
     def of(self, weights: bytes, keep_going: KeepGoing = always) -> Prior:
-        """Return the prior of the current weights, whose digest is `weights`, (K,).
+        """Return the prior of the current weights, (K,). `weights` is the digest of their core.
 
-        It is measured on CALIBRATION_ROWS of the run's public training rows, without their labels. If those
-        are out of reach, or if the run's loss is calibrated, it is the manifest's, which is the base model's.
-        Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* if there are neither rows nor a
-        prior in the manifest, PAUSED.
+        It is measured on CALIBRATION_ROWS of the run's public training rows, without their labels. If these
+        rows are out of reach, or if the run's loss is calibrated, the manifest's prior is returned, which is
+        the base model's. Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* if there are
+        neither rows nor a prior in the manifest, PAUSED.
         """
         if weights == OWN:
             return self.measured(keep_going)
@@ -203,11 +204,11 @@ class Priors:
 
 
 class Losses:
-    """The objective of one trainer."""
+    """The objective of one trainer for a task with given answers."""
 
     reading: tuple[int, int] | None = None
-    """Number of rows read for the first update so far, and of how many; None otherwise. Any thread may
-    look."""
+    """Progress of reading rows for the first update: the number of rows that were read, and of all. None at
+    other times. Any thread may look."""
 
     def __init__(
         self,
@@ -220,8 +221,8 @@ class Losses:
         *,
         noisy: bool = False,
     ) -> None:
-        """`rows` are those that mini-batches are drawn from; `secret` as for `Shard`. `noisy`: updates have
-        noise, which hides rows instead of larger mini-batches."""
+        """`rows`: the rows that mini-batches are drawn from. `secret`: as for `Shard`. `noisy`: updates have
+        noise, which hides rows, so that mini-batches need not be larger."""
         self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
         self._group = manifest.training.group
         size, once = manifest.training.batch_size, manifest.training.is_first_order
@@ -232,7 +233,8 @@ class Losses:
         self.shard = shard
         self.mini_batch: Callable[[int], Any] = shard.mini_batch
         self._base_scored: dict[tuple[str, int], list[ScoredBatch]] = {}
-        """Scores of the base model on rows of a labelled task, until they were also used calibrated."""
+        """Scores of the base model on held-out rows of a labelled task. They are dropped once a calibrated
+        evaluation has used them, too."""
 
     def estimates(
         self, space: Subspace, subspace: int, seeds: Sequence[int], batches: Sequence[Any], distance: float
@@ -244,7 +246,8 @@ class Losses:
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Any, longest: float = math.inf
     ) -> Gradient:
-        """Return a mini-batch's gradient (`engine.gradients`). Rows left out of it count as zero."""
+        """Return a mini-batch's gradient (`engine.gradients`). Drawn rows that were left out count as zero
+        gradients."""
         found = gradient(self._loaded, space, subspace, batch, longest)
         return self.of_all_drawn(found, batch.examples)
 
@@ -287,9 +290,9 @@ class Losses:
         return batches_of(self._task, self._loaded.tokenizer, rows, wanted, turn)
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return the best candidates, or the text that the model writes. The prior is subtracted unless the
-        loss is plain. For the base model it is the manifest's, if there is one, because every node of a run
-        shows these answers."""
+        """Return the best candidate for each row, or the text that the model writes. The prior is subtracted
+        unless the loss is plain. For the base model it is the manifest's prior, if there is one, because
+        every node of a run shows the base model's answers."""
         if not self._task.less_prior:
             prior = None
         elif of == BASE and self._task.prior:
@@ -308,7 +311,7 @@ class Losses:
 def losses_at(
     loaded: LoadedModel, batches: Sequence[Encoded], perturb: forward.Perturb
 ) -> NDArray[np.float64]:
-    """Return the loss of each row of these batches under `perturb`, (rows,); there may be no batch."""
+    """Return the loss of each row of these batches under `perturb`, (rows,); empty without batches."""
     scored = [forward.score_in_passes(loaded, batch, perturb) for batch in batches]
     losses = [b.losses(s.log_probs).double().numpy() for b, s in zip(batches, scored, strict=True)]
     return np.concatenate([np.zeros(0), *losses])
@@ -331,10 +334,11 @@ def line_rows(task: Task, rows: Sequence[Row]) -> list[Row]:
 
 
 def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
-    """Return `wanted` of these rows as batches: others with every turn, as long as there are others.
+    """Return `wanted` of these rows as batches. Each `turn` takes the next rows, and starts again after the
+    last.
 
-    The classes of `rows` alternate as long as each has rows (`line_rows`). Rows after that are left out,
-    unless there are too few.
+    The classes of `rows` alternate as long as each has rows (`line_rows`). Later rows are left out, unless
+    fewer than `wanted` would remain.
     """
     classes = len(task.verbalizer) if task.labelled else 1
     labels = Counter(str(row.get(task.label_field)) if task.labelled else "" for row in rows)
@@ -347,8 +351,8 @@ def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, tur
 
 
 def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
-    """Return rows as batches on which a line search measures losses, the same for every c: all in their
-    order, EVALUATION_BATCH at a time."""
+    """Return rows as the batches on which a line search measures losses: all rows in their order,
+    EVALUATION_BATCH at a time. They are the same for every c."""
     return [
         encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])
         for start in range(0, len(rows), EVALUATION_BATCH)

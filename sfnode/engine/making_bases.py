@@ -44,23 +44,23 @@ from sfprotocol.seeds import derive_key, stream
 I8 = NDArray[np.int8]
 
 OVERSAMPLED = 4
-"""Columns of a sketch beyond the rank. It has four times as many columns as both together, and eight times as
-many rows. The two directions found of AG News' gradient in opt-mini-sst then hold 96 % of the two best ones;
-with half as many columns and rows, 90 %."""
+"""Number added to the rank for a sketch's size: it has four times the sum as columns, and eight times as
+rows. The two directions found of AG News' gradient in opt-mini-sst then hold 96 % of what the two best ones
+hold; with half as many columns and rows, 90 %."""
 
 LARGEST_ENTRY = 127
 
 TINY = torch.finfo(torch.float32).tiny
-"""Smallest divisor, where a quantity may be zero."""
+"""Minimum of a divisor that could be zero."""
 
 BATCHES, BATCH_ROWS = {"gradients": 32, "errors": 16}, 8
-"""Mini-batches by kind, and rows of each: few at a time, because a backward pass keeps activations. Gradients
-are of 256 rows in all: twice the cost is better spent on new bases. Errors of four times 128 rows taught no
-more than those of 128 (docs/research-log.md)."""
+"""Number of mini-batches, keyed by the kind of bases, and rows of each. Rows are few at a time, because a
+backward pass keeps activations. Gradients use 256 rows in all; twice the cost is better spent on new bases
+later. Errors of 512 rows taught no more than those of 128 (docs/research-log.md)."""
 
 DRAWN_TOGETHER = 8
-"""Number of a reward run's mini-batches whose answers are drawn together: passes of many answers, not of
-eight."""
+"""Number of a reward run's mini-batches whose answers are drawn together, so that a pass has more than eight
+answers."""
 
 POSITIONS = 64
 """Maximum number of a mini-batch's positions whose errors are used, drawn from all. The inputs of every layer
@@ -70,7 +70,7 @@ Pairs = list[tuple[I8, I8]]
 """U (out_features, columns) and V (in_features, columns) of each target, in their units (`units_of`)."""
 
 Advance = Callable[[int, int], None]
-"""Is called with the number of mini-batches that are done, and of all."""
+"""Function that is called with the number of finished mini-batches, and of all."""
 
 
 def cost(kind: str) -> int:
@@ -84,12 +84,12 @@ class Made(NamedTuple):
 
     pairs: Pairs
     held: tuple[float, ...]
-    """Estimated share of squares that the found directions hold: of each linear layer's mean gradient, or of
-    its inputs' products with the errors."""
+    """Estimated share of a matrix's squared entries that the found directions hold, for each linear layer.
+    The matrix is the mean gradient, or the products of inputs with errors."""
     agreement: float
     """Cosine between the sums of odd and of even mini-batches. Near 0 the directions are mostly noise."""
     example_forwards: int
-    """A backward pass counts as two forward passes."""
+    """Cost in forward passes of one example; a backward pass counts as two."""
 
 
 def make(model: TrainableModel, kind: str, advance: Advance = lambda done, total: None) -> Made:
@@ -117,8 +117,8 @@ def make_on(
     key: bytes,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return bases at the current weights, on mini-batches of these rows that follow from `key`. In a reward
-    run they are answers drawn to these rows."""
+    """Return bases at the current weights, made on mini-batches of these rows. `key` determines which rows
+    are drawn. In a reward run the mini-batches are answers drawn to these rows."""
     seeds = stream(derive_key(b"sfnode bases", manifest.run_id, key), 0, BATCHES[kind]).tolist()
     if manifest.task.is_rewarded:
         batches = _rewarded(loaded, manifest, rows, seeds, lambda done, total: advance(done, 2 * total))
@@ -160,11 +160,11 @@ def gradients(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return the strongest directions of every target's mean gradient at the current weights, as many as the
-    run's rank.
+    """Return bases of the strongest directions of every target's mean gradient at the current weights. There
+    are as many directions as the run's rank.
 
-    The loss is that of training. Targets other than linear layers get signs from a generator. Raises
-    UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
+    The gradient is of the loss that training uses. Targets other than linear layers get signs from a
+    generator. Raises UserError BAD_OPTION for a gradient that is not finite, OUT_OF_MEMORY.
     """
     sketches = _Sketches(loaded, numbers.rank)
 
@@ -192,8 +192,8 @@ def errors(
     *,
     advance: Advance = lambda done, total: None,
 ) -> Made:
-    """Return as V the strongest directions of every target's inputs that go with errors of the model's
-    output, by forward passes. U are signs from a generator.
+    """Return bases by forward passes. V are the strongest directions of every target's inputs that go with
+    errors of the model's output; U are signs from a generator.
 
     An error is the gradient of the loss in the states after the last block, where answers are read. It
     follows from the output alone. Every block adds to these states, so an error stands in for the gradient in
@@ -228,8 +228,8 @@ def errors(
 
 
 def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
-    """Return up to POSITIONS places in a mini-batch where answers are read, (N,), counted over its sequences,
-    and the number of all. A classifier reads at a text's first or last token."""
+    """Return up to POSITIONS places of a mini-batch where answers are read, (N,), and the number of all its
+    places. Places are counted over all sequences. A classifier reads at a text's first or last token."""
     width = int(batch.attention_mask.sum(1).max())
     first = torch.arange(len(batch.input_ids)) * width
     if loaded.classifies:
@@ -245,7 +245,8 @@ def _answered(loaded: LoadedModel, batch: Encoded) -> tuple[Tensor, int]:
 
 
 class _Sketch:
-    """Sketch of a matrix M (out, in), as M Omega and Psi M; float32. M only ever grows by sums."""
+    """Sketch of a matrix M (out, in): the products M Omega and Psi M, in float32. M is a sum, and changes
+    only by terms added to it."""
 
     def __init__(
         self, out: int, inner: int, rank: int, generator: torch.Generator, device: torch.device
@@ -271,7 +272,7 @@ class _Sketch:
         return (base @ u)[:, :rank], v.t()[:, :rank]
 
     def held(self, right: Tensor) -> Tensor:
-        """Return the estimated share of M's squares along the columns of `right`."""
+        """Return the estimated share of M's squared entries that lies along the columns of `right`."""
         mixed = self._corange[0] + self._corange[1]  # from M's rows: both sums err alike
         return (mixed @ right).square().sum() / mixed.square().sum().clamp_min(TINY)
 
@@ -279,13 +280,15 @@ class _Sketch:
         return bool(torch.isfinite(self._corange[0] + self._corange[1]).all())
 
     def halves(self) -> tuple[float, float, float]:
-        """Return estimates of the product of the two halves of M, and of the square of each."""
+        """Return three estimated inner products of M's halves: even with odd, even with even, odd with
+        odd."""
         even, odd = self._corange
         return float((even * odd).sum()), float(even.square().sum()), float(odd.square().sum())
 
 
 class _Sketches:
-    """Sketches of a model's linear targets, by number. A target that no pass has reached has none."""
+    """Sketches of a model's linear targets, keyed by the target's number. A target that no pass has reached
+    has none."""
 
     def __init__(self, loaded: LoadedModel, rank: int) -> None:
         self._rank, self._device = rank, loaded.device
@@ -301,12 +304,14 @@ class _Sketches:
         self.made[number].add(gradients, inputs, self._parity)
 
     def add_at(self, number: int, given: Tensor, output: Tensor) -> None:
-        """Add a target's inputs with the gradient in its layer's output, once that gradient is known."""
+        """Add the product of a target's inputs with the gradient in its layer's output, once that gradient is
+        known."""
         add: Any = lambda gradient: self.add(number, _rows(gradient), _rows(given))  # noqa: E731
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     def halves_of(self, batches: Sequence[Encoded], advance: Advance) -> Iterator[Encoded]:
-        """Yield the mini-batches. Sums added meanwhile count for the half that each mini-batch is in."""
+        """Yield the mini-batches, which belong to the odd and the even half in turn. Sums added before the
+        next one count for the same half."""
         for done, batch in enumerate(batches, 1):
             self._parity = done % 2
             yield batch
@@ -329,7 +334,7 @@ def _linear(loaded: LoadedModel) -> Iterator[tuple[int, nn.Module]]:
 
 @contextmanager
 def _hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Have these hooks, and the gradients that they require, within the block."""
+    """Enable gradients within the block, and remove these hooks afterwards."""
     handles = list(handles)
     try:
         with torch.enable_grad():
@@ -366,8 +371,8 @@ def _differentiable(loaded: LoadedModel) -> AbstractContextManager[None]:
 
 @contextmanager
 def _read_out(loaded: LoadedModel) -> Iterator[list[Tensor]]:
-    """Let gradients flow back to the states after the last block, and no farther. After a pass the list holds
-    them."""
+    """Let gradients flow back to the states after the last block, and no farther. Yield a list that holds
+    these states after a pass."""
     states: list[Tensor] = []
 
     def cut(module: Any, given: Any, output: Any) -> Any:
@@ -387,7 +392,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int, *, of_u: bool) -> Made:
-    """Return bases of what was sketched. `of_u`: the sketch determines U, too."""
+    """Return the bases that follow from sketches: V, and U too with `of_u`. `cost` is in example-forwards."""
     generator = torch.Generator().manual_seed(1)
     pairs: Pairs = []
     held: list[float] = []
@@ -418,8 +423,8 @@ def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int
 
 
 def _units(numbers: Training, target: Target) -> tuple[float, float]:
-    """Return the values of an entry of 1 in U and in V, in root mean squares of their columns. In a
-    first-order run columns have length 1, so that its coordinates are orthonormal."""
+    """Return the value of an entry 1 in U and in V, in units of a column's root mean square. In a first-order
+    run columns have length 1, so that the coordinates are orthonormal."""
     if not numbers.is_first_order:
         return PUBLISHED_UNIT, PUBLISHED_UNIT
     of_u, of_v = units_of(numbers, target)
@@ -427,7 +432,7 @@ def _units(numbers: Training, target: Target) -> tuple[float, float]:
 
 
 def quantised(columns: Tensor, unit: float) -> I8:
-    """Return columns (n, rank) as integers, each of root mean square 1 in units of `unit`.
+    """Return columns (n, rank), scaled to a root mean square of 1 each, as integers in units of `unit`.
 
     A column with an entry that would not fit is scaled down as a whole. A column of zeros stays zero.
     """
@@ -439,8 +444,8 @@ def quantised(columns: Tensor, unit: float) -> I8:
 
 
 def _filled(columns: Tensor, others: Tensor) -> Tensor:
-    """Return as many columns as `others` has, of length 1: the found ones first, then others where a matrix
-    has no more."""
+    """Return the found `columns`, and then the last of `others`, so that there are as many as `others`. All
+    have length 1."""
     lacking = others[:, columns.shape[1] :].float()
     return torch.cat([columns.cpu(), lacking / lacking.norm(dim=0)], 1)
 

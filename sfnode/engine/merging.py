@@ -57,8 +57,8 @@ class Decay:
         return self._powers[max(age, 0)]
 
     def faded(self, cores: Mapping[int, I64]) -> Mapping[int, NDArray[Any]]:
-        """Return cores by subspace, none of them zero, multiplied by their decay. Cores that count once stay
-        the same integers."""
+        """Return `cores`, keyed by subspace and none of them zero, multiplied by their decay. Cores with a
+        decay of 1 stay the same integers."""
         newest = max(cores, default=0)
         powers = {subspace: self(newest - subspace) for subspace in cores}
         return {s: core if powers[s] == 1 else core * powers[s] for s, core in cores.items()}
@@ -69,38 +69,41 @@ NO_DECAY = Decay(1.0)
 
 
 MERGE_REST = 80
-"""Rest after a merge, in multiples of its time, so that merging takes about 1 % of the time. Until the next
-merge steps use weights without the newest updates, as they do on any node."""
+"""Pause after a merge, as a multiple of the time that the merge took, so that merging takes about 1 % of the
+time. Until the next merge, steps use weights without the newest updates, as they do on any node."""
 
 REBUILD_REST = 150
-"""The same rest after the rebuild of a target: less than 1 % of the time."""
+"""Pause after the rebuild of a target, as a multiple of the time that it took, so that rebuilds take less
+than 1 % of the time."""
 
 QUANTISED_REBUILD_REST = 10
-"""The same rest for quantised weights, which change only by rebuilds: 9 % of the time at most."""
+"""Pause after the rebuild of a quantised target, as a multiple of the time that it took, so that rebuilds
+take 9 % of the time at most. Quantised weights change only by rebuilds."""
 
 MERGE_SECONDS = 0.1
-"""Time in seconds after which a merge begins no further epoch. Updates of many epochs at once, whoever
-labelled them so, then hardly delay a step."""
+"""Limit in seconds after which a merge begins no further epoch. Anybody may send updates of many epochs at
+once, and these then hardly delay a step."""
 
 PAST_EPOCHS = 8
-"""Number of past epochs that are merged into a half-precision target when another epoch begins: the last one,
-and those in which late updates may be expected. Earlier ones wait for the target's rebuild."""
+"""Maximum number of past epochs that are merged into a half-precision target when another epoch begins: the
+last one, and those in which late updates may be expected. Earlier ones wait for the target's rebuild."""
 
 EXACT = 1 << 24
 """Bound below which integers are exact in float32, in whatever order a product adds them up."""
 
 EXACT_DOUBLE = 1 << 53
-"""The same bound in float64."""
+"""Bound below which integers are exact in float64, in whatever order a product adds them up."""
 
 HALF_BITS, QUARTER_BITS = 32, 16
-"""Bits of the parts of a core whose products may exceed that bound. Two parts suffice with entries of
-magnitude 1: the sum of 2^20 entries of 32 bits, a layer of the largest rank, is below the bound. With other
-bases there are four: so is 127^2 times the sum of 2^20 entries of 16 bits (SPEC U8)."""
+"""Bits of each part that a core is cut into if its products may exceed EXACT_DOUBLE. Bases with entries of
+magnitude 1 need two parts, since the sum of 2^20 entries of 32 bits, a layer of the largest rank, is below
+the bound. Other bases need four, since 127^2 times the sum of 2^20 entries of 16 bits is below it, too (SPEC
+U8)."""
 
 
 class DutyCycle:
-    """Bounds the share of time that a repeated action takes: after t seconds of it come `rest * t` without
-    it."""
+    """Bounds the share of time that a repeated action takes: one of t seconds is followed by a pause of `rest
+    * t` seconds."""
 
     def __init__(self, clock: Callable[[], float], rest: int) -> None:
         self._clock = clock
@@ -123,9 +126,9 @@ class DutyCycle:
 class MergedWeights:
     """The target matrices of one model as a function of a growing core.
 
-    `scale(epoch)` is rate * delta: the change of weights along u v^T by one unit of the core, with the bases'
-    values, before any `decay`. `clock` is in seconds. If published bases are missing, steps continue without
-    the updates that need them; everything else raises.
+    `scale(epoch)` is rate * delta: the change of weights along u v^T for one unit of the core, before any
+    `decay`, where u and v have the bases' values. `clock` is in seconds. If published bases are missing,
+    steps continue without the updates that need them; everything else raises.
     """
 
     def __init__(
@@ -139,8 +142,8 @@ class MergedWeights:
         *,
         prompt: bool = False,
     ) -> None:
-        """`prompt`: updates are few and large, as gradients are, and steps without the newest ones would go
-        too far. The live core is then brought up to date before every step, and all targets are when another
+        """`prompt`: updates are few and large, as gradients are, so steps must not leave out the newest ones.
+        The live core is then brought up to date before every step, and all targets are rebuilt when another
         epoch begins."""
         self._loaded = loaded
         self._space = space
@@ -148,7 +151,7 @@ class MergedWeights:
         self._undecayed = scale
         self._decay = decay
         self._newest = 0
-        """The subspace from which ages are counted; 0 without a decay."""
+        """The subspace of age 0, from which the ages of earlier ones are counted; 0 without a decay."""
         self._clock = clock
         self._prompt = prompt
         self._merges = DutyCycle(clock, 0 if prompt else MERGE_REST)
@@ -158,7 +161,7 @@ class MergedWeights:
         self._changed = False
         """Whether anything has become pending since the last merge."""
         self._epoch = 0
-        """The epoch in training: that of this node's own steps, whatever labels other nodes use."""
+        """Epoch in training, which is that of this node's own steps, whatever labels other nodes use."""
         self._live_epochs = [self._epoch] * len(loaded.sites)
         """Epoch of the live core of each target."""
         self._waiting: deque[int] = deque()
@@ -168,21 +171,21 @@ class MergedWeights:
         rebuild."""
         self._noise, self._random = _noise(loaded), Random()
         self._blank = True
-        """No step was taken yet. Replayed updates are in the core alone, and the first step rebuilds the
-        weights from it, so a long history is added up only once."""
+        """Whether no step was taken yet. Until then replayed updates are in the core alone. The first step
+        rebuilds the weights from it, so a long history is added up only once."""
         self._exact = True
-        """The weights equal a rebuild from the current core, with ages from `_newest`."""
+        """Whether the weights equal a rebuild from the current core, with ages from `_newest`."""
         self.incomplete = False
         """Whether updates were left out since the last `renew`, because their bases were missing."""
 
     def scale(self, epoch: int) -> float:
-        """Return the change of weights along u v^T by one unit of an epoch's core, with the bases' values, as
-        of the last rebuild."""
+        """Return the change of weights along u v^T for one unit of an epoch's core, where u and v have the
+        bases' values. It includes the decay as of the last rebuild."""
         return self._undecayed(epoch) * self._decay(self._newest - epoch)
 
     def add(self, batch: UpdateBatch, *replicas: MergedWeights) -> None:
-        """Add updates to the core at once. The weights, and those of `replicas` with the same core, change
-        with `follow` or `rebuild`."""
+        """Add updates to the core at once. The weights change with the next `follow` or `rebuild`, and so do
+        those of `replicas`, which share the core."""
         if not len(batch.seeds):
             return
         every = (self, *replicas)
@@ -192,7 +195,8 @@ class MergedWeights:
             weights._changed = not weights._blank
 
     def begin(self, cores: Mapping[int, I64], *replicas: MergedWeights) -> None:
-        """Begin with these cores in place of updates that are not added; before anything else."""
+        """Begin with these cores, which stand for updates that are not added. Call it before anything
+        else."""
         self._core.put(cores)
         for weights in (self, *replicas):
             weights._exact = False
@@ -227,8 +231,8 @@ class MergedWeights:
     def rebuild(self, newest: int | None = None) -> None:
         """Set every weight to base minus the sum over all epochs, rounded once, unless it is that already.
 
-        With a decay, ages are counted from the newest subspace in the core. `newest` takes its place where a
-        line begins towards cores with that subspace. Raises UserError BASES_MISSING, and changes nothing, if
+        With a decay, ages are counted from the newest subspace in the core. `newest` replaces it for a line
+        towards cores with another newest subspace. Raises UserError BASES_MISSING, and changes nothing, if
         the bases of an epoch are missing.
         """
         if self._exact and self._newest_of(newest) == self._newest:
@@ -237,7 +241,7 @@ class MergedWeights:
         self._rebuild_all(newest)
 
     def _newest_of(self, newest: int | None) -> int:
-        """Return the subspace from which ages are counted: `newest`, or the core's newest."""
+        """Return the subspace of age 0: `newest`, or else the newest one in the core; 0 without a decay."""
         if self._decay.gamma == 1:
             return 0
         return self._core.newest() if newest is None else newest
@@ -272,7 +276,7 @@ class MergedWeights:
 
     @contextmanager
     def at_base(self) -> Iterator[None]:
-        """Give the model the base weights within the block, and rebuild them afterwards."""
+        """Give the model the base weights within the block, and rebuild the current ones afterwards."""
         self.rebuild()
         for number, site in enumerate(self._loaded.sites):
             store_rows(site, 0, self._loaded.base_weights.read(number))
@@ -283,7 +287,8 @@ class MergedWeights:
             self.rebuild()
 
     def _begin(self, epoch: int) -> None:
-        """Schedule the rebuild of every target, and replace its live core by that of this epoch."""
+        """Make this the epoch in training: schedule the rebuild of every target, and the merge of its live
+        core of the past epoch."""
         self._epoch = epoch
         every = range(len(self._live_epochs))
         if self._exact:  # the live cores are empty
@@ -294,7 +299,7 @@ class MergedWeights:
             self._behind.extend(sorted(set(every) - set(self._behind)))
 
     def _wait(self) -> None:
-        """Schedule the rebuild of every target, or rebuild it at once."""
+        """Schedule the rebuild of every target; with `prompt` rebuild all at once."""
         if self._prompt:
             self._rebuild_all()
             return
@@ -321,7 +326,7 @@ class MergedWeights:
         return not epochs
 
     def _nearest(self) -> list[int]:
-        """Return the epochs that may have pending updates, those nearest to the one in training first."""
+        """Return the epochs that may have pending updates, by their distance from the epoch in training."""
         return sorted(self._here(self._pending), key=lambda epoch: abs(epoch - self._epoch))
 
     def _merge(self, number: int, epoch: int) -> None:
@@ -331,16 +336,16 @@ class MergedWeights:
             matrix(self._loaded.sites[number]).addmm_(u.float(), right, alpha=-scale)
 
     def _change(self, number: int, epoch: int) -> tuple[float, Tensor, Tensor]:
-        """Return scale, U (out, k) int8 and A V^T (k, in) of pending updates, for the k columns that
-        changed."""
+        """Return scale, U (out, k) int8 and A V^T (k, in) of pending updates, for the k columns of U that
+        have some."""
         a = self._pending.layer(epoch, number)
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
         u, v = self._space.matrices(epoch, number)
         return self._step(number, epoch), u[:, rows], _float(a[rows], v.device) @ v.float().t()
 
     def _merge_past(self, number: int) -> None:
-        """Merge pending updates of other epochs into a target. Those of the epoch in training become its live
-        core.
+        """Merge pending updates of other epochs into a target. Updates of the epoch in training become its
+        live core.
 
         Rounding is stochastic: up or down with probabilities that keep the mean (Gupta et al. 2015). A later
         rebuild removes the noise.
@@ -379,12 +384,14 @@ class MergedWeights:
             self._space.set_live_core(number, u.float() @ a * by, v)
 
     def _step(self, number: int, epoch: int) -> float:
-        """Return the change of a weight by a one in a target's core, where entries of the bases are 1."""
+        """Return the change of a weight for 1 in a target's core, where the int8 entries of both bases are
+        1."""
         return self.scale(epoch) * self._space.unit(number)
 
     @property
     def _exact_on(self) -> torch.device:
-        """Return the device for float64, which Apple's GPUs lack."""
+        """Return the device on which float64 is computed: the CPU in the place of Apple's GPUs, which lack
+        it."""
         device = self._space.device
         return torch.device("cpu") if device.type == "mps" else device
 
@@ -416,7 +423,8 @@ class MergedWeights:
         """Return scale, a bound of the entries of U A V^T, U (out, k) int8 and A V^T (k, in) as floats, for
         the k rows of A that are not zero. `unit` * A is a part of the core.
 
-        All entries are integers, so the product is exact: below 2**24 in float32, and below 2**53 in float64.
+        The product is exact, because all entries are integers: in float32 if the bound is below 2**24,
+        otherwise in float64.
         """
         rows = np.flatnonzero(a.any(axis=1))  # (k,)
         bound = _bound(a) * self._space.basis.largest(epoch, number)
@@ -427,8 +435,9 @@ class MergedWeights:
 
 
 def _exact_parts(a: I64, largest: int) -> list[tuple[int, I64]]:
-    """Return one layer of a core, (rows, columns), as pairs of a unit and a core whose products are exact in
-    float64. `largest` is that of the bases."""
+    """Cut one layer of a core, (rows, columns), into parts whose products with the bases are exact in
+    float64. Return the unit and the entries of each part. `largest` is the largest product of two of the
+    bases' entries."""
     if _bound(a) * largest < EXACT_DOUBLE:
         return [(1, a)]
     bits = HALF_BITS if largest == 1 else QUARTER_BITS
@@ -443,7 +452,8 @@ def _bound(a: I64) -> float:
 
 
 def _noise(loaded: LoadedModel) -> Tensor:
-    """Return numbers from -1/2 to 1/2; each block takes a slice from a random place.
+    """Return random numbers from -1/2 to 1/2 for stochastic rounding; each block takes a slice from a random
+    place. Empty if weights are not rounded so.
 
     They come from a separate generator, so that other uses of torch's are not disturbed.
     """

@@ -103,8 +103,8 @@ def model_card(
 ) -> str:
     """Return the card of the current model, in Markdown.
 
-    `weights` are the SHA-256 in hex of a whole model's files by name. `adapter` says how well an adapter
-    approximates the trained change.
+    `weights`: the SHA-256 of a whole model's files, in hex, keyed by file name. `adapter`: a text on how well
+    an adapter approximates the trained change; empty for a whole model.
     """
     manifest = model.manifest
     task = manifest.task
@@ -313,7 +313,7 @@ ASKED = "a text of yours"
 
 
 def ten_lines(model: TrainableModel) -> str:
-    """Return the ten lines for the current model. Raises as `evaluation.prior`."""
+    """Return the card's lines of Python that ask the current model. Raises as `evaluation.prior`."""
     task, bos = model.manifest.task, model.loaded.tokenizer.bos_token_id
     begin = "" if bos is None else f"[{bos}] + "
     usual = named_prior(model) if task.loss == CENTRED else dict.fromkeys(task.verbalizer.values(), 0.0)
@@ -346,7 +346,7 @@ def ten_lines(model: TrainableModel) -> str:
 
 
 def _expressions(template: str) -> list[str]:
-    """Return a template as Python expressions: two where `{separator}` parts it into two texts."""
+    """Return a template as Python expressions: two if `{separator}` parts it into two texts."""
     texts: list[list[str]] = [[]]
     for literal, field, name in templates.parse(template):
         texts[-1] += [_python(literal)] if literal else []

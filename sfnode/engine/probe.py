@@ -46,7 +46,7 @@ MOST_ITERATIONS = 5_000
 """Maximum iterations of L-BFGS: a hundred times the number that standardised states have needed."""
 
 FLAT = 1e-6
-"""Largest component of the gradient at which a fit ends: a thousandth of the size that changes the third
+"""Maximum component of the gradient at which a fit ends: a thousandth of the size that changes the third
 digit."""
 
 Probe = Callable[[Tensor], Tensor]
@@ -54,7 +54,7 @@ Probe = Callable[[Tensor], Tensor]
 
 
 def linear_probe(states: Tensor, labels: Tensor, classes: int) -> Probe:
-    """Fit the probe to the `states` (n, features) of training rows and their `labels` (n,), from 0.
+    """Fit the probe to training rows: their `states` (n, features) and their `labels` (n,), counted from 0.
 
     Features are standardised by these rows. The penalty is the one with the least loss on the validation
     rows, a fifth of each class; the last fit is to all rows. The same rows in the same order give the same
@@ -117,8 +117,8 @@ def probe(model: TrainableModel, limit: int = 0) -> ProbeEvaluation | None:
 def beside(
     model: EvaluationOfRows, loaded: LoadedModel, task: Task, rows: Sequence[Row], held: Sequence[Row]
 ) -> ProbeEvaluation | None:
-    """Return the results on the rows `held` of the probe that is fitted to `rows` with kept states, and of
-    the `model`. None if these rows do not suffice. No training row goes through the model."""
+    """Fit a probe to those of `rows` whose states are kept, and return its results on the rows `held`, beside
+    those of the `model`. None if too few states are kept. No training row goes through the model."""
     states, labels = _kept(loaded, encoding.batches(task, loaded.tokenizer, rows, EVALUATION_BATCH))
     if not suffice(labels, classes := len(task.verbalizer)):
         return None
@@ -136,7 +136,7 @@ def beside(
 
 
 def _kept(loaded: LoadedModel, batches: Iterable[Encoded]) -> tuple[Tensor, Tensor]:
-    """Return the kept states of some rows, (n, features), each text's once, and their classes."""
+    """Return the kept states of some rows, (n, features), and their classes. Equal texts count once."""
     assert loaded.kept is not None
     labels: dict[Text, int] = {}
     for encoded in batches:

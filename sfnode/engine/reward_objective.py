@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
 
     questions: Sequence[Question]
     answers: Sequence[Continuation]
-    """ANSWERS to the first question, then to the next."""
+    """ANSWERS answers to each question, in the order of the questions."""
     rewards: NDArray[np.float64]
     """(questions, ANSWERS)."""
 
@@ -91,9 +91,9 @@ class Drawn(NamedTuple):
 
     @property
     def encoded(self) -> Encoded:
-        """The answers as examples whose mean loss has the slopes of `loss`. Answers that say nothing are left
-        out, but one stays. Equal answers to a question are one example. Their common beginning is no target,
-        since its weights add up to 0."""
+        """The answers as weighted examples, whose mean loss has the slopes of `loss`. Answers with weight 0
+        are left out, but one stays. Equal answers to a question are one example. The common beginning of a
+        question's answers is no target, since their weights add up to 0."""
         weights: dict[tuple[int, tuple[int, ...]], float] = {}
         for number, by in enumerate(self.above.tolist()):
             one = number // ANSWERS, tuple(self.answers[number].tokens)
@@ -117,7 +117,8 @@ RIGHT = 1 - 1e-8
 within 10^-9."""
 
 SAMPLED_AT = 1.0
-"""Temperature of drawn answers in a run whose manifest has 0. Equal answers would teach nothing."""
+"""Temperature of drawn answers in a run whose manifest has 0. At 0 all answers would be equal, and teach
+nothing."""
 
 
 def alike(drawn: Sequence[Drawn]) -> UserError:
@@ -147,10 +148,10 @@ def alike(drawn: Sequence[Drawn]) -> UserError:
 
 
 class Rewards:
-    """The objective of one trainer."""
+    """The objective of one trainer in a reward run."""
 
     reading: tuple[int, int] | None = None
-    """None, because its rows need no reading."""
+    """Progress as in `Losses.reading`; always None, because these rows need no reading."""
 
     def __init__(
         self, manifest: Manifest, loaded: LoadedModel, rows: Sequence[Row], secret: bytes = b""
@@ -196,8 +197,8 @@ class Rewards:
         batches: Sequence[Sequence[Question]],
         distance: float,
     ) -> list[Estimate]:
-        """Return slopes from the gradient of answers that are drawn once for each group. No point is a
-        `distance` away, and losses are 1 less the mean reward."""
+        """Return slopes from the gradient of answers that are drawn once for each group. Losses are 1 less
+        the mean reward. `distance` is not used, because no point away from the weights is measured."""
         found: list[Estimate] = []
         for first in range(0, len(seeds), self._together):
             one = self.gradient(space, subspace, seeds[first], batches[first])
@@ -206,8 +207,8 @@ class Rewards:
         return found
 
     def alphas(self, space: Subspace, found: Gradient, seeds: Sequence[int]) -> NDArray[np.float64]:
-        """Return the slopes of this gradient for the updates with these seeds, of a group or one alone,
-        (n,)."""
+        """Return the slope of this gradient along the direction of each update, (n,). The seeds are those of
+        one group, or of a single update."""
         derivatives = found.cells.reshape(1, len(space.targets), *space.columns_of)
         slopes: NDArray[np.float64] = along(derivatives, np.array(seeds, np.uint64))[0]
         if self._group:
@@ -218,7 +219,8 @@ class Rewards:
         self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question], longest: float = math.inf
     ) -> Gradient:
         """Return the gradient of 1 less the mean reward, by answers drawn at the current weights. It is cut
-        as a whole, so that replacing one question changes it no more than if each question had `longest`."""
+        as a whole to the length `longest` divided by the number of questions, so that replacing one question
+        changes it no more than if each question's gradient had the length `longest`."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)
         found = gradient(self._loaded, space, subspace, drawn.encoded)
@@ -253,7 +255,7 @@ class Rewards:
     def evaluate_base(
         self, held: Held, keep_going: KeepGoing = always, *, calibrated: bool = False
     ) -> EvaluationOfRows:
-        """Measure the base model in the same way."""
+        """Measure the base model in the same way. Raises UserError BAD_OPTION with `calibrated`."""
         if calibrated:
             raise UserError(
                 Code.BAD_OPTION,
@@ -272,8 +274,8 @@ class Rewards:
         return measure
 
     def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
-        """Return about `wanted` answers, drawn at the current weights to other ones of these rows with every
-        turn. They are batches whose mean loss has the slopes of 1 less the mean reward."""
+        """Draw about `wanted` answers at the current weights, and return them as batches whose mean loss has
+        the slopes of 1 less the mean reward. Each `turn` takes the next of these rows."""
         each = BATCH_ROWS // ANSWERS
         count = max(wanted // ANSWERS, each * LEAST_BATCHES)
         some = [rows[(turn * count + n) % len(rows)] for n in range(count)]
@@ -281,8 +283,8 @@ class Rewards:
         return [part.encoded for part in self.draw(self.questions(some), seed).parts(each)]
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return the text that the model writes with the verifier's remark, the answers that it is compared
-        with, and the rewards."""
+        """Return for each row the text that the model writes, with the verifier's remark, the answer that it
+        is compared with, and the reward."""
         answers = (
             generate(self._loaded, [AnswerRequest(self._prompt(row)) for row in rows], self._likeliest) or []
         )

@@ -25,8 +25,8 @@ BEGINNING = 12
 """Number of words of a plain text that the model continues."""
 
 SHOWN, SHOWN_ANSWER = 400, 200
-"""Maximum characters of a row and of an answer that are shown. Of a longer row the end is, which the answer
-follows."""
+"""Maximum characters of a row and of an answer that are shown. Of a longer row the end is shown, because the
+answer follows it."""
 
 
 class Answered(NamedTuple):
@@ -36,8 +36,7 @@ class Answered(NamedTuple):
     right: str
     """Right answer, or the text's continuation."""
     said: str
-    """The model's answer. In a reward run the verifier's remark follows, if it says more than that the answer
-    is wrong."""
+    """The model's answer. In a reward run the verifier's remark follows, if there is one."""
     score: float
     """1 if the answer is right, else 0; in a reward run its reward."""
 
@@ -58,8 +57,7 @@ class Preference(NamedTuple):
 def answer(
     loaded: LoadedModel, task: Task, rows: Sequence[Row], forward: Forward, prior: Prior | None
 ) -> list[Answered]:
-    """Return the model's answers to these rows, of which there is at least one. `prior` is subtracted from
-    scores.
+    """Return the model's answers to these rows, at least one. `prior` is subtracted from scores.
 
     Raises UserError DATA_MALFORMED for a row that does not fit the model.
     """

@@ -44,11 +44,12 @@ class ComputedBasis:
         unit: float = 1.0,
         largest: int = 1,
     ) -> None:
-        """`sides` returns U and V of a subspace and a target; `unit` and `largest` are those of all."""
+        """`sides` returns U and V, given a subspace and a target. `unit` and `largest` hold for all of
+        them."""
         self._sides, self._device, self._unit, self._largest = sides, device, unit, largest
 
     def units(self, layer: int) -> tuple[float, float]:
-        """Return the values of an entry of 1 of U and of V of one target: powers of two."""
+        """Return the value of an entry 1 in U, and in V, of one target. Both are powers of two."""
         return self._unit, self._unit
 
     def has(self, subspace: int) -> bool:
@@ -80,7 +81,7 @@ class PublishedBasis:
         self._device = device
         self._published: tuple[Bases, ...] = (Bases(0, bytes.fromhex(manifest.training.bases)),)
         self._read: dict[str, list[bases.Pair]] = {}
-        """Files that were read and checked, mapped into memory, by digest."""
+        """Files that were read and checked, mapped into memory, keyed by digest."""
 
     def units(self, layer: int) -> tuple[float, float]:
         """Return the same as `ComputedBasis.units`."""
@@ -100,7 +101,7 @@ class PublishedBasis:
         return digest in self._read or bases.path_in(self._folder, digest).is_file()
 
     def matrices(self, subspace: int, layer: int) -> tuple[Tensor, Tensor]:
-        """Return U and V as `ComputedBasis.matrices` says. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
+        """Return U and V as `ComputedBasis.matrices` does. Raises UserError BASES_MISSING, BASES_UNUSABLE."""
         u, v = self._pairs(subspace)[layer]
         return torch.from_numpy(u).to(self._device), torch.from_numpy(v).to(self._device)
 
@@ -134,8 +135,8 @@ def random_basis(run_id: bytes, targets: Sequence[Target], rank: int, device: to
 
 
 def features_basis(run_id: bytes, head: Target, numbers: Training, device: torch.device) -> Basis:
-    """Return the basis of the `features` kind, of a linear head. U has contrasts of classes. V has random
-    signs on features, by their scale and mean in the run (SPEC R12)."""
+    """Return the basis of the `features` kind, for a linear head. U has contrasts of classes. V has random
+    signs times the features' scales in the run, plus a multiple of their means (SPEC R12)."""
     scales, means = np.array(numbers.scales_and_means(), np.int64).T
 
     def sides(subspace: int, layer: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -180,14 +181,16 @@ class Subspace:
         *,
         live_core: bool = False,
     ) -> None:
-        """`columns` of U and of V. With `live_core` directions begin with both sides of a live core
-        (`set_live_core`): as many columns as the narrower of U and V, which act on all rows of a batch."""
+        """`columns`: the numbers of columns of U and of V. With `live_core` directions begin with both sides
+        of a live core (`set_live_core`), which act on all rows of a batch: as many columns as the narrower of
+        U and V."""
         self.basis = basis
         self.targets = targets
         self.columns_of = columns
-        """Columns of U and of V of every target: rows and columns of a core."""
+        """Number of columns of U and of V of every target, which is the number of rows and of columns of a
+        core."""
         self.units = tuple(basis.units(layer) for layer in range(len(targets)))
-        """Values of an entry of 1 of U and of V, by target."""
+        """Value of an entry 1 in U, and in V, for each target."""
         self.device = device
         self.dtype = dtype
         self._out = [target.out_features for target in targets]
@@ -197,12 +200,12 @@ class Subspace:
         self._cache: OrderedDict[int, Columns] = OrderedDict()
         self._coming: dict[int, Future[Columns]] = {}
         self.live = min(columns) if live_core else 0
-        """Columns of the live core."""
+        """Number of columns of each side of the live core; 0 without one."""
         self._u, self._v = self._allocated(0, 0)
 
     def directions(self, seeds: Sequence[int], epoch: int) -> Directions:
-        """Return the directions of the updates with these seeds: s * u_i and v_j of each target, in the
-        basis's unit.
+        """Return the directions of the updates with these seeds: s * u_i and v_j of each target, where u and
+        v have the basis's values.
 
         They lie in memory that the next call overwrites.
         """
@@ -222,13 +225,14 @@ class Subspace:
         return Directions(u_parts, torch.split(self._v, self._in), live)
 
     def unit(self, layer: int) -> float:
-        """Return the change of W by a one in a target's core, where entries of the bases are 1."""
+        """Return the change of W for 1 in a target's core before the rate, where the int8 entries of both
+        bases are 1."""
         of_u, of_v = self.units[layer]
         return of_u * of_v
 
     def whole(self, epoch: int) -> Directions:
-        """Return all columns of U and of V of an epoch as directions, in their values, after those of the
-        live core.
+        """Return all columns of U and of V of an epoch as directions, with the bases' values. The live core's
+        directions come before them.
 
         They lie in memory that the next call overwrites.
         """
@@ -251,7 +255,7 @@ class Subspace:
         torch.split(self._v, self._in)[layer][:, : self.live] = v
 
     def move(self, device: torch.device) -> None:
-        """Move everything to another device. Bases that were prepared are prepared again."""
+        """Move everything to another device. Bases that were prepared in advance are dropped."""
         self.device = device
         self._u, self._v = self._u.to(device), self._v.to(device)
         self._layer_of_out, self._layer_of_in = self._layer_of_out.to(device), self._layer_of_in.to(device)
@@ -275,7 +279,7 @@ class Subspace:
             self._coming = {epoch: executor.submit(self._made, epoch)}
 
     def forget(self) -> None:
-        """Clear the cached bases, because they may be others now."""
+        """Forget the cached bases, because an epoch may have other bases now."""
         self._cache.clear()
         self._coming.clear()
 
@@ -296,7 +300,8 @@ class Subspace:
     def _spread(self, values: NDArray[Any], sizes: Sequence[int], owners: Tensor) -> Tensor:
         """Repeat a value per target, (q, layers), for every column of the target: (q, sum of sizes).
 
-        A CPU repeats ten times as fast as it indexes. An accelerator would wait for the repeated values.
+        On a CPU repeating is ten times as fast as indexing. An accelerator indexes, because it would wait for
+        values that the CPU repeats.
         """
         if self.device.type == "cpu":
             return torch.from_numpy(np.repeat(values, sizes, axis=1))

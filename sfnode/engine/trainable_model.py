@@ -38,7 +38,8 @@ from sfprotocol.fields import Values
 from sfprotocol.seeds import I64
 
 PREPARED_STEPS = 4
-"""Number of steps whose mini-batches are prepared. Those of steps that are never taken make room."""
+"""Maximum number of steps whose mini-batches are kept ready. The oldest make room, since some steps are never
+taken."""
 
 Draw = Callable[[int], Any]
 """Encodes the mini-batch that a seed draws; called from several threads."""
@@ -54,7 +55,8 @@ class MiniBatches:
         self._executor = executor
         self._lock = Lock()
         self._prepared: OrderedDict[int, Future[Any]] = OrderedDict()
-        """Mini-batches by the seeds that draw them, because a step may be taken in pieces."""
+        """Mini-batches in preparation, keyed by the seed that draws them, because a step may be taken in
+        pieces."""
         self._largest = 0
         """Number of mini-batches of the largest step that was prepared."""
 
@@ -81,7 +83,7 @@ class MiniBatches:
 
 
 THREADS = torch.get_num_threads()
-"""CPU threads that torch uses unless told otherwise."""
+"""Number of CPU threads that torch uses unless told otherwise."""
 
 
 class StepResult(NamedTuple):
@@ -115,8 +117,8 @@ class TrainableModel:
     ) -> None:
         """`public`: the run's public training rows, if they were read already. `bases`: the folder with
         published bases, for a run that has them. `secret` hides which rows are drawn (`tasks.mini_batches`),
-        and `noise` hides their measurements. `places`: where the run's data may be. `core`: that of the first
-        trainer, if this one is a replica (`engine.trainer`)."""
+        and `noise` hides what was measured on them. `places`: where the run's data may be. `core`: the core
+        of the first trainer, if this one is a replica (`engine.trainer`)."""
         numbers = manifest.training
         targets = manifest.model.parsed_targets()
         device = loaded.device
@@ -152,9 +154,11 @@ class TrainableModel:
         self.of_base: dict[Hashable, Any] = {}
         """Measurements of the base model, which does not change."""
         self.judged: dict[int, NDArray[np.float64]] = {}
-        """Gradients on validation rows by which updates were judged (`line.Slopes.added_to`)."""
+        """Weighted sum of gradients on validation rows by which updates were judged, keyed by subspace
+        (`line.Slopes.added_to`)."""
         self.odds = self.objective.odds if rows else (0, 0)
-        """Number of rows that a mini-batch draws, and of how many."""
+        """Number of rows that a mini-batch draws, and number of rows that it draws from; (0, 0) without
+        rows."""
         self.mini_batch: Callable[[int], Any] = self.objective.mini_batch
         """Encodes the mini-batch that a seed draws."""
         self.mini_batches = MiniBatches(self.mini_batch, self._ahead, numbers.batch_updates)
@@ -211,7 +215,7 @@ class TrainableModel:
 
     @property
     def epsilon(self) -> float:
-        """Distance of an update's points in this number format."""
+        """Distance of an update's points from the weights, in this number format."""
         return self.manifest.training.epsilon_in(self.dtype)
 
     def begin(self, cores: Mapping[int, I64]) -> None:
@@ -240,11 +244,11 @@ class TrainableModel:
         self.weights.add(batch)
 
     def step(self, seeds: Sequence[int], epoch: int, rate: RateFrom | None = None) -> StepResult:
-        """Measure one update per seed, labelled `epoch`. Each is measured on the mini-batch that its seed
-        draws. In a run with groups seeds are those of whole groups, and the first seed of a group draws.
+        """Measure one update per seed, labelled `epoch`, on the mini-batch that the seed draws. In a run with
+        groups, pass the seeds of whole groups; the first seed of a group draws its mini-batch.
 
-        `rate` is that of the label: it gives a first-order update its unit and limit. None: the manifest's.
-        Raises as `estimate` and `gradients` do.
+        `rate` is the rate of the label, which gives a first-order update its unit and limit. None: the
+        manifest's. Raises as `estimate` and `gradients` do.
         """
         numbers = self.manifest.training
         if numbers.is_first_order:
@@ -293,7 +297,7 @@ class TrainableModel:
 
     def estimate(self, seeds: Sequence[int], epoch: int, distance: float) -> list[Estimate]:
         """Return estimates from losses at `distance` along the directions of these seeds, or from a reward
-        run's gradients. In a run with groups seeds are those of whole groups (`engine.estimator`).
+        run's gradients. In a run with groups, pass the seeds of whole groups (`engine.estimator`).
 
         All targets are perturbed at once (SPEC U2). Raises UserError OUT_OF_MEMORY when an offloaded model
         finds no room, DATA_MALFORMED for a row that does not fit.
@@ -344,8 +348,8 @@ class TrainableModel:
             self.objective.move(device)
 
     def rebuild(self, newest: int | None = None) -> None:
-        """Have the model on its device, with the current weights. Raises as `restore`, and as
-        `MergedWeights.rebuild`, which takes `newest`."""
+        """Move the model back to its device if necessary, and rebuild the current weights. Raises as
+        `restore`, and as `MergedWeights.rebuild`, which takes `newest`."""
         self.restore()
         self.weights.rebuild(newest)
 
@@ -354,13 +358,13 @@ class TrainableModel:
         torch.set_num_threads(count or min(THREADS, most or THREADS))
 
     def cores(self) -> dict[int, I64]:
-        """Return a copy of the cores of all subspaces, (layers, rank, rank) each."""
+        """Return a copy of the cores of all subspaces, keyed by subspace, (layers, rank, rank) each."""
         return {subspace: core.copy() for subspace, core in self.core.cores().items()}
 
 
 def scale_of(manifest: Manifest) -> Callable[[int], float]:
-    """Return a function of a subspace: the change of weights along u v^T by one unit of its core, with the
-    bases' values (`Subspace.unit`).
+    """Return a function from a subspace to the change of weights along u v^T for one unit of its core, where
+    u and v have the bases' values (`Subspace.unit`).
 
     In an open run, where every epoch has a subspace, it is the epoch's learning rate times scalar_delta. The
     rate is rounded to float32, since the last bits of a cosine differ between machines. In an organised run

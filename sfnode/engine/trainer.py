@@ -66,7 +66,7 @@ MEMORY = 8
 length."""
 
 FORGET = 256
-"""Steps after which a device that is too slow to get a batch counts as twice as fast, so that it is tried
+"""Number of steps without a batch after which a slow device counts as twice as fast, so that it is tried
 again. A device that is 50 times as slow as another is tried every 768th step, which costs less than 1 % of
 the time."""
 
@@ -88,8 +88,8 @@ class Replica:
     idle: int = 0
     """Number of steps since its last batch."""
     fault: UserError | None = None
-    """Reason for which it computes nothing now. The first device has none, because nothing continues without
-    it."""
+    """Error because of which the device computes nothing now; None while it works. The first device never has
+    one, because nothing continues without it."""
 
     @property
     def seconds(self) -> float | None:
@@ -99,8 +99,8 @@ class Replica:
     def measure(
         self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
     ) -> dict[int, StepResult]:
-        """Measure batches of seeds by number, one after another. Return the results up to a fault of the
-        device.
+        """Measure batches of seeds one after another, and return the results, keyed by the number of the
+        batch. A fault of the device ends this early.
 
         Raises errors that are not the device's fault, and any fault of the first device.
         """
@@ -220,7 +220,7 @@ class ReplicatedTrainer(Trainer):
         return _joined([found[number] for number in batches])
 
     def cut(self, seeds: Sequence[int]) -> dict[int, Sequence[int]]:
-        """Return the batches of a step by number. A single device has one batch."""
+        """Return the batches of a step, keyed by number. A single device has one batch."""
         size = self._batch if self._others else len(seeds)
         return {
             number: seeds[start : start + size] for number, start in enumerate(range(0, len(seeds), size))
@@ -261,7 +261,8 @@ class ReplicatedTrainer(Trainer):
     def _measured(
         self, batches: Mapping[int, Sequence[int]], epoch: int, rate: RateFrom | None
     ) -> dict[int, StepResult]:
-        """Measure batches on the working devices; leave out those of a device that fails.
+        """Measure batches on the working devices, and return the results, keyed by number. Those of a device
+        that fails are missing.
 
         Returns when no device computes any more. Raises errors that are no device's fault.
         """

@@ -1,7 +1,7 @@
 """A trained model in use: it answers new texts, calibrated as in an evaluation.
 
-The model is a trainer's or an exported one. An export has the run's task beside the weights, and the prior
-where answers are compared less it.
+The model is a trainer's or an exported one. An export has the run's task beside the weights. It also has the
+prior, if scores are compared after subtracting it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sfnode.tasks.encoding import Prior, prior_of
 from sfnode.tasks.prompts import Conversation, Prompt, render_row, unanswered
 
 ABOUT = "sfnode.json"
-"""File of an export with its task. `prior` in it is that of the exported weights."""
+"""Name of the file with an export's task. The task's `prior` is that of the exported weights."""
 
 TOKENS = 64
 """Default maximum tokens of a written answer."""
@@ -62,7 +62,8 @@ def most_tokens(loaded: LoadedModel, task: Task, wanted: int = TOKENS) -> int:
 
 
 def asked(task: Task) -> Task:
-    """Return the task of a row without its answer. If the answer is written, that is the template's text."""
+    """Return the task by which a row without its answer is read. If the model writes the answer, it is the
+    text of the template alone."""
     if chooses(task) or task.kind == "chat":
         return task
     return Task(kind="text", template=task.template, max_tokens=task.max_tokens)

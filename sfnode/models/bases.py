@@ -23,7 +23,8 @@ from sfnode.tasks.public_files import listed
 from sfprotocol.model_listing import Listing, encode, hash_bases
 
 FILE = "bases"
-"""Name of the one file in the listing whose hash is the digest, whatever its name on a disk."""
+"""Name that the one file has in its listing, whatever its name on a disk. The digest is the listing's
+hash."""
 
 SUFFIX = ".bases"
 
@@ -51,7 +52,7 @@ class Pair(NamedTuple):
 
 
 def path_in(folder: Path, digest: str) -> Path:
-    """Return the path of the bases with this digest (hex) in a folder; None if they are missing."""
+    """Return the path in a folder for the bases with this digest (hex). The file may be missing."""
     return folder / f"{digest}{SUFFIX}"
 
 
@@ -81,7 +82,7 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing, targets: Sequence[Target], columns: Columns) -> bool:
-    """Return whether a listing can be that of bases for these targets."""
+    """Return whether a listing can belong to bases for these targets."""
     return [(file.name, file.size) for file in listing.files] == [(FILE, size_of(targets, columns))]
 
 

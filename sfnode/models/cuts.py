@@ -22,7 +22,7 @@ HEADS = ("score", "classifier", "classifier.out_proj")
 """Names of the layers whose outputs are the logits of transformers' classifiers."""
 
 TRIED = (2, 6)
-"""Sequences and tokens of a cut's trial batch."""
+"""Numbers of sequences, and of tokens of each, in a cut's trial batch."""
 
 TOLERANCE = 1e-3
 """Maximum difference by rounding in a layer's output, relative to the largest output."""
@@ -35,7 +35,7 @@ class Head:
     """The cut before a linear head whose outputs are the model's."""
 
     name = "head-by-mask"
-    """Name of this cut among those of a model; fit for a file's name."""
+    """Name of this kind of cut, fit for a file's name. It tells the cuts of one model apart."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -62,12 +62,12 @@ class Blocks:
     """The cut after the first of a model's blocks."""
 
     def __init__(self, below: Sequence[nn.Module], output: Any) -> None:
-        """`below`: the blocks below the cut; `output`: that of the last of them, for a batch (texts,
+        """`below`: the blocks below the cut. `output`: the output of the last one, for a batch (texts,
         rows)."""
         self._below = below
         self._tuple = len(output) if isinstance(output, tuple) else 0
-        """Length of the tuple that a block returns; 0 if it returns only the states, as depends on release
-        and family."""
+        """Length of the tuple that a block returns; 0 if it returns the states alone. Transformers' releases
+        and model families differ in this."""
         self.name = f"block{len(below)}"
         self.features = hidden(output).shape[-1]
 

@@ -24,7 +24,8 @@ SECONDS = 120.0
 machine."""
 
 MEMORY = 3 << 30
-"""Maximum memory of its process, in bytes. Libraries take a tenth, and the largest models a small part."""
+"""Maximum memory of the process that examines, in bytes. Libraries take a tenth, and the largest models a
+small part."""
 
 IDLE = 20.0
 """Seconds without a request after which the process ends. Models that are examined together follow sooner."""

@@ -13,13 +13,13 @@ from sfnode.models.examination import ModelPart
 from sfnode.models.targets import PretrainedModel
 
 SPARE = 1 << 26
-"""Maximum numbers of a model beyond one for each byte of its files: tables of positions, which are not
-stored, and a missing head."""
+"""Maximum number of a model's parameters beyond one for each byte of its files. It allows for tables of
+positions, which are not stored, and a missing head."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a part of the model in a folder. The reply is empty, or the error of reading it, or the number of
-    `tokens` that it can read."""
+    """Read a part of the model in a folder, and return the reply: the error of reading it, or `tokens`, the
+    number of tokens that it can read if the request asks for it; otherwise empty."""
     folder, part = Path(request["folder"]), ModelPart(request["part"])
     try:
         if request["tokens"]:

@@ -61,7 +61,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""Everything that may change how text becomes tokens, in any kind of tokenizer, in the order of hashing."""
+"""Names of all files that may change how text becomes tokens, in any kind of tokenizer, in the order of
+hashing."""
 
 DOWNLOAD = ("model*.safetensors", INDEX, CONFIG, GENERATION, *TOKENIZER_FILES)
 """Patterns of files to download from the hub: no pickles and no code."""
@@ -84,15 +85,16 @@ OTHER_FORMS = {
     "*.h5": ("is in the form of TensorFlow", "Name a copy of the model in safetensors."),
     "*.msgpack": ("is in the form of JAX", "Name a copy of the model in safetensors."),
 }
-"""Forms of models from which no run can start, by patterns of files, with the fault and advice."""
+"""Forms of models from which no run can start, keyed by a pattern of file names, with the fault and
+advice."""
 
 MAX_HEADERS = 32 << 20
-"""Maximum size of the headers of all safetensors files of a model, and of their index, in bytes: those of
+"""Maximum size of the headers of all safetensors files of a model, and of their index, in bytes: enough for
 200,000 tensors. In memory they take ten times as much, and twenty times in a hostile file."""
 
 MAX_SETTINGS = 8 << 20
-"""Maximum size of a file with settings, in bytes: five times that of the largest. They are read as JSON,
-too."""
+"""Maximum size of a file with settings, in bytes: five times the size of the largest known one. Such files
+are parsed as JSON, not only hashed."""
 
 MOST_BYTES = {
     CONFIG: MAX_SETTINGS,
@@ -103,7 +105,8 @@ MOST_BYTES = {
     "special_tokens_map.json": MAX_SETTINGS,
     "tokenizer_config.json": MAX_SETTINGS,
 }
-"""Maximum size of files that give the weights a meaning, in bytes. Other files have the hub's limit."""
+"""Maximum size of files that give the weights a meaning, in bytes, keyed by name. Other files have the hub's
+limit."""
 
 ABOUT_THE_LIBRARY = ("transformers_version", "_name_or_path")
 """Keys of config.json about the library that has saved the model."""
@@ -130,7 +133,7 @@ def cache() -> Path:
 
 
 def located(source: str, revision: str = "") -> Path:
-    """Return the folder of a base model as this machine's owner names it: a folder, or a source as for
+    """Return the folder of the base model that this machine's owner names: as a folder, or as a source for
     `resolve`. Raises UserError as `resolve`."""
     if Path(source).expanduser().is_file():
         raise _no_weights(Path(source).expanduser())
@@ -181,8 +184,8 @@ def most_bytes(name: str) -> int:
 
 
 def _check_sizes(folder: Path) -> None:
-    """Raise UserError MODEL_TOO_LARGE for files that are read as a whole and exceed their maximum size. Raise
-    MODEL_NOT_FOUND for an unreadable file."""
+    """Raise UserError MODEL_TOO_LARGE for a file that is read as a whole and exceeds its maximum size,
+    MODEL_NOT_FOUND for an unreadable one."""
     for name in (CONFIG, GENERATION, INDEX, *TOKENIZER_FILES):
         try:
             with (folder / name).open("rb") as file:
@@ -244,7 +247,7 @@ def digest(folder: Path) -> str:
 def check_digest(folder: Path, wanted: str) -> None:
     """Raise UserError MODEL_DIGEST unless a base model has this digest, or as `digest` does.
 
-    It is read once in a process, unless its files change.
+    The model is hashed once in a process, and again if its files have changed.
     """
     files = ((file, file.stat()) for file in covered(folder))
     _check_digest(folder, wanted, tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in files))
@@ -321,7 +324,7 @@ def _line(fields: list[Any]) -> bytes:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of a base model by name. Raises UserError MODEL_* if some are missing."""
+    """Return all tensors of a base model, keyed by name. Raises UserError MODEL_* if some are missing."""
     tensors: dict[str, StoredTensor] = {}
     room = MAX_HEADERS
     for file in weight_files(folder):

@@ -32,14 +32,14 @@ LOOK = 256 << 20
 """Bytes that a process writes before it looks again at the sizes of all folders."""
 
 ROOM = 1 << 30
-"""Bytes that must stay free on the disk: keeping states is no reason to fill it."""
+"""Minimum of bytes that must stay free on the disk: keeping states is no reason to fill it."""
 
 
 class Text(NamedTuple):
     """A text as a model sees it."""
 
     key: bytes
-    """Hash of its tokens, and of the text of a pair that each belongs to."""
+    """Hash of its tokens, and for a pair of texts of which text each token belongs to."""
     tokens: int
     """Number of its tokens."""
 
@@ -87,7 +87,7 @@ class KeptStates:
     """The states of texts at a cut of one model."""
 
     def __init__(self, cut: ModelCut, device: torch.device, dtype: torch.dtype) -> None:
-        """`dtype`: that of the layers after the cut, which are on `device`."""
+        """`device` and `dtype` are those of the layers after the cut."""
         self.cut = cut
         self.folder: StateFolder | None = None
         """Folder in which states outlast the process, if any."""
@@ -98,7 +98,8 @@ class KeptStates:
         """States of each text, (rows, features) float32 on the CPU."""
 
     def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
-        """Return the texts whose states are missing, each once, with one of its places."""
+        """Return the texts whose states are missing, each once, with the index of one of its places in
+        `texts`."""
         for text in texts if self.folder else ():
             state = None if text in self._states else self._read(text)
             if state is not None:
@@ -125,21 +126,21 @@ class KeptStates:
         return self.folder.read(text.key, shape) if self.folder else None
 
     def of(self, texts: Sequence[Text]) -> Tensor:
-        """Return the states of kept texts, (texts, rows of the longest, features), padded with zeros, on the
-        device and in the dtype of the layers after the cut."""
+        """Return the states of kept texts, (texts, rows of the longest, features), padded with zeros. They
+        have the device and the dtype of the layers after the cut."""
         found = pad_sequence([self._states[text] for text in texts], batch_first=True)
         self._states.make_room()  # only now: a batch may exceed the room
         return found.to(self._device, self._dtype)
 
     def outputs(self, texts: Sequence[Text], begun: int, run: Run) -> Tensor:
-        """Return the outputs of `run`, which runs the model on kept texts without their first `begun` rows,
-        as they would be without a cut."""
+        """Return the outputs of the whole model for kept texts without their first `begun` rows. `run` runs
+        the model on these; nothing below the cut is computed."""
         return self.cut.outputs(self.of(texts)[:, begun:], run)
 
 
 def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> list[Text]:
-    """Return the texts of a batch by their tokens and the texts of a pair that they belong to; all (texts,
-    T), with a mask of 0 on padding, which is on the right."""
+    """Return the texts of a batch. `tokens`, `mask` and `types` are (texts, T) each: `mask` is 0 on padding,
+    which is on the right, and `types` is the text of a pair that each token belongs to."""
     ends = mask.sum(1).tolist()
     seen = ((tokens[row, :end], types[row, :end]) for row, end in enumerate(ends))
     keys = [hashlib.blake2b(b"".join(map(bytes, parts)), digest_size=16).digest() for parts in seen]
@@ -147,8 +148,8 @@ def texts_of(tokens: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[
 
 
 def _left_for(own: Path, size: int) -> int:
-    """Return the bytes of DISK that all folders of states leave. Folders other than `own` make room for
-    `size` if necessary."""
+    """Return the bytes of DISK that all folders of states leave. Folders other than `own` are removed, the
+    oldest first, if that is necessary for `size` more bytes."""
     folders = [found for found in own.parent.iterdir() if found.is_dir()]
     sizes = {folder: sum(map(_size, folder.iterdir())) for folder in folders}
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):

@@ -54,7 +54,8 @@ NAMELESS = "label_"
 """Prefix of the names that transformers gives to unnamed classes; the number follows."""
 
 HEAD_SPREAD = 0.02
-"""Half-width of the weights of a missing classification head, about that of a new head in transformers."""
+"""Half-width of the random weights of a missing classification head. It is about as large as in a new head by
+transformers."""
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MISSING = (
@@ -63,7 +64,8 @@ TOKENIZER_MISSING = (
 """Advice for a missing tokenizer."""
 
 CAUSAL_HEAD = "score.weight"
-"""The linear head of a causal model that classifies, in the place of its vocabulary."""
+"""Name of the weight of the linear head that a causal model has for classifying, in the place of its
+vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,15 @@ class LoadedModel:
 
     @cached_property
     def widest(self) -> int:
-        """Number of outputs of the widest layer, tables of the vocabulary excepted."""
+        """Number of outputs of the widest layer, except for tables of the vocabulary."""
         head = self.model.get_output_embeddings()
         layers = (module for module in self.model.modules() if module is not head)
         return max((_outputs(module) for module in layers), default=1)
 
     @property
     def exact(self) -> bool:
-        """Whether single updates can be merged into the weights, because they are large beside their
-        rounding."""
+        """Whether single updates can be merged into the weights, because they are large in comparison with
+        the weights' rounding."""
         return not self.quantised and self.dtype in (torch.float32, torch.float64)
 
 
@@ -112,7 +114,8 @@ def _outputs(module: nn.Module) -> int:
 def describe(source: str, revision: str, selection: Selection = DEFAULT, classifier_labels: int = 0) -> Model:
     """Return the manifest's entry for a base model: source, digest and targets in order (for `sfnode init`).
 
-    `source` is as this machine's owner names it. For a folder the manifest has its last part, a label.
+    `source` is as this machine's owner names it. Of a folder's path the manifest has only the last part, as a
+    label.
     `classifier_labels`: the number of classes of an encoder's classification head. A hub model without a
     revision is pinned to the commit that was found. Raises UserError MODEL_*.
     """
@@ -219,7 +222,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def classes(task: Task) -> int:
-    """Return the number of classes of a model's classification head; 0 for a language model."""
+    """Return the number of classes that the task needs of a classification head; 0 for a language model."""
     return len(task.verbalizer) if task.kind == "sequence-classification" else 0
 
 
@@ -254,8 +257,8 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def require_match(folder: Path, labels: int) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless the model in a folder knows the tokens of its tokenizer;
-    MODEL_* if they cannot be read. `labels` as for `describe`. The weights are not read."""
+    """Raise UserError MODEL_UNSUPPORTED if the tokenizer in a folder may give a text tokens that the model
+    does not know, MODEL_* if either cannot be read. `labels` as for `describe`. The weights are not read."""
     tokenizer = tokenizer_of(folder)
     _examine(folder, labels)
     check_tokens(folder, read_skeleton(folder, labels), tokenizer)
@@ -339,8 +342,8 @@ def make_trainable(
 def _end_by_mask(model: PretrainedModel) -> None:
     """Make a causal classifier find the end of a text by the mask.
 
-    transformers looks for the token for padding, which may stand in a text or not exist. Here all outputs
-    that it chooses from are the right one.
+    transformers looks for the token for padding, which may stand in a text or not exist. Therefore all
+    outputs that it chooses from are made equal to the right one.
     """
     if CAUSAL_HEAD not in dict(model.named_parameters()):
         return
@@ -448,8 +451,8 @@ def _check_architecture(folder: Path, settings: Any, labels: int) -> None:
 def readable(folder: Path, labels: int, most: int) -> int:
     """Return the number of tokens that the model in a folder can read, up to `most`, without bounds on time.
 
-    It is tried, with one of its blocks and random weights: tables of positions begin at 0, 1 or 2, and no key
-    of a configuration says where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
+    It is found by trial, with one of the model's blocks and random weights: tables of positions begin at 0, 1
+    or 2, and no key of a configuration shows where. Raises UserError MODEL_UNSUPPORTED or MODEL_UNSAFE.
     """
     settings = _settings(folder, labels)
     settings.get_text_config().num_hidden_layers = 1
@@ -596,15 +599,15 @@ InFile = tuple[files.StoredTensor, int]
 
 
 class BaseWeights:
-    """The base weights of the targets, by number."""
+    """The base weights of the targets, by the number of the target."""
 
     def __init__(
         self, sites: Sequence[TargetSite], stored: dict[str, files.StoredTensor], prefix: str
     ) -> None:
         """Record the origin of each target's weight; the model must hold the base weights now.
 
-        `stored`: the tensors of the files by name; `prefix`: a prefix by which names there and the model's
-        may differ.
+        `stored`: the tensors of the files, keyed by name. `prefix`: a prefix that the names of one side may
+        have, in the files or in the model.
         """
         self._forms = [site.form for site in sites]
         self._origins = [_origin(site, stored, prefix) for site in sites]
@@ -620,7 +623,7 @@ class BaseWeights:
 
 
 def float_tensors(folder: Path) -> dict[str, files.StoredTensor]:
-    """Return the float tensors in a base model's folder by name. Raises UserError MODEL_*."""
+    """Return the float tensors in a base model's folder, keyed by name. Raises UserError MODEL_*."""
     return {name: stored for name, stored in files.stored_tensors(folder).items() if stored.dtype in DTYPES}
 
 

@@ -23,15 +23,16 @@ Layer = Callable[[Tensor], Tensor]
 
 
 class Directions(NamedTuple):
-    """k rank-one directions u v^T per target: those of the live core, then one for each of q queries."""
+    """k rank-one directions u v^T per target: first the directions of the live core, then one for each of q
+    queries."""
 
     u: tuple[Tensor, ...]
     """Per target (k, out_features)."""
     v: tuple[Tensor, ...]
     """Per target (in_features, k)."""
     live: int
-    """Number of the k directions that are the live core's, which acts on every row alike
-    (`engine.subspace`)."""
+    """Number of the k directions that belong to the live core, which acts on every row alike
+    (`engine.subspace`). They come first."""
 
     @property
     def queries(self) -> int:
@@ -40,7 +41,7 @@ class Directions(NamedTuple):
 
 
 class Perturbation(NamedTuple):
-    """Amounts of each row of one pass along each direction, in the directions' dtype."""
+    """Amounts by which each row of one pass is moved along each direction, in the directions' dtype."""
 
     directions: Directions
     tokens: Tensor
@@ -50,10 +51,10 @@ class Perturbation(NamedTuple):
     outputs: Tensor
     """(P, k), for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
-    """Cores per target (S, blocks, c, r), in place of all amounts. Sequence s sees W plus the sum over blocks
-    of u^T C^T v^T: C is its core in a block, u the block's r directions and v its c. Every sequence may thus
-    belong to another replica, and differ in many subspaces. The live core's directions come first, and act as
-    usual."""
+    """Cores per target (S, blocks, c, r), which replace the amounts along all but the live core's directions.
+    Sequence s sees W plus the sum over blocks of u^T C^T v^T: C is its core in a block, u the block's r
+    directions and v its c. Every sequence may thus belong to another replica, and differ in many
+    subspaces."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
@@ -67,7 +68,7 @@ class Perturber:
         """(P,) sequence and (P,) column of the hidden states that the head sees; None: all."""
         self._perturbation: Perturbation | None = None
         self.seen: set[int] = set()
-        """Targets that were perturbed since this was last cleared."""
+        """Targets that were perturbed since this set was last cleared."""
         head = model.get_output_embeddings()
         for number, site in enumerate(sites):
             module: Any = site.module
@@ -95,7 +96,8 @@ class Perturber:
         return self._perturbation
 
     def _patch_head(self, head: nn.Module, sites: Sequence[TargetSite]) -> None:
-        """Show the head only the wanted positions. If it is tied to an embedding, perturb it with that."""
+        """Make the head compute only the outputs at `head_positions`. If it is tied to an embedding, perturb
+        it together with that."""
         for number, site in enumerate(sites):
             if site.form is Form.EMBEDDING and getattr(site.module, site.parameter) is head.weight:
                 head.forward = _tied_head(self, number, head)

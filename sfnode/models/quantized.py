@@ -137,7 +137,7 @@ class Nf4Linear(QuantisedLinear):
         return moved
 
     def store(self, first: int, rows: Tensor) -> None:
-        """Collect rows until the last one is there: blocks of 64 entries extend over rows."""
+        """Collect rows until the last one has come: blocks of 64 entries extend over rows."""
         self._blocks.append(rows.to(self._device, self.dtype))
         if first + rows.shape[0] == self.out_features:
             whole = torch.cat(self._blocks).flatten()  # on a CPU the library mistakes rows for blocks
@@ -147,7 +147,7 @@ class Nf4Linear(QuantisedLinear):
 
 
 KINDS: dict[str, Any] = {"int8": Int8Linear, "nf4": Nf4Linear}
-"""Classes of quantised layers by the name of the `--dtype`."""
+"""Classes of quantised layers, keyed by the name of the `--dtype`."""
 
 
 def quantise_layers(

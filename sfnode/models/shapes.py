@@ -23,7 +23,7 @@ PREFIX = "shape:"
 """Prefix that marks the source of a model as the name of a shape."""
 
 STORED = torch.bfloat16
-"""Dtype of the files, that of most published models. It takes half the disk space of float32."""
+"""Dtype of the files, as in most published models. It takes half the disk space of float32."""
 
 WORDS = 4096
 """Number of tokens of the synthetic tokenizer: more than a mini-batch can hold, quick to build."""
@@ -31,7 +31,7 @@ WORDS = 4096
 _FastTokenizer: Any = PreTrainedTokenizerFast
 
 SHAPES: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-"""config.json of published models by name, without their family's defaults."""
+"""config.json of published models, keyed by the shape's name, without their family's defaults."""
 
 
 def is_shape(source: str) -> bool:
@@ -44,8 +44,8 @@ def is_shape(source: str) -> bool:
 
 
 def describe(source: str) -> Any:
-    """Return the transformers configuration of such a source. Raises UserError BAD_OPTION or
-    MODEL_UNSUPPORTED."""
+    """Return the transformers configuration of a source that `is_shape` accepts. Raises UserError BAD_OPTION
+    or MODEL_UNSUPPORTED."""
     if source.startswith(PREFIX):
         return AutoConfig.for_model(**_named(source.removeprefix(PREFIX)))
     examination.require_sound(Path(source), examination.ModelPart.SHAPE)
@@ -97,7 +97,7 @@ def token_numbers(vocabulary: int) -> Any:
 
 
 def has_head(settings: Any) -> bool:
-    """Return whether the configuration is that of an encoder, which classifies sequences."""
+    """Return whether the configuration belongs to an encoder, which classifies sequences."""
     return any(name.endswith(vetting.ENCODER_HEADS) for name in vetting.architectures(settings.to_dict()))
 
 

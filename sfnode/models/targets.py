@@ -29,11 +29,11 @@ UPPER_LINEAR = "upper-linear"
 """Pattern for the linear layers in the last blocks of a deep model."""
 
 VALUES = "values"
-"""Pattern for the linear layers that make the values of attention. If queries, keys and values are one layer,
-it stands for every linear layer."""
+"""Pattern for the linear layers that make the values of attention. If one layer makes queries, keys and
+values, the pattern stands for every linear layer."""
 
 VALUE_LAYERS = ("v_proj", "value", "v_lin", "v")
-"""Names of these layers in transformers' models."""
+"""Names, in transformers' models, of the layers that make the values of attention."""
 
 UPPER = 2 / 5
 """Share of a deep model's blocks that count as its last ones. There mini-batches agree most about a task's
@@ -128,10 +128,10 @@ def view(parameter: Tensor, form: Form) -> Tensor:
 
 
 def _sites(model: PretrainedModel) -> dict[str, TargetSite]:
-    """Return all trainable sites by name, in the model's own order.
+    """Return all trainable sites, keyed by name, in the model's own order.
 
-    A parameter that several modules hold has one site under all their names: that of the embedding if there
-    is one (as with a tied language-model head), otherwise that of the first module.
+    A parameter that several modules hold has one site under all their names. It is the site of the embedding
+    if there is one (as with a tied language-model head), otherwise of the first module.
     """
     found = list(_all_sites(model))
     owners: dict[int, TargetSite] = {}
@@ -202,7 +202,8 @@ def _matching(model: PretrainedModel, pattern: str) -> list[str]:
 
 
 def _linear_layers(model: PretrainedModel) -> list[str]:
-    """Return every linear layer except the language-model head, with a classification head."""
+    """Return the names of all linear layers except the language-model head. A classification head is
+    included."""
     head = model.get_output_embeddings()
     return [
         name
@@ -212,7 +213,8 @@ def _linear_layers(model: PretrainedModel) -> list[str]:
 
 
 def _upper_layers(model: PretrainedModel) -> list[str]:
-    """Return these linear layers without those in a deep model's lower blocks."""
+    """Return the names of all linear layers (`_linear_layers`), without those in a deep model's lower
+    blocks."""
     blocks = blocks_of(model)
     lower = blocks[: len(blocks) - round(UPPER * len(blocks))] if len(blocks) >= DEEP else []
     below = {module for block in lower for module in block.modules()}
@@ -220,13 +222,14 @@ def _upper_layers(model: PretrainedModel) -> list[str]:
 
 
 def _value_layers(model: PretrainedModel) -> list[str]:
-    """Return the linear layers with a name in VALUE_LAYERS, or all if there is none."""
+    """Return the names of the linear layers that are called as in VALUE_LAYERS, or of all if there is
+    none."""
     every = _linear_layers(model)
     return [name for name in every if name.rpartition(".")[2] in VALUE_LAYERS] or every
 
 
 def blocks_of(model: PretrainedModel) -> list[nn.Module]:
-    """Return the blocks of a model, its largest list of modules, the first block first."""
+    """Return the blocks of a model, the first block first: the list of modules with the most parameters."""
     rows = (module for module in model.modules() if isinstance(module, nn.ModuleList))
     return list(max(rows, key=lambda row: sum(one.numel() for one in row.parameters()), default=()))
 
@@ -258,7 +261,7 @@ def _check_trainable(name: str, module: nn.Module) -> None:
 def _switched_on(
     model: PretrainedModel, name: str, site: TargetSite, selection: Selection, named: set[str]
 ) -> bool:
-    """Return whether a site is trained because its kind is."""
+    """Return whether the selection trains all sites of this site's kind: embeddings, biases or norms."""
     if site.form is Form.EMBEDDING:
         is_token = site.module is model.get_input_embeddings()
         return selection.embeddings and (is_token or _POSITIONS.fullmatch(name) is not None)
@@ -283,7 +286,7 @@ def _check_shared(model: PretrainedModel, known: dict[str, TargetSite], targets:
 
 
 def _instead(model: PretrainedModel, name: str, known: Iterable[str]) -> str:
-    """Return what the model has in place of a missing target."""
+    """Return a text about a missing target: the kind of the module with its name, or similar names."""
     modules = dict(model.named_modules())
     if name in modules:
         return f"{name} is a {type(modules[name]).__name__} there"

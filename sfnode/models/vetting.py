@@ -62,24 +62,25 @@ READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
 computed numbers, which config.json contains as well."""
 
 COUNT = re.compile(r"(layer|block|expert|stage|depth)s?$")
-"""Keys that count parts of a model, each of which has tensors of its own in the files."""
+"""Pattern for keys that count parts of a model. Each part has tensors of its own in the files."""
 
 MAX_LAYERS = 1024
-"""Maximum number of parts if the files have fewer tensors. Some models use a layer, or keep experts, several
-times."""
+"""Maximum of such a count if the files have fewer tensors than this. Some models use a layer, or keep
+experts, several times."""
 
 MAX_NUMBER = 1 << 24
-"""Largest whole number if the files have fewer bytes: twice the longest texts of models."""
+"""Maximum of any other whole number if the files have fewer bytes than this: twice the longest texts of
+models."""
 
 BASE = re.compile(r"theta|base")
-"""Keys of large numbers that are whole by chance: bases of frequencies."""
+"""Pattern for keys of large numbers that are whole only by chance: bases of frequencies."""
 
 SAVED_BY = "transformers_version"
 """Key with the version of transformers that has written a configuration."""
 
 PATH = re.compile(r"(^|_)(file|files|path|dir)$|^init_inputs$|^name_or_path$")
-"""Arguments of a tokenizer's class that name files, which transformers would open anywhere. Without them it
-finds the files in the model's folder. Published models have them as left-overs."""
+"""Pattern for arguments of a tokenizer's class that name files, which transformers would open anywhere.
+Without them it finds the files in the model's folder. Published models have them as left-overs."""
 
 
 ENCODER_HEADS = ("ForSequenceClassification", "ForMaskedLM")
@@ -196,8 +197,9 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return settings under the names of transformers 4, for which version 5 writes new names. Version 5
-    reads the old names, too. A configuration that has them already is complete."""
+    """Return the settings that version 5 of transformers writes under new names, keyed by their names of
+    version 4, which version 5 reads, too. Settings that are there under the old names already are left
+    out."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {

@@ -60,10 +60,10 @@ MAX_STATEMENT = 16_384
 """Maximum size of a statement, in bytes. All its fields have a bounded length."""
 
 MAX_ENTRY = 1 << 20
-"""Maximum size of an entry, in bytes: several times that of the longest row or decision."""
+"""Maximum size of an entry, in bytes: several times the size of the longest row or decision."""
 
 BATCH = 64
-"""Number of entries that are written to the log in one transaction: at most as many megabytes of memory."""
+"""Number of entries written to the log in one transaction. They take at most as many megabytes of memory."""
 
 COPIED = 1 << 20
 """Bytes of a file that are copied at a time."""
@@ -90,7 +90,7 @@ _FIELDS = {
     EntryKind.CUT: 3,
     EntryKind.CARD: 3,
 }
-"""Number of an entry's fields beside its kind."""
+"""Number of an entry's fields without its kind, keyed by kind."""
 
 
 class Unpacked(NamedTuple):
@@ -109,8 +109,9 @@ def write(
 ) -> ArchiveStatement:
     """Verify a log, and write the archive of its run to the new file `out`; return its statement.
 
-    `published` is the folder with the run's bases; stored ones are included. Raises UserError as `audit`,
-    HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file exists, DISK_FULL.
+    `published` is the folder of published bases; those of the run that are stored there are included. Raises
+    UserError as `audit`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file exists,
+    DISK_FULL.
     """
     if update_log.bases():
         raise UserError(
@@ -159,7 +160,7 @@ def _statement(found: VerifyResult, version: str) -> ArchiveStatement:
 def _members(
     manifest: Manifest, update_log: UpdateLog, published: Path, statement: ArchiveStatement, beside: Path
 ) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield name and content of each member. A content is gone when the next one is asked for.
+    """Yield name and content of each member. A content is closed when the next member is requested.
 
     Content whose size must be known first is written to the disk of the file `beside`.
     """
@@ -194,7 +195,7 @@ def _framed(entries: Iterable[list[Any]]) -> Iterator[bytes]:
 
 
 def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
-    """Yield everything in a log that is meant for others."""
+    """Yield an entry for everything in a log that is meant for others."""
     kept = kept_control(update_log)
     for entry in kept.entries:
         yield [EntryKind.CONTROL, *entry]
@@ -251,7 +252,7 @@ def unpack(archive: Path, folder: Path) -> Unpacked:
 
 @contextmanager
 def _faults(archive: Path) -> Iterator[None]:
-    """Raise UserError for every fault of an archive."""
+    """Raise UserError for every fault of an archive that the block finds."""
     try:
         with disk_faults(archive):
             yield
@@ -365,7 +366,8 @@ class _ArchiveReader:
         self._chain = b""
 
     def append(self, entries: Iterable[list[Any]]) -> None:
-        """Append entries, those of one kind at a time. Raises various errors for invalid ones."""
+        """Append entries in their order, all of one kind in one write. Raises various errors for invalid
+        ones."""
         for kind, group in groupby(entries, key=itemgetter(0)):
             fields = [entry[1:] for entry in group]
             count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]

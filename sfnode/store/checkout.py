@@ -27,19 +27,20 @@ class Checkout(NamedTuple):
     """The state of a run by one of its seals."""
 
     epoch: int | None
-    """Epoch of the last seal whose updates are all stored; None if there is none."""
+    """Epoch of the seal: the last one whose updates are all stored, or the one asked for. None if there is
+    none."""
     updates: int
-    """Number of updates that count by it."""
+    """Number of updates that count by this seal."""
     counted: dict[Feed, Counted]
     sealed: int
-    """Number of sealed epochs, by the stored decisions."""
+    """Number of epochs that the stored decisions seal."""
     lacking: int
-    """Number of missing updates that these seals name."""
+    """Number of updates that the closes of these epochs list, and that are missing."""
 
 
 def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
-    """Return a warning for somebody who asks for the last of `sealed` epochs and gets `epoch`; None if they
-    are the same."""
+    """Return a warning for somebody who asks for the last of `sealed` epochs and gets `epoch`; None if that
+    is the last."""
     if epoch is not None and not lacking:
         return None
     if not sealed:
@@ -53,8 +54,8 @@ def warning(epoch: int | None, sealed: int, lacking: int) -> UserError | None:
 
 
 def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int]) -> Checkout:
-    """Return the updates that count by the last seal whose updates are all held: `held(feed)` steps of each
-    feed."""
+    """Return the updates that count by the last seal whose updates are all held. `held` returns how many of a
+    feed's first steps are held."""
     latest = run_state = run_state_of(run, entries)
     while (epoch := _first_lacking(run_state, held)) is not None:
         entries = entries[: seal_of(run, entries, epoch)]
@@ -63,8 +64,8 @@ def last_seal(run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed
 
 
 def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None:
-    """Return the same for `run_state`'s last seal, without reading decisions; None if some of its updates are
-    not held."""
+    """Return the updates that count by the last seal of `run_state`, without reading decisions; None if some
+    of them are not held. `held` as for `last_seal`."""
     whole = _first_lacking(run_state, held) is None
     return _checkout(run_state, run_state, held) if whole else None
 
@@ -72,7 +73,8 @@ def last_of(run_state: RunState, held: Callable[[Feed], int]) -> Checkout | None
 def at_seal(
     run: RunParameters, entries: Sequence[Entry], held: Callable[[Feed], int], epoch: int
 ) -> Checkout:
-    """Return the updates that counted when `epoch` was sealed, by the decisions up to its seal.
+    """Return the updates that counted when `epoch` was sealed, by the decisions up to its seal. `held` as for
+    `last_seal`.
 
     Raises UserError BAD_OPTION if it is not sealed, RUN_IS_OPEN in a run without seals, UPDATES_LACKING if
     some of its updates are not held.
@@ -121,7 +123,7 @@ def _checkout(run_state: RunState, latest: RunState, held: Callable[[Feed], int]
 
 
 def _first_lacking(run_state: RunState, held: Callable[[Feed], int]) -> int | None:
-    """Return the first sealed epoch with a named step that is not held; None if there is none."""
+    """Return the first sealed epoch whose close lists a step that is not held; None if there is none."""
     if not run_state.sealed:
         return None
     named = run_state.positions(run_state.sealed - 1).items()
@@ -131,7 +133,7 @@ def _first_lacking(run_state: RunState, held: Callable[[Feed], int]) -> int | No
 
 
 def _epoch_after(run_state: RunState, number: int, held: int) -> int:
-    """Return the first epoch whose close names more than the first `held` steps of a feed."""
+    """Return the first epoch whose close lists more than the first `held` steps of a feed."""
     return bisect_right(range(run_state.sealed), held, key=lambda epoch: run_state.named(number, epoch))
 
 
@@ -153,12 +155,12 @@ def advance(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int],
 ) -> None:
-    """Change a core from the `applied` updates of each feed to the `wanted` ones. Raises as
+    """Change a core that has the `applied` updates of each feed so that it has the `wanted` ones. Raises as
     `replay.changes`."""
     for batch in changes(update_log, applied, whole(applied, wanted), subspace_of):
         core.add(batch)
 
 
 def whole(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> dict[Feed, Counted]:
-    """Return `wanted`, with no updates of the other feeds in `applied`."""
+    """Return `wanted`, with NOTHING for every other feed in `applied`."""
     return {feed: wanted.get(feed, NOTHING) for feed in (*wanted, *applied)}

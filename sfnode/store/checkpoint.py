@@ -43,7 +43,8 @@ KEPT = 2
 about the epochs between them needs nothing that was pruned."""
 
 _NAMED = 16
-"""Hexadecimal digits of a digest in a file's name: enough to tell the statements of one epoch apart."""
+"""Number of a digest's hexadecimal digits in a file's name, enough to tell the statements of one epoch
+apart."""
 
 _NAME = re.compile(rf"[0-9]{{1,10}}-[0-9a-f]{{{_NAMED}}}")
 
@@ -55,13 +56,13 @@ _SUBSPACE = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """The state whose digest a checkpoint is."""
+    """The state whose digests a checkpoint states."""
 
     epoch: int
     bases: Mapping[int, Base]
-    """Points at which feeds continue, by their ascending numbers."""
+    """Points at which feeds continue, keyed by the number of the feed, in ascending order."""
     cores: Mapping[int, I64] = field(repr=False)
-    """The cores that are not zero, (layers, rows, columns) each, by their ascending subspaces."""
+    """The cores that are not zero, keyed by subspace in ascending order, (layers, rows, columns) each."""
 
     def decision(self, run_id: bytes) -> Checkpoint:
         """Return the decision that states this checkpoint."""
@@ -71,19 +72,21 @@ class CheckpointState:
 
 
 class CheckpointPlan(NamedTuple):
-    """Plan of a state that is not computed yet, by the decisions."""
+    """The part of a state that follows from the decisions, before the rest is computed."""
 
     epoch: int
     stops: Mapping[int, tuple[Feed, NamedStop]]
-    """Feeds, and the ends of the steps that closes have named, by their ascending numbers."""
+    """Each feed with the end of its steps that closes have listed, keyed by the number of the feed, in
+    ascending order."""
     before: Mapping[Feed, Counted]
-    """Updates already included in the previous state, with their weights."""
+    """Updates already included in the previous state, with their weights, keyed by feed."""
     counted: Mapping[Feed, Counted]
 
 
 def plan(run_state: RunState, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
-    """Return the plan of the state of all epochs up to `epoch`, which is sealed, by the decisions so far. It
-    begins with `previous`, a usable checkpoint's state of no later epoch, or with nothing."""
+    """Return the plan of the state of all epochs up to `epoch`, which must be sealed, by the decisions so
+    far. The computation will begin with `previous`, the state of a usable checkpoint of this or an earlier
+    epoch, or with nothing."""
     stops = {}
     for number, step in run_state.positions(epoch).items():
         mark = run_state.named_stop(number, step)
@@ -103,7 +106,8 @@ def compute(
     """Compute a state from the log and from `previous`, as given to `plan`. Takes as long as reading the
     updates in between.
 
-    None if named updates are missing in the log, or belong to another history. Raises UserError LOG_CORRUPT.
+    Returns None if listed updates are missing in the log, or belong to another history. Raises UserError
+    LOG_CORRUPT.
     """
     bases = {}
     for number, (feed, end) in planned.stops.items():
@@ -121,7 +125,8 @@ def compute(
 
 
 def _base(update_log: UpdateLog, feed: Feed, end: NamedStop) -> Base | None:
-    """Return the point at which a feed continues after an end; None if the log does not reach it."""
+    """Return the point at which a feed continues after `end`; None if the log does not reach it or has
+    another history there."""
     if update_log.stop(feed) < end.stop:
         return None
     chain, _ = update_log.past(feed, end.stop)
@@ -150,7 +155,8 @@ def most_bytes(manifest: Manifest, run_state: RunState, epoch: int) -> int:
 
 
 def decode(manifest: Manifest, run_state: RunState, data: bytes) -> CheckpointState:
-    """Return the state in a file, whose feeds `run_state` names. The caller checks its digests.
+    """Return the state in the content of a file. `run_state` knows its feeds by number. The caller checks its
+    digests.
 
     Raises UserError LOG_CORRUPT for a file in another format. Allocates no more than the file's size.
     """
@@ -182,19 +188,19 @@ def _require(condition: bool) -> None:
 
 
 def name(stated: Checkpoint) -> str:
-    """Return the name of the file of a state. It changes when an epoch is stated again, because fewer updates
-    count."""
+    """Return the name of the file of a state. If an epoch is stated again, because fewer updates count, its
+    file has another name."""
     return f"{stated.epoch}-{listing(stated.feeds, stated.cores).hex()[:_NAMED]}"
 
 
 def usable(folder: Path, run_state: RunState) -> list[Checkpoint]:
-    """Return the usable checkpoints whose states are in this folder, by ascending epochs."""
+    """Return the usable checkpoints whose states are in this folder, in ascending order of epochs."""
     here = {file.name for file in _files(folder)}
     return [checkpoint for checkpoint in run_state.checkpoints if name(checkpoint) in here]
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of states, by ascending epochs."""
+    """Return the files of states, in ascending order of epochs."""
     with suppress(FileNotFoundError):
         return sorted((file for file in folder.iterdir() if _NAME.fullmatch(file.name)), key=_epoch)
     return []
@@ -205,8 +211,8 @@ def _epoch(file: Path) -> int:
 
 
 def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[int] = ()) -> None:
-    """Write the file of a state, durably and all or nothing. Remove older states of its epoch, and all others
-    except the KEPT newest and those of the epochs `needed`. Raises UserError DISK_FULL."""
+    """Write the file of a state, durably and all or nothing. Remove older states of its epoch, and the files
+    of all other epochs except the KEPT newest and those in `needed`. Raises UserError DISK_FULL."""
     path = folder / name(state.decision(run_id))
     with disk_faults(folder):
         folder.mkdir(exist_ok=True)
@@ -220,8 +226,8 @@ def keep(folder: Path, run_id: bytes, state: CheckpointState, needed: Iterable[i
 
 
 def load(folder: Path, manifest: Manifest, run_state: RunState, stated: Checkpoint) -> CheckpointState | None:
-    """Return the state of a checkpoint from its file; None if its node has removed it for newer ones. Raises
-    UserError LOG_CORRUPT if it is not the stated one."""
+    """Return the state of a checkpoint from its file; None if there is no file, as after newer checkpoints.
+    Raises UserError LOG_CORRUPT if it is not the stated one."""
     content = _content(folder, stated)
     return None if content is None else decode_stated(manifest, run_state, stated, content)
 
@@ -237,7 +243,8 @@ def _content(folder: Path, stated: Checkpoint) -> bytes | None:
 def decode_stated(
     manifest: Manifest, run_state: RunState, stated: Checkpoint, data: bytes
 ) -> CheckpointState:
-    """Return the state of a checkpoint. Raises UserError LOG_CORRUPT if it is not the stated one."""
+    """Return the state in `data`. Raises UserError LOG_CORRUPT if it is not the state of the checkpoint
+    `stated`."""
     state = decode(manifest, run_state, data)
     if state.decision(manifest.parameters().run_id) != stated:
         raise _damaged(f"{name(stated)} is not what the organiser has stated")
@@ -259,11 +266,12 @@ class Start(NamedTuple):
     """The beginning of a computation of cores."""
 
     checkpoint: Checkpoint | None = None
-    """Checkpoint with whose state it begins; None: genesis."""
+    """Checkpoint whose state the computation begins with; None: it begins at genesis."""
     counted: Mapping[Feed, Counted] = {}
-    """Steps of each feed in that state's cores, with their weights."""
+    """Steps of each feed in the checkpoint's cores, with their weights."""
     content: bytes = b""
-    """Content of its file. It is read at once, because a node soon removes this file for newer ones."""
+    """Content of the checkpoint's file. It is read at once, because a node soon removes this file for newer
+    ones."""
 
     def state(self, manifest: Manifest, run_state: RunState | None) -> CheckpointState | None:
         """Return the state; None at genesis. Raises UserError LOG_CORRUPT if it is not the stated one."""
@@ -273,9 +281,10 @@ class Start(NamedTuple):
 
 
 def start(folder: Path, run_state: RunState | None, update_log: UpdateLog) -> Start:
-    """Return the newest checkpoint from which all updates that count now can be added.
+    """Return the newest stored checkpoint to which the log can add all updates that count now; genesis if
+    there is no such checkpoint.
 
-    Raises UserError CHECKPOINT_UNUSABLE if there is none and the log has pruned its beginning.
+    Raises UserError CHECKPOINT_UNUSABLE if the log has pruned its beginning, so that genesis is no way out.
     """
     bases = update_log.bases()
     if run_state:
@@ -301,6 +310,6 @@ def _steps(counted: Counted | None) -> int:
 
 def prunable(folder: Path, run_state: RunState) -> Checkpoint | None:
     """Return the checkpoint below which the log may be pruned: the older one of the newest two usable ones
-    whose states are stored. None if there are not two."""
+    whose states are stored. None if there are fewer than two."""
     here = usable(folder, run_state)
     return here[-KEPT] if len(here) >= KEPT else None

@@ -45,14 +45,14 @@ class Updates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The updates of a log, or of a state of the run. Each takes about 40 bytes of memory."""
+    """The updates of a log, or of a state of the run. An update takes about 40 bytes of memory."""
 
     run_id: bytes
     """32 bytes."""
     feeds: tuple[Feed, ...]
     """All feeds of the log, sorted, including feeds without updates in a prefix."""
     before: tuple[int, ...]
-    """Number of updates of each feed before these: a checkpoint stands for them."""
+    """Number of each feed's earlier updates, which are not here because a checkpoint stands for them."""
     updates: Updates
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ def columns_of(
 
 
 def _updates_of(number: int, segment: Segment, stop: int) -> Updates:
-    """The updates of a segment before step `stop`; `number` is the index of its feed."""
+    """Return the updates of a segment before step `stop`; `number` is the index of its feed."""
     parts, first = segment.parts, segment.first
     epochs = np.repeat([part.epoch for part in parts], [len(part.scalars) for part in parts])
     scalars = np.concatenate([np.array(part.scalars, np.int64) for part in parts])

@@ -25,8 +25,8 @@ MAX_SOCKET_PATH = 103
 """Maximum bytes of an AF_UNIX path: macOS takes 104 with the closing zero, Linux 108."""
 
 PROBE_PATIENCE = 5.0
-"""Time in seconds for which `open_data_dir` waits for processes that only ask who holds the folder. Each
-holds the shared lock for microseconds, so even many take milliseconds."""
+"""Maximum time in seconds for which `open_data_dir` waits for processes that only ask who holds the folder.
+Each holds the shared lock for microseconds, so even many take milliseconds."""
 
 _PROBE_POLL = 0.001
 """Time in seconds between two attempts to lock the folder."""
@@ -34,11 +34,11 @@ _PROBE_POLL = 0.001
 _SOCKET = "control.sock"
 
 _LOCATION = "place"
-"""Key in the log's meta table for the log's location when its feed was last continued."""
+"""Key in the log's meta table: the log's location when our feed was last continued."""
 
 _SIGNED_AT = "signed"
-"""Key for the log's location when a decision was last signed in it. Empty after newer decisions that were
-signed elsewhere."""
+"""Key in the log's meta table: the log's location when a decision was last signed in it. The value is empty
+after newer decisions that were signed elsewhere."""
 
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
@@ -79,9 +79,9 @@ class Layout:
     listing = _Inside("model.listing")
     """The listing of the base model (SPEC B1)."""
     bases = _Inside("bases")
-    """The folder of published bases, in files that their digests name."""
+    """The folder of published bases, in files named by their digests."""
     data = _Inside("data")
-    """The folder of the run's public data, in files that their digests name."""
+    """The folder of the run's public data, in files named by their digests."""
     checkpoints = _Inside("checkpoints")
     """The folder of the states of checkpoints."""
     samples = _Inside("samples.json")
@@ -133,12 +133,12 @@ def open_data_dir(path: Path) -> DataDir:
 
 
 def holder(path: Path) -> int | None:
-    """Return the process that holds this folder, 0 if it has not written its number yet; None if none holds
-    it.
+    """Return the id of the process that holds this folder. 0: the process has not written its id yet. None:
+    no process holds the folder.
 
     Asking cannot keep a node from starting. It takes the lock in shared mode for a moment, and
-    `open_data_dir` tells that from a node's exclusive lock. (A flock cannot be queried as a record lock can,
-    but record locks are lost when a process closes any descriptor of the file.)
+    `open_data_dir` can tell that from a node's exclusive lock. (A flock cannot be queried as a record lock
+    can, but record locks are lost when a process closes any descriptor of the file.)
     """
     try:
         with Layout(path).lock.open() as lock:
@@ -151,7 +151,7 @@ def holder(path: Path) -> int | None:
 
 
 def moved(log: UpdateLog) -> bool:
-    """Return whether this log may be another file than the one from which our feed was last continued.
+    """Return whether this log may be another file than the one in which our feed was last continued.
 
     A copied or restored folder has other inodes, and its original may have continued: another continuation
     would fork the feed. An empty log has nothing to fork. Disk images, snapshots of virtual machines and

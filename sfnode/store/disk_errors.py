@@ -19,8 +19,8 @@ Opener = Callable[[str, int], int]
 
 _NO_ROOM_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_ROOM = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
-"""SQLite's codes for a full disk. It says FULL only for ENOSPC; over a quota or a file size limit it says
-IOERR_WRITE."""
+"""SQLite's codes for a full disk. It reports FULL only for ENOSPC, and IOERR_WRITE beyond a quota or a file
+size limit."""
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})

@@ -2,8 +2,8 @@
 
 A header has the file's form, a salt, a nonce and the length of the rest. The rest is encrypted by AES-256-GCM
 (NIST SP 800-38D), which authenticates the header, too. scrypt (RFC 7914) derives the key from a passphrase.
-The rest is a map in MessagePack of the key files by their places: `node/identity.pem`, `node/libp2p.key`,
-`keys/<name>`. A key with its own passphrase keeps it.
+The rest is a map in MessagePack from places to key files. Places are `node/identity.pem`, `node/libp2p.key`
+and `keys/<name>`. A key with its own passphrase keeps it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sfnode.store.identity import Identity, NotAKeyError, WrongPassphraseError, 
 NODE, RUNS, NETWORK = "node", "keys", "node/libp2p.key"
 
 MAX_BACKUP = 1 << 24
-"""Maximum size of a backup, in bytes: that of 40,000 keys."""
+"""Maximum size of a backup, in bytes: enough for 40,000 keys."""
 
 MAX_KEY = 4_096
 """Maximum size of a key file, in bytes. An encrypted one has 300, an RSA key of 4,096 bits 2,400."""
@@ -37,23 +37,24 @@ _FORM = b"sfnode keys 1\n"
 """First bytes of a backup, with the version of its format."""
 
 _HEAD = struct.Struct(f">{len(_FORM)}s16s12sI")
-"""Form, salt, nonce, and the length of the rest in bytes."""
+"""Layout of the header: form, salt, nonce, and the length of the rest in bytes."""
 
 _TAG = 16
 """Bytes of the authentication tag at the end."""
 
 _SCRYPT = {"length": 32, "n": 1 << 17, "r": 8, "p": 1}
-"""Cost of a guess of a passphrase: 128 MiB and a third of a second, as OWASP recommends. The cost belongs to
-the format, so no file can ask for more."""
+"""Parameters of scrypt. A guess of a passphrase costs 128 MiB and a third of a second, as OWASP recommends.
+The parameters belong to the format, so no file can ask for more."""
 
 _PLACE = re.compile(r"node/(identity\.pem|libp2p\.key)|keys/\w[\w .-]*")
-"""Places of keys. None leads out of its folder."""
+"""Pattern of the places of keys. None leads out of its folder."""
 
 _ORGANISER = re.compile(r"keys/([0-9a-f]{64})")
 
 
 def collected(folder: Path, keys_dir: Path) -> dict[str, bytes]:
-    """Return the key files of a data folder's node, and all in `keys_dir`, by their places.
+    """Return the content of each key file of a data folder's node, and of each one in `keys_dir`, keyed by
+    its place in a backup (such as `keys/<name>`).
 
     Raises UserError KEY_NOT_FOUND if there is none, KEY_EXPOSED, DATA_DIR_UNUSABLE.
     """
@@ -79,7 +80,7 @@ def write(path: Path, files: dict[str, bytes], passphrase: bytes) -> None:
 
 
 def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
-    """Return the key files in a backup by their places.
+    """Return the content of each key file in a backup, keyed by its place (such as `node/identity.pem`).
 
     Raises UserError BACKUP_UNUSABLE, WRONG_PASSPHRASE (also without a passphrase).
     """
@@ -95,8 +96,8 @@ def read(path: Path, passphrase: bytes | None) -> dict[str, bytes]:
 
 
 def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
-    """Write key files to their places, and mark organisers' keys as restored. Return the places that were
-    empty.
+    """Write key files, keyed by place, to their places, and mark organisers' keys as restored. Return the
+    places that were empty.
 
     Raises UserError BAD_OPTION, before anything is written, if another key is in one of the places,
     DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL.
@@ -112,8 +113,8 @@ def restore(files: dict[str, bytes], folder: Path, keys_dir: Path) -> list[str]:
 
 
 def public(data: bytes) -> str | None:
-    """Return the public half of the key in a file, in hex; empty if it is encrypted; None if the file has no
-    such key."""
+    """Return the public half of the Ed25519 key in a file, in hex; empty if it is encrypted; None if the file
+    has no such key."""
     try:
         return Identity.decoded(data).public.hex()
     except WrongPassphraseError:

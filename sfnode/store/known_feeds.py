@@ -40,7 +40,7 @@ class StoredFeed(NamedTuple):
     """The part of a feed that is kept in memory. It is replaced, never changed, and only after a commit."""
 
     number: int
-    """The feed's id in the table."""
+    """The feed's id in the log's tables."""
     key: int
     """The feed key (SPEC R4)."""
     base: Base
@@ -55,7 +55,7 @@ class StoredFeed(NamedTuple):
 
 
 def beginning(run_id: bytes, feed: Feed) -> Base:
-    """Return the base of a feed that is stored from its first step on."""
+    """Return the base of a feed that is stored from its first step on: step 0."""
     return Base(feed, 0, genesis(run_id, feed), 0, 0)
 
 
@@ -90,7 +90,7 @@ def continued(before: StoredFeed, record: Record, replacing: bool) -> StoredFeed
 
 
 def check_epochs(parts: Sequence[EpochScalars]) -> None:
-    """Raise LocalProtocolError unless epochs never decrease."""
+    """Raise LocalProtocolError if epochs decrease."""
     epochs = [part.epoch for part in parts]
     if epochs != sorted(epochs):
         raise LocalProtocolError("epochs decrease within a feed")
@@ -113,7 +113,7 @@ class SegmentCache:
         self._size = 0
 
     def add(self, feed: Feed, segment: Segment) -> None:
-        """Keep `segment`, which continues `feed`, or replaces the segments from its first step on."""
+        """Keep `segment`. If it does not continue the kept segments of `feed`, these are dropped first."""
         tail = self._tails.setdefault(feed, deque())
         if tail and segment.first != tail[-1].stop:
             self._size -= sum(size_of(segment.parts) for segment in tail)
@@ -128,7 +128,7 @@ class SegmentCache:
             self._size -= sum(size_of(segment.parts) for segment in silent)
 
     def since(self, feed: Feed, first: int) -> list[Segment]:
-        """Return the segments from the one with step `first` to the last; empty if that one is not in
+        """Return the segments from the one with step `first` to the last; empty if step `first` is not in
         memory."""
         tail = self._tails.get(feed)
         if tail is None or tail[0].first > first:
@@ -149,7 +149,8 @@ class KnownFeeds:
     ) -> None:
         self._run_id = run_id
         self._lock = Lock()
-        """Guards the three below; never held during input or output. The writer reads states without it."""
+        """Guards states, cuts and recent segments; never held during input or output. The writer reads states
+        without it."""
         self._states = dict(states or {})
         self._cuts = {cut.feed: cut for cut in cuts}
         self._recent = SegmentCache()
@@ -188,8 +189,8 @@ class KnownFeeds:
             return list(self._states.values()), dict(self._cuts)
 
     def recent(self, feed: Feed, first: int) -> tuple[StoredFeed | None, list[Segment]]:
-        """Return a feed's state, and its segments from the one with step `first` to the last; none if that
-        one is not in memory."""
+        """Return a feed's state, None if the feed is unknown, and its segments from the one with step `first`
+        to the last. There are no segments if step `first` is not in memory."""
         with self._lock:
             return self._states.get(feed), self._recent.since(feed, first)
 

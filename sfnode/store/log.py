@@ -75,7 +75,8 @@ class UpdateLog:
         self._reader, self._reading = connection, Lock()
         self._known = KnownFeeds(run_id)
         self._named = tables.Named()
-        """Steps that closes have named. Followed, under the lock of the reads, only while a feed is cut."""
+        """Numbers of steps that closes have listed. They are brought up to date only while a feed is cut,
+        under the lock of the reads."""
 
     @classmethod
     def open(cls, path: Path, run_id: bytes | None = None, *, read_only: bool = False) -> UpdateLog:
@@ -257,7 +258,8 @@ class UpdateLog:
         return [tail for tail in tails if tail.next]
 
     def _named_of(self, cuts: Iterable[Feed]) -> dict[Feed, int]:
-        """Return the number of named steps of these feeds, from which no cut takes anything (SPEC O7)."""
+        """Return the number of steps that closes have listed of each of these feeds. No cut takes any of them
+        away (SPEC O7)."""
         if not cuts:
             return {}
         with self._reading, disk_faults(self.path):
@@ -265,7 +267,7 @@ class UpdateLog:
             return {feed: self._named.of(feed) for feed in cuts}
 
     def _run_state(self, tail: Tail, cut: CutRecord | None, named: Mapping[Feed, int]) -> Tail:
-        """Return the tail of the part that counts."""
+        """Return the tail of the part of a feed that counts."""
         at = max(cut.at, named.get(cut.feed, 0)) if cut else tail.next
         if cut is None or at >= tail.next:
             return tail
@@ -273,11 +275,13 @@ class UpdateLog:
         return tail._replace(next=at, chain=chain)
 
     def base(self, feed: Feed) -> Base:
-        """Return the base of a feed: step 0, or the step up to which a checkpoint stands for it."""
+        """Return the base of a feed, at which its rows begin: step 0, or a later step if a checkpoint stands
+        for the earlier ones."""
         return self._known.state(feed).base
 
     def bases(self) -> dict[Feed, Base]:
-        """Return the bases of feeds for whose first steps a checkpoint stands, in the order of feeds."""
+        """Return the bases of the feeds whose first steps a checkpoint stands for, keyed by feed, in the
+        order of feeds."""
         states = self._known.states().values()
         return {base.feed: base for base in sorted(state.base for state in states) if base.step}
 
@@ -286,7 +290,7 @@ class UpdateLog:
         return self._known.state(feed).tail.next
 
     def cuts(self) -> list[CutRecord]:
-        """Return the cuts by proofs, in the order of feeds."""
+        """Return the cuts that have a proof, in the order of feeds."""
         return sorted(cut for cut in self._known.cuts().values() if cut.proof)
 
     def evicted(self) -> list[Feed]:
@@ -313,7 +317,7 @@ class UpdateLog:
 
     def arrivals(self) -> list[int | None]:
         """Return the times at which the decisions arrived, in order, in seconds since 1970. Earlier versions
-        have not recorded them: the list is then shorter, or has None."""
+        did not record them: the list may be shorter than the decisions, or have None."""
         with self._reading, disk_faults(self.path):
             return tables.arrivals(self._reader)
 
@@ -346,7 +350,7 @@ class UpdateLog:
             return size
 
     def get_meta(self, key: str) -> bytes | None:
-        """Return the value last stored under `key`."""
+        """Return the value last stored under `key`; None if there is none."""
         with self._reading, disk_faults(self.path):
             row = self._reader.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
@@ -355,8 +359,9 @@ class UpdateLog:
         """Return the updates of `feed` from step `first` on as one segment that ends where a stored one ends.
 
         It has at most `max_updates` updates, unless the next signature comes later. It then ends there,
-        because it can end nowhere else (SPEC S6). If the end of the feed has replaced another history, that
-        may exceed a message. None if the log has nothing from `first` on, or begins later.
+        because it can end nowhere else (SPEC S6). If the end of the feed has replaced another history, the
+        segment may be too long for a message. None if the log has nothing from `first` on, or if the feed's
+        rows begin later.
         """
         _, recent = self._known.recent(feed, first)
         if recent:
@@ -373,8 +378,8 @@ class UpdateLog:
     def past(self, feed: Feed, step: int) -> tuple[bytes, Segment]:
         """Return the chain head before `step` of `feed`, and the updates from there to the next signature.
 
-        Includes updates after a cut. At the end of the log the segment has no updates and the last signature.
-        Beyond the end, and before a base, the chain head is empty, too.
+        Includes updates after a cut. At the end of the log the segment has the last signature and no updates.
+        Beyond the end, and before a base, the chain head is empty, and the segment has neither.
         """
 
         def stored(state: StoredFeed) -> tuple[bytes, Segment]:
@@ -388,8 +393,8 @@ class UpdateLog:
         """Return the epoch of the update before `step` of `feed`, and the number of updates before `step` in
         that epoch.
 
-        (0, 0) at the beginning. Raises UserError LOG_CORRUPT if the log ends before, CHECKPOINT_UNUSABLE if
-        it begins later.
+        (0, 0) for step 0. Raises UserError LOG_CORRUPT if the log ends before `step`, CHECKPOINT_UNUSABLE if
+        the feed's rows begin after it.
         """
         if not step:
             return 0, 0
@@ -419,10 +424,12 @@ class UpdateLog:
                 return found
 
     def segments(self, spans: Iterable[S]) -> Iterator[tuple[S, Segment]]:
-        """Yield the stored segments that hold these steps, each with its span, including those after a cut.
+        """Yield each stored segment that holds steps of these spans, together with the span. Segments after a
+        cut are included.
 
         For long reads: segments that are not in memory come through a separate connection, so that no `read`
-        waits. Raises UserError LOG_CORRUPT if steps are missing, CHECKPOINT_UNUSABLE if a feed begins later.
+        waits. Raises UserError LOG_CORRUPT if steps are missing, CHECKPOINT_UNUSABLE if a feed's rows begin
+        after a span's first step.
         """
         with disk_faults(self.path), ExitStack() as stack:
             db: sqlite3.Connection | None = None

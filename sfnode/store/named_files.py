@@ -22,8 +22,8 @@ from sfnode.tasks.public_files import Places
 
 
 class NamedFiles(BaseModel):
-    """Absolute paths, and plug-ins, by the options that name them. `train` is the run's own training data,
-    `data` that of this node alone."""
+    """Absolute paths of files and folders, and plug-ins. `train` is the run's own training data, `data` the
+    data of this node alone."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -55,7 +55,7 @@ class NamedFiles(BaseModel):
                 write_whole(layout.named, self.model_dump_json(indent=2).encode())
 
     def and_of(self, settings: Settings) -> NamedFiles:
-        """Return these names, replaced by those on a command line where it has some."""
+        """Return a copy in which the names on a command line replace these."""
         said = {name: getattr(settings, name) for name in NamedFiles.model_fields if name != "train"}
         return self.model_copy(
             update={
@@ -66,7 +66,8 @@ class NamedFiles(BaseModel):
         )
 
     def and_beside(self, manifest: Manifest, folder: Path) -> NamedFiles:
-        """Return these names, with those that a manifest given by its owner has in its own folder."""
+        """Return a copy with the files that a manifest names and that lie in `folder`, the manifest's own.
+        This machine's owner has given the manifest."""
         found = dict(public_files.beside(manifest.data, folder).named)
         model = public_files.inside(folder, manifest.model.source) if not self.model else None
         return self.model_copy(update=found | ({"model": model} if model and model.is_dir() else {}))
@@ -76,19 +77,19 @@ class NamedFiles(BaseModel):
         return settings.model_copy(update=self.model_dump(exclude={"train"}))
 
     def places(self, layout: Layout) -> Places:
-        """Return the places where the run's data may be, for a data folder."""
+        """Return the places where the run's data may be: the data folder, and these files."""
         named = {role: file for role in public_files.ROLES if (file := getattr(self, role))}
         return Places((layout.data,), named)
 
 
 def places_of(layout: Layout) -> Places:
-    """Return the places where the run's data may be, for a data folder and its owner's names. Raises as
-    `NamedFiles.read`."""
+    """Return the places where the run's data may be: the data folder, and the files that its owner has named.
+    Raises as `NamedFiles.read`."""
     return NamedFiles.read(layout).places(layout)
 
 
 def model_of(layout: Layout, given: Path | None) -> Path | None:
-    """Return the folder of a run's base model: as named now or before, or as downloaded. Raises as
-    `NamedFiles.read`."""
+    """Return the folder of a run's base model: the one `given` now, named before, or downloaded. None if
+    there is none. Raises as `NamedFiles.read`."""
     downloaded = layout.model if layout.model.is_dir() else None
     return given or NamedFiles.read(layout).model or downloaded

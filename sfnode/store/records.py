@@ -45,7 +45,7 @@ _PART = struct.Struct("<II")
 _CELLS = struct.Struct("<I")
 
 VECTORS = 2
-"""Added to the width if updates have a scalar for every cell."""
+"""Number added to the width if updates have a scalar for every cell."""
 
 
 class Record(NamedTuple):
@@ -140,7 +140,8 @@ def _signed(rows: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Split consecutive `records` of one feed into groups of at most PACKED_UPDATES scalars, first fit."""
+    """Split consecutive `records` of one feed into groups of at most PACKED_UPDATES scalars, each as long as
+    possible."""
     start = size = 0
     for index, record in enumerate(records):
         size += (added := size_of(record.segment.parts))
@@ -163,7 +164,7 @@ class Span(Protocol):
 
 
 def covering(span: Span, segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Yield those of consecutive `segments` that hold steps of `span`.
+    """Yield each of the consecutive `segments` that holds steps of `span`.
 
     Raises BrokenRowError if steps are missing.
     """
@@ -198,7 +199,7 @@ def label_before(backwards: Iterable[Segment], step: int, base: Base) -> tuple[i
 
 
 def let_go(feed: Feed, step: int) -> UserError:
-    """Return the error for a step before the checkpoint at which a feed begins here."""
+    """Return the error for a step that is no longer stored, because a checkpoint stands for it."""
     return UserError(
         Code.CHECKPOINT_UNUSABLE,
         f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: a "

@@ -1,7 +1,7 @@
 """Updates of the log in the form for an engine: as columns, in large batches.
 
-An engine knows the steps of every feed in its cores, with their factors. The updates between these and the
-ones that count now are read from the log. Callers therefore only tell an engine what counts.
+An engine knows which steps of every feed are in its cores, with their factors. Updates whose factor differs
+now are read from the log. Callers therefore only tell an engine which updates count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from sfprotocol.segments import drop_updates, first_updates, size_of
 from sfprotocol.weighing import NOTHING, Counted, Difference, differences
 
 BATCH_UPDATES = 65_536
-"""Maximum scalars of a batch, plus one segment: 1.5 MB, and enough for vectorised sums."""
+"""Limit of a batch's scalars, after which it ends with the current segment. A batch takes 1.5 MB, and is
+large enough for vectorised sums."""
 
 
 class WeightedScalars(NamedTuple):
@@ -159,14 +160,14 @@ class _Change(NamedTuple):
     now: Counted
 
     def weight(self, label: int, values: Values) -> int:
-        """Return the change of these updates' weight; in a first-order run, of one update with these
-        values."""
+        """Return the change of the weight of updates with this label. In a first-order run it is that of one
+        update with these values."""
         new = self.now.weight(label, self.difference.now, values)
         return new - self.before.weight(label, self.difference.before, values)
 
     def weighted(self, told: Iterable[EpochScalars]) -> Iterator[tuple[int, int, tuple[Values, ...]]]:
-        """Yield label, change of weight and values of these updates, together. In a first-order run each
-        update comes alone, because a zero update has no weight (SPEC U11)."""
+        """Yield label, change of weight and values of consecutive updates with one label. In a first-order
+        run each update comes alone, because a zero update has no weight (SPEC U11)."""
         for label, scalars in told:
             each = [scalars] if isinstance(scalars[0], int) else [(values,) for values in scalars]
             yield from ((label, self.weight(label, some[0]), some) for some in each)
@@ -208,8 +209,8 @@ def counted_anew(
     wanted: Mapping[Feed, Counted],
     subspace_of: Callable[[int], int] = int,
 ) -> dict[Feed, tuple[UpdateBatch, I64]]:
-    """Return the updates of every feed whose weight differs between `before` and `wanted`, with their scalars
-    as they were sent, and the change of each weight, (n,). Raises as `changes` does."""
+    """Return the updates whose weight differs between `before` and `wanted`, keyed by feed. They come with
+    their scalars as they were sent, and with the change of each weight, (n,). Raises as `changes` does."""
     pieces: dict[Feed, list[UpdatePiece]] = {}
     weights: dict[Feed, list[int]] = {}
     for change, segment in update_log.segments(_changed(before, wanted)):

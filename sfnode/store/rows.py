@@ -65,8 +65,8 @@ def backwards(db: sqlite3.Connection, state: StoredFeed, step: int) -> Generator
 
 
 def past(db: sqlite3.Connection, state: StoredFeed, step: int) -> tuple[bytes, Segment]:
-    """Return the chain head before `step`, which the feed reaches, and the updates from there to the next
-    signature.
+    """Return the chain head before `step`, and the updates from there to the next signature. The feed must
+    reach `step`.
 
     At the feed's end there are no updates, only the last signature. There are none either if they exceed a
     message.
@@ -117,7 +117,7 @@ def take_place(db: sqlite3.Connection, state: StoredFeed, segment: Segment) -> S
 
 
 def pack(db: sqlite3.Connection, state: StoredFeed) -> None:
-    """Join the small rows at the end of a feed into few."""
+    """Join the small rows at the end of a feed into fewer large ones."""
     for group in records.packs(_small_rows_at_end(db, state)):
         if len(group) == 1:
             continue

@@ -73,8 +73,8 @@ def write_key(key: Identity, path: Path, passphrase: bytes | None = None) -> Non
 
 
 def is_restored(run_id: bytes, keys_dir: Path) -> bool:
-    """Return whether the organiser's key of a run came from a backup. This machine may then not know all its
-    signatures. In a run with stand-ins it signs in no term that had begun before. Raises UserError
+    """Return whether the organiser's key of a run came from a backup. This machine may then not know all
+    signatures by the key. In a run with stand-ins it signs in no term that had begun before. Raises UserError
     DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
@@ -87,7 +87,8 @@ def mark_restored(run_id: bytes, keys_dir: Path) -> None:
 
 
 def forget_restored(run_id: bytes, keys_dir: Path) -> None:
-    """Remove that mark, once the terms that had begun are known. Raises UserError DATA_DIR_UNUSABLE."""
+    """Remove the mark of a restored key, once the terms that had begun are known. Raises UserError
+    DATA_DIR_UNUSABLE."""
     path = _mark(run_id, keys_dir)
     with disk_faults(path):
         path.unlink(missing_ok=True)
@@ -150,7 +151,7 @@ def load_deputy_key(path: Path, deputies: Sequence[bytes], passphrase: bytes | N
 
 
 def _load(path: Path, what: str, holders: Collection[bytes], passphrase: bytes | None) -> Identity:
-    """Return the key in a file. Its public half must be one of these; `what` names its role."""
+    """Return the key in a file. Its public half must be one of `holders`; `what` names its role."""
     with disk_faults(path):
         if not path.exists():
             raise _missing(path, what)

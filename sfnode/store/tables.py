@@ -39,26 +39,27 @@ arrival."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""
-"""Feeds of which nothing counts from some step on, with the proof (SPEC E4). The proof is empty for a feed
-that has made room for another (SPEC S8)."""
+"""Table of cuts: the step from which nothing of a feed counts, with the proof (SPEC E4). The proof is empty
+for a feed that has made room for another (SPEC S8)."""
 
 _CARD = "CREATE TABLE card (feed INTEGER PRIMARY KEY, frame BLOB NOT NULL)"
-"""Cards of the feeds' origins (SPEC K1), as encoded messages."""
+"""Table of the cards of the feeds' origins (SPEC K1), as encoded messages."""
 
 _CONTROL = """CREATE TABLE control (
         position INTEGER PRIMARY KEY, term INTEGER NOT NULL, record BLOB NOT NULL, signature BLOB NOT NULL)"""
-"""Decisions of the organiser, by their position in the control feed (SPEC O3)."""
+"""Table of the organiser's decisions, by their position in the control feed (SPEC O3)."""
 
 _AUTHORITY = "CREATE TABLE authority (id INTEGER PRIMARY KEY, frame BLOB NOT NULL UNIQUE)"
-"""Successions and forks of the control feed (SPEC O4), as encoded messages."""
+"""Table of successions and forks of the control feed (SPEC O4), as encoded messages."""
 
 _BASE = """CREATE TABLE base (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, epoch INTEGER NOT NULL,
         labelled INTEGER NOT NULL)"""
-"""Steps at which the rows of feeds begin, if a checkpoint stands for the steps before (SPEC O14)."""
+"""Table of the steps at which the rows of feeds begin, if a checkpoint stands for the steps before (SPEC
+O14)."""
 
 _ARRIVED = "ALTER TABLE control ADD COLUMN arrived INTEGER"
-"""Time at which a decision was written here, in seconds since 1970. It is for people only."""
+"""Column of the time at which a decision was written here, in seconds since 1970. It is for people only."""
 
 _ADDED = (
     (SINCE_CUTS, _CUT),
@@ -85,8 +86,8 @@ _TABLES = (
 _NOW = "CAST(strftime('%s', 'now') AS INTEGER)"
 
 _WAIT_S = 5.0
-"""Time in seconds to wait for a lock: longer than the recovery of a WAL that a killed process left, the only
-reason to wait."""
+"""Maximum time in seconds to wait for a lock. It is longer than the recovery of a WAL that a killed process
+left, which is the only reason to wait."""
 
 _WAL_BYTES = 16 * 1024 * 1024
 """Size to which a WAL is truncated after a large transaction."""
@@ -201,7 +202,7 @@ def version(db: sqlite3.Connection) -> int:
 
 
 def shrink(db: sqlite3.Connection) -> None:
-    """Return the space of deleted rows to the disk if it exceeds the rest."""
+    """Give the space of deleted rows back to the disk if it is more than half of the file."""
     if 2 * _pragma(db, "freelist_count") > _pragma(db, "page_count"):
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -307,22 +308,23 @@ def keep_control(
 
 
 class Named:
-    """Numbers of steps that closes have named, by the log's own decisions, without a manifest."""
+    """Numbers of steps that closes have listed of each feed, by the log's own decisions, without a
+    manifest."""
 
     def __init__(self) -> None:
         self._run_state = RunState(budget=0, rate=0)
 
     def forget(self, control: Sequence[KeepControl]) -> None:
-        """Begin again if decisions that were followed are gone from the log."""
+        """Begin again if decisions that were followed will be replaced."""
         if any(kept.first < self._run_state.decisions for kept in control):
             self.__init__()  # type: ignore[misc]
 
     def follow(self, db: sqlite3.Connection) -> None:
-        """Follow the new decisions in the log."""
+        """Apply the decisions that are new in the log."""
         for entry in control(db, self._run_state.decisions):
             self._run_state.apply(decisions.read(entry.record))
 
     def of(self, feed: Feed) -> int:
-        """Return the number of a feed's named steps."""
+        """Return the number of a feed's steps that closes have listed."""
         number = self._run_state.number(feed)
         return self._run_state.named(number) if number is not None else 0

@@ -44,10 +44,11 @@ def verify_log(
     *,
     as_of_now: bool = False,
 ) -> VerifyResult:
-    """Replay everything from genesis, or from the state of a usable checkpoint. In an organised run the core
-    is that of the last seal whose updates are all stored, or with `as_of_now` the current one.
+    """Replay everything from genesis, or from the state of a usable checkpoint. In an organised run the
+    result has the core at the last seal whose updates are all stored, or with `as_of_now` the current core.
 
-    Raises UserError LOG_CORRUPT if it does not verify, SEAL_DIFFERS if it differs from a seal or checkpoint.
+    Raises UserError LOG_CORRUPT if the log does not verify, SEAL_DIFFERS if it differs from a seal or
+    checkpoint.
     """
     core = Core(*manifest.core_shape)
     return _Verification(manifest, update_log, core, state).result(as_of_now)
@@ -77,10 +78,11 @@ class _Verification:
         self._frontier = Frontier(run)
         self._entries = self._check_control() if run.organised else []
         self._heads: dict[Feed, dict[int, bytes]] = {}
-        """Chain heads of each feed at the ends of steps that closes have named, and at cuts."""
+        """Chain heads of each feed, keyed by step: at the ends of the steps that closes have listed, and at
+        cuts."""
         self._signatures = 0
         self._unsigned: dict[Feed, int] = {}
-        """Feeds whose last row has no signature, with that row's first step."""
+        """First step of a feed's last row, for each feed whose last row has no signature."""
         self._bases = {base.feed: base for base in state.bases.values()} if state else {}
         for base in self._bases.values():
             self._frontier.advance(*base)
@@ -121,7 +123,7 @@ class _Verification:
         return list(kept.entries)
 
     def _check_seals(self, checkout: Checkout) -> SealsResult:
-        """Compare seals and checkpoints with the log, as far as it has what they name."""
+        """Compare seals and checkpoints with the log, as far as it has the updates that they cover."""
         read = [decisions.read(entry.record) for entry in self._entries]
         run_state = RunState.of(self._run)
         checked, last, begun = 0, None, self._begins is None
@@ -157,7 +159,8 @@ class _Verification:
         )
 
     def _place_of_checkpoint(self, said: list[Decision]) -> int | None:
-        """Return the position of the decision that has stated the initial checkpoint."""
+        """Return the position of the decision that has stated the initial checkpoint; None if it begins at
+        genesis."""
         if self._begins is None:
             return None
         stated = self._begins.decision(self._run.run_id)
@@ -167,8 +170,8 @@ class _Verification:
         return len(said) - 1 - said[::-1].index(stated)
 
     def _heads_of(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
-        """Return (number, stop, chain head there) of each feed's named steps in closes up to that of `epoch`;
-        None if some are missing."""
+        """Return (number of the feed, stop, chain head at the stop) of the steps of each feed that closes up
+        to that of `epoch` list; None if some are missing."""
         found = []
         for number, stop in run_state.positions(epoch).items():
             feed = run_state.feed(number)
@@ -179,7 +182,7 @@ class _Verification:
         return found
 
     def _named_digest(self, run_state: RunState, epoch: int) -> bytes | None:
-        """Return the digest of the steps named in closes up to that of `epoch`; None if some are missing."""
+        """Return the digest of the steps that closes up to that of `epoch` list; None if some are missing."""
         heads = self._heads_of(run_state, epoch)
         return None if heads is None else named_digest(self._run.run_id, heads)
 
@@ -266,7 +269,7 @@ class _Verification:
         raise _damaged(record.feed, segment.first, problem)
 
     def _let_go(self, feed: Feed) -> None:
-        """Count nothing of a feed whose history is not the named one, as the machine does."""
+        """Count nothing of a feed whose history is not the listed one, as the machine does."""
         base = self._bases.get(feed) or beginning(self._run.run_id, feed)
         self._frontier.go_back(*base)
         self._heads[feed] = {base.step: base.chain} if base.step else {}
@@ -295,7 +298,7 @@ class _Verification:
         return sorted({cut.at if cut else 0, run_state.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
-        """Cut a feed at the proof's step, but not below its named steps (SPEC O7)."""
+        """Cut a feed at the proof's step, but not below the steps that closes have listed (SPEC O7)."""
         heads = self._heads.get(cut.feed, {})
         if cut.at and heads.get(cut.at, cut.chain) != cut.chain and self._frontier.next(cut.feed) >= cut.at:
             raise _damaged(cut.feed, cut.at, "its history is not the one that its proof of a fork has")
@@ -315,8 +318,8 @@ def _vouched_for_later(run_id: bytes, feed: Feed, stop: int, chain: bytes, signa
 def _heads_at(
     chain: bytes, first: int, parts: tuple[EpochScalars, ...], stops: list[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield those of the ascending `stops` that lie after an update of `parts`, with the chain heads there.
-    `chain` is that before step `first`."""
+    """Yield each of the ascending `stops` that lies after an update of `parts`, with the chain head there.
+    `chain` is the chain head before step `first`, at which `parts` begin."""
     stop = first + sum(len(part.scalars) for part in parts)
     for step in stops:
         if first < step <= stop:
@@ -326,7 +329,7 @@ def _heads_at(
 
 
 def _check_cut(run: RunParameters, cut: CutRecord) -> None:
-    """Check that the proof proves the cut."""
+    """Raise UserError LOG_CORRUPT unless the proof proves the cut."""
     try:
         proof = wire_codec.decode(cut.proof, *run.form)
     except RemoteProtocolError as error:

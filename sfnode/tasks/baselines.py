@@ -19,10 +19,10 @@ from sfnode.tasks import metrics, prompts
 from sfnode.tasks.prompts import Row
 
 COMMONEST, TF_IDF = "the commonest label", "TF-IDF with logistic regression"
-"""Names for people."""
+"""Names of the baselines, for people."""
 
 MOST_ROWS = 8192
-"""Maximum number of rows that are fitted: it takes a few seconds."""
+"""Maximum number of rows to which a baseline is fitted. That takes a few seconds."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
 """Inverse L2 penalties that are tried (scikit-learn's C). Every fifth row validates them."""

@@ -26,7 +26,7 @@ vary by 2 from row to row. Leanings that matter are half a nat or more."""
 
 
 def for_manifest(prior: Prior) -> tuple[int, ...]:
-    """Return a prior in the manifest's form, to the nearest 2^-16 nats. The largest entry is 0, since a
+    """Return a prior in the manifest's form: in units of 2^-16 nats, rounded. The largest entry is 0, since a
     constant for all answers changes nothing."""
     return tuple(round(float(part)) for part in PRIOR_ONE * (prior - prior.max()))
 
@@ -44,8 +44,8 @@ def mean_probability(scores: Tensor) -> Tensor:
     """Return the logarithm of each answer's mean probability among the K answers, (K,), from the scores of
     all rows (SPEC T7).
 
-    With such a prior training begins where all answers are equally likely on average. With the mean score the
-    few rows of which the model is sure would have steep gradients (docs/research-log.md).
+    With such a prior, training begins where all answers are equally likely on average. With the mean score,
+    rows with a sure answer would have steep gradients, few as they are (docs/research-log.md).
     """
     return scores.log_softmax(1).logsumexp(0) - math.log(len(scores))
 
@@ -81,8 +81,8 @@ def prior(
 def measure(
     task: Task, tokenizer: Any, rows: Sequence[Row], public: Sequence[Row], forward: Forward, batch_size: int
 ) -> Evaluation:
-    """Measure a model on `rows` as the task's loss asks. Its prior over `public` rows, or the manifest's, is
-    subtracted."""
+    """Measure a model on `rows`. With a centred loss its prior over `public` rows is subtracted from scores,
+    with a calibrated loss the manifest's prior, with a plain loss none."""
     leaning = prior(task, tokenizer, public, forward, batch_size) if task.loss == "centred" else None
     if task.loss == "calibrated":
         leaning = prior_of(task)

@@ -100,7 +100,8 @@ def require_template(tokenizer: Any) -> None:
 
 
 def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and end of each of the assistant's turns in the text, with the mark at its end.
+    """Yield the beginning and end of each of the assistant's turns in the text. A turn includes the mark that
+    ends it.
 
     A turn that opens the conversation answers nobody and is left out. Some templates render earlier turns
     differently if more follow: they leave reasoning out, or end the last turn with another mark. Then the
@@ -120,11 +121,11 @@ def _spans(tokenizer: Any, messages: Sequence[Message], whole: str) -> Iterator[
 
 
 def _place(tokenizer: Any, messages: Sequence[Message], number: int, whole: str) -> tuple[int, int]:
-    """Return the place in the text where the remaining words of a message begin, and where the mark after
-    them ends.
+    """Return the place in the text where the remaining words of a message begin, and the place where the mark
+    after them ends.
 
-    It is the place of a character that stands for the message. Raises UserError DATA_MALFORMED if there is
-    none, or if no words remain.
+    It is found by rendering the conversation with one character in the place of the message. Raises UserError
+    DATA_MALFORMED if that shows no place, or if no words remain.
     """
     stand_in = next(letter for letter in map(chr, PRIVATE) if letter not in whole)
     instead = messages[number]._replace(content=stand_in)

@@ -32,7 +32,7 @@ from sfprotocol.seeds import derive_key, stream
 Row = row_files.Row
 
 HeldOut = Literal["test", "validation"]
-"""Rows on which nobody trains: those that test the model, and those by which an organiser judges."""
+"""Kind of rows on which nobody trains: rows that test the model, or rows by which an organiser judges."""
 
 SHIPPED = Path(__file__).parent.parent / "embedded" / "rows"
 """Folder of the package with the rows of `builtin:NAME:SPLIT` (SPEC T1), which scripts/builtin_rows.py
@@ -46,11 +46,11 @@ SHOWN = 3
 
 
 Examine = Callable[[Row, int, int], str]
-"""Returns what else is wrong with a row, given its number and the number of all; empty if nothing is."""
+"""Returns a further fault of a row, given its number and the number of all rows; empty if it has none."""
 
 
 def unexamined(row: Row, number: int, total: int) -> str:
-    """Return that nothing is wrong."""
+    """Return an empty text: the row has no further fault."""
     return ""
 
 
@@ -99,7 +99,7 @@ class Bad:
     """Number of the source's rows, good or bad."""
     count: int = 0
     empty: int = 0
-    """Number of rows that only lack something."""
+    """Number of bad rows that only lack a text or a label."""
     first: list[str] = field(default_factory=list)
     """Places of the first bad rows, and their faults."""
 
@@ -181,7 +181,7 @@ def rows_of(source: str, most: int) -> list[Row]:
 def training_rows(
     data: Data, task: Task, places: Places = NOWHERE, examine: Examine = unexamined
 ) -> list[Row]:
-    """Load the rows of a run's public training data from which mini-batches are drawn (SPEC R8, R9).
+    """Load the public training rows of a run, from which mini-batches are drawn (SPEC R8, R9).
 
     `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do,
     DATA_NEEDED if the run has no public training data, DATA_MALFORMED if all rows are for validation.
@@ -207,7 +207,7 @@ def needed(task: Task) -> UserError:
 def held_out_rows(
     data: Data, task: Task, which: HeldOut, limit: int = 0, places: Places = NOWHERE
 ) -> list[Row]:
-    """Load `limit` (0: as many as the manifest says) of the rows on which every node measures the model.
+    """Load `limit` of the rows on which every node measures the model. 0: the manifest's number of rows.
 
     `places`: where files of the run may be. Raises UserError as `load_rows` and `public_files.local` do, and
     DATA_NEEDED if the run has no such rows.
@@ -243,7 +243,7 @@ def _split(
 
 
 def hold_out(task: Task, rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """Return rows without about `count` held-out ones, and the held-out ones: the same for everybody.
+    """Hold out about `count` rows, the same ones for everybody. Return the other rows and the held-out ones.
 
     Each class has its share among them, and rows of equal text stay together. If that would hold out less
     than half of `count`, because few texts differ, equal rows are separated.
@@ -294,7 +294,7 @@ def shared(task: Task, rows: Sequence[Row], held: Sequence[Row]) -> int:
 
 
 def rare(task: Task, rows: Sequence[Row]) -> dict[str, int]:
-    """Return the classes with fewer than LEAST_OF_A_CLASS rows, with their numbers of rows."""
+    """Return the number of rows of each class that has fewer than LEAST_OF_A_CLASS, keyed by class."""
     found = Counter(prompts.class_name(task, row) for row in rows)
     counts = {name: found[prompts.label(name)] for name in task.verbalizer if task.labelled}
     return {name: one for name, one in counts.items() if one < LEAST_OF_A_CLASS}
@@ -322,7 +322,8 @@ def select(rows: list[Row], limit: int) -> list[Row]:
 
 
 def _smallest(purpose: bytes, rows: int, count: int) -> list[int]:
-    """Return the indices of the rows with the `count` smallest values of this purpose's stream."""
+    """Return the indices of the rows with the `count` smallest values in the random stream of this
+    purpose."""
     values = stream(derive_key(purpose), 0, rows)  # no two are equal
     found: list[int] = np.argsort(values)[:count].tolist()
     return found

@@ -26,8 +26,8 @@ from sfnode.tasks.prompts import Prompt, Row, RowText, length, render_row
 from sfnode.tasks.tokenization import Example, example
 
 LONG_ANSWER = 32
-"""Mean tokens of an answer above which no model is expected to write exactly the same one. The metric is then
-the answer's likelihood, as for conversations."""
+"""Threshold of the mean tokens of an answer. Above it no model is expected to write exactly the right answer,
+and the metric is the answer's likelihood, as for conversations."""
 
 Prior = NDArray[np.float64]
 """Score of each answer, (K,), independent of the row (`calibration.prior`)."""
@@ -46,8 +46,8 @@ class Encoded:
     attention_mask: Tensor
     """(S, T) int64, 0 on padding."""
     token_type_ids: Tensor
-    """(S, T) int64, the text of a pair that each token belongs to, for models that tell them apart. 0 on
-    padding, and everywhere if the tokenizer does not say."""
+    """(S, T) int64, the index of the text of a pair that each token belongs to, for models that tell them
+    apart. 0 on padding, and everywhere if the tokenizer does not show it."""
     sequences: Tensor
     """(P,) int64, the sequence whose output predicts each target."""
     columns: Tensor
@@ -61,13 +61,14 @@ class Encoded:
     right: Tensor
     """(B, K) bool, the correct candidates."""
     contrastive: bool
-    """Whether the loss compares the candidates. Otherwise it is that of the correct candidate's tokens."""
+    """Whether the loss compares the candidates. Otherwise it is the loss of the correct candidate's
+    tokens."""
     centred: bool
-    """Whether the loss compares scores less their means over all examples (SPEC T5)."""
+    """Whether the loss subtracts from scores their means over all examples (SPEC T5)."""
     prior: Prior | None
     """(K,) that the loss subtracts from scores, if the manifest has a prior for it."""
     references: int
-    """Number of examples at the end without a label, and so without a loss."""
+    """Number of examples without a label, and so without a loss. They come last."""
     weights: Tensor | None = None
     """(B,) float32, factors of the losses; None: 1."""
 
@@ -88,8 +89,8 @@ class Encoded:
         return found
 
     def part(self, rows: Sequence[int]) -> Encoded:
-        """Return these examples, by number, no wider than necessary. The batch must have neither references
-        nor a loss that compares examples."""
+        """Return the examples with these numbers, padded no wider than necessary. The batch must have neither
+        references nor a loss that compares examples."""
         options, numbers = self.tokens.shape[1], torch.tensor(rows)
         place = torch.full((self.examples,), -1).index_copy_(0, numbers, torch.arange(len(rows)))
         of_target = place[self.slots // options]
@@ -212,7 +213,7 @@ class WrittenAnswer(NamedTuple):
     prompt: Sequence[int]
     answer: Sequence[int]
     given: int
-    """Number of its first tokens that are no targets; at least one is."""
+    """Number of the answer's first tokens that are no targets. At least one token must be a target."""
     weight: float
 
 
@@ -251,7 +252,8 @@ def scored_batches(
 def measure(task: Task, found: Iterable[ScoredBatch], prior: Prior | None = None) -> EvaluationOfRows:
     """Measure a model by its scores on some rows.
 
-    `prior` is subtracted from the scores of every row's answers, whose number must equal its own.
+    `prior` is subtracted from the scores of every row's answers. All rows must have as many answers as the
+    prior.
     """
     each = [_answers(task, encoded, scored, prior) for encoded, scored in found]
     answers = _Answers(*map(torch.cat, zip(*each, strict=True)))

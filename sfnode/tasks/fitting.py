@@ -25,11 +25,11 @@ UNFIT = (Code.DATA_MALFORMED, Code.MODEL_UNSAFE)
 """Errors of a row that cannot be encoded: it is refused, cut short, or exceeds a bound."""
 
 BROKEN = 3
-"""Number of rows that may exceed a bound before the model is to blame: each takes seconds."""
+"""Maximum number of rows that may exceed a bound before the model counts as the cause: each takes seconds."""
 
 SECONDS = 60.0
-"""Time in seconds for which `init` encodes rows: 250,000 short texts, or 20,000 conversations of four
-answers, on one core."""
+"""Maximum time in seconds for which `init` encodes rows: enough for 250,000 short texts, or 20,000
+conversations of four answers, on one core."""
 
 
 class Fitting:
@@ -77,7 +77,7 @@ class Fitting:
         return found
 
     def none_fits(self) -> UserError:
-        """Return the error for rows of which none fits: the last row's."""
+        """Return the error for rows that all do not fit: the error of the last one."""
         assert self._last is not None, "no row was left out"
         return self._last
 

@@ -96,8 +96,8 @@ def _kept(wanted: HubRows) -> Iterator[Path]:
 
 
 def _offered(wanted: HubRows) -> tuple[str, dict[str, int]]:
-    """Return the revision that has a split, and the sizes of its files by name. Raises ValueError if none
-    has, and the library's own errors."""
+    """Return the revision that has a split, and the sizes of the split's files in bytes, keyed by name.
+    Raises ValueError if no revision has it, and the library's own errors."""
     for revision in _revisions(wanted):
         sizes = {file.name: file.size for file in hub.offered(wanted.name, revision, PATTERNS, DATASET)}
         if chosen := choose(sorted(sizes), wanted.config, wanted.split):
@@ -110,9 +110,9 @@ def _revisions(wanted: HubRows) -> tuple[str, ...]:
 
 
 def choose(names: Sequence[str], config: str, split: str) -> list[str]:
-    """Return the files of a split of a configuration, from the sorted names of a data set's files. Files are
-    told apart by the names of folders and files, as the hub does. Raises ValueError if some are missing, or
-    if no name says their configuration."""
+    """Return the files of a split of a configuration, from the sorted names of a data set's files. Splits and
+    configurations are found by the names of folders and files, as the hub finds them. Raises ValueError if
+    some files are missing, or if no name contains their configuration."""
     sound = [name for name in names if _SOUND.fullmatch(name) and ".." not in name]
     of_config = [name for name in sound if not config or config in _words(name)]
     of_config = of_config or (sound if config == "default" else [])

@@ -23,7 +23,7 @@ RESAMPLES = 1000
 above."""
 
 MAX_SURPRISAL = 700.0
-"""Maximum surprisal in nats a token; the exponential of more overflows."""
+"""Maximum surprisal that is used, in nats a token; the exponential of more overflows."""
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -54,8 +54,8 @@ def perplexity(surprisals: F64, tokens: F64) -> MeasuredMetric:
     """Return exp of the mean surprisal of a token, from each row's surprisal in nats and number of tokens,
     (rows,) each.
 
-    The interval is that of a ratio of two sums over rows (the delta method), since the tokens of one row are
-    not independent. From a single row it is unbounded.
+    The interval is the usual one for a ratio of two sums over rows (the delta method), since the tokens of
+    one row are not independent. From a single row it is unbounded.
     """
     rows, total = len(tokens), tokens.sum()
     mean = float(surprisals.sum() / total)
@@ -69,7 +69,7 @@ def perplexity(surprisals: F64, tokens: F64) -> MeasuredMetric:
 def macro_f1(predicted: I64, right: I64, classes: int) -> MeasuredMetric:
     """Return the mean F1 of the classes that occur in `predicted` or `right`, (rows,) each.
 
-    The interval is that of a bootstrap. Rows are sorted first, so that their order does not matter.
+    The interval is found by a bootstrap. Rows are sorted first, so that their order does not matter.
     """
     cells = np.sort(right * classes + predicted)  # (rows,)
     counts = [_table(cells, classes)]

@@ -23,8 +23,8 @@ CENTRED = "centred"
 """Name of the loss whose mini-batches are balanced (SPEC T5)."""
 
 REFERENCES = 4
-"""Number of unlabelled rows that join a mini-batch of a shard of one class, as many as a usual mini-batch
-has. Fewer measure the prior badly, and more cost more than they bring (docs/research-log.md)."""
+"""Number of unlabelled rows that are added to a mini-batch of a shard of one class, as many as a usual
+mini-batch has. Fewer measure the prior badly, and more cost more than they bring (docs/research-log.md)."""
 
 
 class Shard:
@@ -44,8 +44,8 @@ class Shard:
         """`public` returns rows of all classes from the run's training data, without regard to labels. It is
         called only for a shard of one class with a centred loss. With a `secret` nobody else can tell which
         rows a seed draws. With `each_once` a mini-batch at least as large as the shard is all its rows. With
-        a `secret`, too, no mini-batch has a row twice, and rows that do not fit have no substitute. Raises
-        UserError DATA_NEEDED if public rows are needed and missing."""
+        both, no mini-batch has a row twice, and rows that do not fit have no substitute. Raises UserError
+        DATA_NEEDED if public rows are needed and missing."""
         self._task, self._tokenizer = task, tokenizer
         self._rows, self._secret = rows, secret
         self._batch_size = min(batch_size, len(rows)) if each_once else batch_size
@@ -53,7 +53,7 @@ class Shard:
         self._apart = each_once and bool(secret)
         self._fitting = Fitting(task, tokenizer)
         self._fits: dict[int, bool] = {}
-        """Whether each drawn row fits, by its number."""
+        """Whether each drawn row fits, keyed by its number."""
         self._classes = _by_class(task, rows) if task.loss == CENTRED else []
         alone = sum(len(one) > 0 for one in self._classes) == 1
         self._public = [unanswered(task, row) for row in public()] if alone else []
@@ -94,8 +94,8 @@ class Shard:
 
     @property
     def odds(self) -> tuple[int, int]:
-        """Number of rows that a mini-batch draws, and of how many, for the class whose rows are drawn most
-        often."""
+        """Number of rows that a mini-batch draws, and number of rows that it draws from, for the class whose
+        rows are drawn most often."""
         sizes = [len(one) for one in self._classes if len(one)] or [len(self._rows)]
         return -(-self._batch_size // len(sizes)), min(sizes)
 

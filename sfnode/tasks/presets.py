@@ -33,7 +33,7 @@ class Preset(NamedTuple):
     texts: str = ""
     """Template for a model with a classification head; "" if such a model cannot do the task."""
     called: Mapping[str, str] = MappingProxyType({})
-    """Names of columns in other copies of the data, by their names here."""
+    """Names of columns in other copies of the data, keyed by their names here."""
     model: str = ""
     """Base model that comes with the task; "" if none does."""
     training: Training | None = None

@@ -81,7 +81,7 @@ def render_row(task: Task, row: Row) -> RowText:
 
 
 def fields(task: Task) -> tuple[str, ...]:
-    """Return the fields that a row must have, those of the template first.
+    """Return the fields that a row must have, first the template's fields.
 
     Raises UserError BAD_MANIFEST for a template that has none, or cannot be read.
     """
@@ -206,7 +206,7 @@ def problem(task: Task, row: Row) -> str | None:
 
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0+")
-"""A whole number as pandas writes it if some cells of its column are empty."""
+"""Pattern for a whole number as pandas writes it if some cells of its column are empty."""
 
 
 def label(value: object) -> str:
@@ -217,7 +217,7 @@ def label(value: object) -> str:
 
 
 def class_of(task: Task, row: Row) -> int:
-    """Return the class of a labelled task's row, by its place in the verbalizer."""
+    """Return the class of a labelled task's row, as its index in the verbalizer."""
     found = _class(task, row)
     assert found is not None, "`problem` has not looked at this row"
     return found
@@ -229,12 +229,13 @@ def _class(task: Task, row: Row) -> int | None:
 
 @lru_cache(maxsize=8)
 def _places_of(labels: tuple[str, ...]) -> dict[str, int]:
-    """Return the places of labels in a verbalizer. Of labels that compare equal it is the first one's."""
+    """Return the index of each label in a verbalizer, keyed by label. If labels compare equal, the first one
+    counts."""
     return {label(one): number for number, one in reversed([*enumerate(labels)])}
 
 
 def _value_problem(task: Task, row: Row) -> str | None:
-    """Return the value that its field must not have, if there is one."""
+    """Return the field of a row that has a value it must not have, and the fault; None if there is none."""
     if task.kind == "chat":
         wrong = _chat_problem(row[task.messages_field])
         return f"{task.messages_field!r} {wrong}" if wrong else None
@@ -255,7 +256,8 @@ def lacks(task: Task, row: Row) -> bool:
 
 
 def _emptiness(task: Task, row: Row) -> str | None:
-    """Return the empty part of a row: all that the model reads, all that it learns, or the label."""
+    """Return in words the empty part of a row: all that the model reads, all that it learns, or the label.
+    None if no part is empty."""
     if task.kind == "chat":
         return _silence(row[task.messages_field])
     whole = [_worded(task)]
@@ -268,7 +270,8 @@ def _emptiness(task: Task, row: Row) -> str | None:
 
 
 def _silence(messages: list[dict[str, str]]) -> str | None:
-    """Return the empty part of a conversation: a message of the assistant, or everything that it answers."""
+    """Return in words the empty part of a conversation: a message of the assistant, or all messages that it
+    answers. None if no part is empty."""
     if not all(message["content"].strip() for message in messages if message["role"] == ASSISTANT):
         return "there is no text to learn"
     answered = [message for n, message in enumerate(messages) if n == 0 or message["role"] != ASSISTANT]

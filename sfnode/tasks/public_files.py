@@ -32,13 +32,13 @@ def listed(file: Path, name: str) -> ListedFile:
 
 
 FILE = "data"
-"""Name of the one file in the listing whose hash is a digest, whatever its name on a disk."""
+"""Name that the one file has in its listing, whatever its name on a disk. A digest is the listing's hash."""
 
 ROLES: tuple[DataRole, ...] = ("train", "test", "validation")
 """Roles of files; those that are needed first come first."""
 
 WORDS: dict[DataRole, str] = {"train": "training data", "test": "test data", "validation": "validation data"}
-"""Words for roles."""
+"""Names of roles, for people."""
 
 
 class Places(NamedTuple):
@@ -69,8 +69,8 @@ def beside(data: Data, folder: Path) -> Places:
 
 
 def with_run(places: Places, run: Path | None) -> Places:
-    """Return places with the folder of a manifest that its owner gives, if any. Files with the right digest
-    may lie there, too."""
+    """Return `places` with the folder of the manifest `run`, if this machine's owner gives one. Files with
+    the right digest may lie there, too."""
     return places._replace(folders=(*places.folders, run.parent)) if run else places
 
 
@@ -86,8 +86,8 @@ def inside(folder: Path, source: str) -> Path | None:
 
 
 def local(data: Data, role: DataRole, places: Places) -> str:
-    """Return the source from which this machine reads rows. For a file it is the local one with the
-    manifest's digest, or without a digest the one that this machine's owner has named.
+    """Return the source from which this machine reads rows. If it is a file, it is the local file with the
+    manifest's digest. If the manifest has no digest, it is the file that this machine's owner has named.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS and DATA_NOT_NAMED.
     """
@@ -105,8 +105,8 @@ def local(data: Data, role: DataRole, places: Places) -> str:
 
 
 def find(data: Data, role: DataRole, places: Places) -> Path | None:
-    """Return a role's file by its digest: from one of the folders, by its digest or its name, or the one that
-    the owner has named."""
+    """Return the file of a role that has the manifest's digest; None if there is none. It is looked for in
+    the folders, under its digest or its own name, and among the files that the owner has named."""
     kept = (path_in(folder, data, role) for folder in places.folders)
     possible = (*kept, *_by_name(data, role, places))
     return next((file for file in possible if digest_of(file) == data.digests[role]), None)
@@ -121,7 +121,8 @@ def _by_name(data: Data, role: DataRole, places: Places) -> Iterator[Path]:
 
 
 def path_in(folder: Path, data: Data, role: DataRole) -> Path:
-    """Return the path of a role's file in a folder, by its digest; None if it is missing."""
+    """Return the path of a role's file in a folder where it is named by its digest. The file may be
+    missing."""
     return folder / (data.digests[role] + Path(public_name(data.source(role))).suffix)
 
 
@@ -141,7 +142,7 @@ def digest_of(file: Path) -> str:
 
 
 def is_right(listing: Listing) -> bool:
-    """Return whether a listing can be that of a run's data."""
+    """Return whether a listing can belong to a run's data."""
     return [file.name for file in listing.files] == [FILE] and listing.size <= MAX_DATA
 
 
@@ -162,7 +163,8 @@ def keep(file: Path, kept: Path, digest: str) -> None:
 
 
 def bring(data: Data, places: Places, folder: Path) -> None:
-    """Copy all files of the data to another folder: by their digests, or without a digest by their names.
+    """Copy all files of the data to another folder. A copy is named by its digest, or without a digest by the
+    file's own name.
 
     Raises UserError DATA_NOT_FOUND, DATA_DIFFERS, OSError.
     """

@@ -99,7 +99,7 @@ NO_SEPARATOR = "\x1f"
 """Separator of a table of one column, whose texts may contain all other separators."""
 
 _DECLARED = re.compile(r'\A"?sep=(\\t|[^\w\s"]|\t)"?[,;\t]*\r?\n?', re.IGNORECASE)
-"""A first line in which Excel names the separator."""
+"""Pattern for a first line in which Excel names the separator."""
 
 BATCH = 4096
 """Number of rows of a Parquet file that are converted to Python at a time."""
@@ -122,7 +122,8 @@ ARCHIVE = b"PK\x03\x04"
 EXPORT = "Export the table as CSV in UTF-8, and name that file."
 
 _UNDECODED = re.compile("[\udc80-\udcff]")
-"""Characters for bytes that are not UTF-8: halves of surrogate pairs, which UTF-8 does not have."""
+"""Pattern for bytes that are not UTF-8, which are read as halves of surrogate pairs. UTF-8 does not have
+these."""
 
 NOT_UTF_8 = "not UTF-8, in which the file has to be saved"
 
@@ -130,13 +131,13 @@ OLDER = "Windows-1252"
 """The encoding of most texts that are not UTF-8, nearly the same as Latin-1."""
 
 _STRANGE = re.compile(r"[a-z][^\x00-\x7fß-öø-ÿœšž’‘´–—…\xa0][a-z]|[À-ÿ]{4}")
-"""Characters that Western European words do not have, but that appear if texts of other encodings are read as
-OLDER."""
+"""Pattern for characters that Western European words do not have, but that appear if texts of other encodings
+are read as OLDER."""
 
 FORMS = "Name a .tsv, .csv, .jsonl or .parquet file, hf:OWNER/NAME[:CONFIG]:SPLIT, or builtin:reviews:train."
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"(?=[\t\r\n]|\Z)')
-"""A column of a .tsv in double quotes, in which the text's own quotes are doubled."""
+"""Pattern for a column of a .tsv in double quotes, in which the text's own quotes are doubled."""
 
 
 class Placed(NamedTuple):
@@ -146,11 +147,11 @@ class Placed(NamedTuple):
     """Place of the row as a user finds it: `train.tsv, line 7`."""
     row: Row
     wrong: str = ""
-    """Reason why it is no row, if it is none."""
+    """Reason why this is no row; empty if it is one."""
 
 
 class TextForm(NamedTuple):
-    """Layout of a text file, if not all readers find it themselves."""
+    """Layout of a text file, as far as readers cannot find it themselves."""
 
     encoding: str = ""
     separator: str = ""
@@ -241,7 +242,8 @@ def _separator(header: str) -> str:
 
 
 def layout(source: str) -> TextForm:
-    """Return the layout of a text file, as far as it shows; empty if nodes read the file without one.
+    """Return the layout of a text file, as far as it can be guessed. Fields are empty where nodes need no
+    help to read the file.
 
     Encodings and separators are guesses, so people must see the rows. Raises UserError as `read`.
     """
@@ -265,8 +267,8 @@ def layout(source: str) -> TextForm:
 
 
 def dialect(source: str) -> tuple[str, str]:
-    """Return the separator and the encoding of a .csv, so that another file suits the same programs; of other
-    sources the usual ones."""
+    """Return the separator and the encoding of a .csv, for writing another file that suits the same programs;
+    for other sources a comma and UTF-8."""
     path = Path(source).expanduser()
     if path.suffix.lower() != ".csv":
         return ",", "utf-8"
@@ -381,8 +383,8 @@ def _parquet(path: Path, _layout: TextForm) -> Iterator[Placed]:
 
 
 def _rows(batch: Any) -> list[Row | str]:
-    """Return the rows of a part of a Parquet file. In the place of rows that Python cannot hold it is the
-    reason, such as text that is not UTF-8 or a date after the year 9999."""
+    """Return the rows of a part of a Parquet file. A row that Python cannot hold is replaced by the reason,
+    such as text that is not UTF-8 or a date after the year 9999."""
     try:
         found: list[Row | str] = batch.to_pylist()
     except Exception as error:  # as above
@@ -430,7 +432,7 @@ def _text(path: Path, layout: TextForm) -> str:
 
 
 def _in_older(text: str) -> str:
-    """Return the first word that is not UTF-8, read in the likely encoding; nothing if that fails."""
+    """Return the first word that is not UTF-8, read in the likely encoding; empty if that fails."""
     word = next((one for one in text.split() if _UNDECODED.search(one)), "")
     try:
         read = word.encode("utf-8", "surrogateescape").decode(OLDER)

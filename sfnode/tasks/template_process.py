@@ -67,7 +67,7 @@ def _check_name(name: object) -> None:
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment for which chat templates are written, that of transformers."""
+    """Return the environment for which chat templates are written, as transformers makes it."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )

@@ -22,7 +22,7 @@ from sfnode.tasks.prompts import Conversation, LabelledTexts, Prompt, RowText
 from sfnode.tasks.templates import common_prefix, join
 
 ARRAY_BYTES = 100
-"""Bytes of an array's head, measured."""
+"""Bytes of an array beyond its data, measured."""
 
 I32 = NDArray[np.int32]
 
@@ -33,7 +33,8 @@ class Example(NamedTuple):
     inputs: tuple[I32, ...]
     """The sequences that the model reads."""
     types: tuple[NDArray[np.int8], ...]
-    """The text of a pair that each token of a sequence belongs to; 0 if the tokenizer does not say."""
+    """Index of the text of a pair that each token of a sequence belongs to; 0 if the tokenizer does not show
+    it."""
     targets: I32
     """(P, 4): each target's sequence, the column that predicts it, its token (or class) and its candidate."""
     right: tuple[int, ...]
@@ -75,8 +76,8 @@ def example(tokenizer: Any, words: RowText, max_tokens: int) -> Example:
 
 
 def alike(found: Example) -> list[int]:
-    """Return the candidates of a row that have the same tokens, so that no model can tell them apart; none if
-    all differ."""
+    """Return the candidates of a row that have the same tokens, so that no model can tell them apart; empty
+    if all differ."""
     same: dict[bytes, list[int]] = {}
     for candidate in dict.fromkeys(found.targets[:, 3].tolist()):
         tokens = found.targets[found.targets[:, 3] == candidate, :3]

@@ -17,12 +17,12 @@ from sfnode.bounded_process import BoundedProcess
 from sfnode.errors import Code, UserError
 
 SECONDS = 20.0
-"""Maximum processor time of a request, in seconds: twice that of a text of ten million characters, or of
-reading the largest tokenizers on a slow machine."""
+"""Maximum processor time of a request, in seconds: twice the time for a text of ten million characters, or
+for reading the largest tokenizers on a slow machine."""
 
 MEMORY = 2 << 30
-"""Maximum memory of the process, in bytes: that of a text of ten million characters. The largest tokenizers
-take a quarter of it."""
+"""Maximum memory of the process, in bytes: enough for a text of ten million characters. The largest
+tokenizers take a quarter of it."""
 
 PROGRAM = "sfnode.tasks.tokenizer_process"
 
@@ -47,8 +47,8 @@ def encode_with_places(tokenizer: Any, text: str) -> tuple[list[int], list[tuple
 
 
 def encode_pair(tokenizer: Any, texts: Sequence[str], most: int) -> tuple[list[int], list[int] | None]:
-    """Return the tokens of a text or a pair of texts with special ones around them, up to `most`, and the
-    text of the pair that each belongs to. None in its place if the model is not told.
+    """Return the tokens of a text or a pair of texts with special ones around them, up to `most`. Return also
+    the text of the pair that each token belongs to; None if the model does not take that.
 
     Raises UserError as `encode` does.
     """

@@ -31,7 +31,7 @@ def score_of(task: Task) -> Callable[[str, Row], float]:
 
 
 def remark(task: Task, answer: str, row: Row) -> str:
-    """Return the fault of an answer in words, if they say more than that it is wrong."""
+    """Return the fault of an answer in words; empty if all there is to say is that it is wrong."""
     verifier = _verifier(task)
     return scoring.remark(verifier, answer, scoring.texts(verifier, row))
 
@@ -86,8 +86,8 @@ def _read(text: str) -> specs.Verifier:
 
 
 def load(source: str) -> dict[str, Any]:
-    """Return the verifier of this name, or in this .toml or .json file, or of the plug-in MODULE:FUNCTION,
-    which may then run in this process.
+    """Return a verifier: the ready-made one of this name, the one in this .toml or .json file, or the plug-in
+    MODULE:FUNCTION, which may then run in this process.
 
     Raises UserError BAD_OPTION, and EXTRA_MISSING for a regular expression without RE2.
     """

@@ -58,7 +58,7 @@ MAX_NUMBERS = 32
 """Maximum numbers of an expression, and of a row. The game has six."""
 
 MAX_DIGITS = 9
-"""Maximum digits of a number. A result then has about 300 at most."""
+"""Maximum digits of a number. A result then has about 300 digits at most."""
 
 MAX_NESTING = 16
 """Maximum depth of parentheses."""
@@ -86,7 +86,7 @@ def parse(text: str) -> tuple[Fraction | None, tuple[int, ...]]:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Yield the tokens, then empty ones."""
+    """Yield the tokens, then empty texts without end."""
     place = 0
     while found := _TOKEN.match(text, place):
         yield found[1]

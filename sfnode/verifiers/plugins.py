@@ -35,7 +35,7 @@ MAX_TOKENS = 1024
 """Maximum tokens of a program, without line ends."""
 
 MAX_STATEMENT = 256
-"""Maximum tokens of a logical line. Each may nest expressions one deeper."""
+"""Maximum tokens of a logical line. Each token may nest expressions one level deeper."""
 
 MAX_NESTING = 16
 """Maximum depth of brackets. The parser's time can grow exponentially with it."""
@@ -51,13 +51,13 @@ _LITERALS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""A string with its prefix, even one without an end, or a comment."""
+"""Pattern for a string with its prefix, even one without an end, or a comment."""
 
 _TOKENS = re.compile(r"\\\n|\n|[0-9]\w*(?:\.\w*)?|\w+|[^\w\s]", re.ASCII)
 _NUMBER = re.compile(
     r"0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][0-9_]*)?[jJ]?"
 )
-"""A number, or its part before the sign of its exponent."""
+"""Pattern for a number, or its part before the sign of its exponent."""
 
 
 # -- source, read and never run ------------------------------------------------------------------------
@@ -67,8 +67,8 @@ class Source(NamedTuple):
     """The definitions and imports of a program."""
 
     functions: dict[str, tuple[str, ...] | None]
-    """Parameters of the functions at its top level; of two with one name the last counts. None if a function
-    takes other than plain positional parameters."""
+    """Parameters of the functions at the program's top level, keyed by the function's name; of two with one
+    name the last counts. None if a function takes other than plain positional parameters."""
     modules: frozenset[str]
     """Top-level packages that the program imports anywhere; "" for a relative import."""
 

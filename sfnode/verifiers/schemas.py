@@ -67,7 +67,7 @@ MAX_NESTING = 32
 """Maximum depth of arrays and objects: Python's reader calls itself for each."""
 
 _NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
-"""A string, even one without an end, or a bracket."""
+"""Pattern for a string, even one without an end, or a bracket."""
 
 
 # -- JSON texts ----------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def differing(value: dict[str, Any], reference: dict[str, Any]) -> list[str]:
 
 
 def canonical(value: Any) -> str:
-    """Return a read value as text, the same only for equal values: true is not 1."""
+    """Return a value that was read as text. Only equal values have the same text: true is not 1."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -164,7 +164,7 @@ class Schema(Table):
 
     @property
     def within(self) -> tuple[Schema, ...]:
-        """The schemas of which this one consists."""
+        """The schemas directly within this one: of its properties, of items and of additional members."""
         others = (self.items, self.additionalProperties)
         return (*self.properties.values(), *(one for one in others if isinstance(one, Schema)))
 

@@ -13,10 +13,10 @@ from sfnode.verifiers import arithmetic, plugins, schemas, specs
 from sfnode.verifiers.schemas import MAX_ANSWER, WHITE_SPACE
 
 Row = Mapping[str, str]
-"""Values of a row as text, by column."""
+"""Values of a row as text, keyed by column."""
 
 _BRACES = re.compile(r"(\\boxed\{)|(\{)|(\})|\\.", re.DOTALL)
-"""The beginning of a box, other braces, and characters after a backslash, which do not count."""
+"""Pattern for the beginning of a box, other braces, and characters after a backslash, which do not count."""
 
 
 def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
@@ -55,7 +55,8 @@ def score(verifier: specs.Verifier, answer: str, row: Row) -> float:
 
 
 def remark(verifier: specs.Verifier, answer: str, row: Row) -> str:
-    """Return the fault of an answer in words if its form tells more than its score; otherwise nothing."""
+    """Return the fault of an answer in words, if its form shows more than the score does; otherwise an empty
+    text."""
     text = answer[:MAX_ANSWER]
     match verifier:
         case specs.Json():

@@ -172,7 +172,7 @@ class CodeVerifier(VerifierKind):
     cost: ClassVar[int] = 3
     kind: Literal["code"] = "code"
     functions: Annotated[dict[Name, Names], Field(max_length=MAX_LISTED)] = Field(default_factory=dict)
-    """Names of the parameters, in order, by the name of the function."""
+    """Names of the parameters, in order, keyed by the name of the function."""
     imports: Names = ()
     """Top-level packages."""
 
@@ -351,4 +351,4 @@ def _depth(verifier: Verifier) -> int:
 
 
 PRESETS: dict[str, dict[str, Any]] = read_toml(Path(__file__).with_name("presets.toml").read_text("utf-8"))
-"""Ready-made verifiers by name."""
+"""Ready-made verifiers, keyed by name."""
