@@ -42,7 +42,7 @@ WAYS = {
     "text": "the texts themselves",
     "chat": "what the assistant says in a conversation",
 }
-"""Words for a task, by its kind."""
+"""Words for each kind of task."""
 
 ESTIMATORS = {
     "first-order": "by gradients: it learns most for the time",
@@ -303,7 +303,8 @@ def _model(said: str) -> str:
 
 
 def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
-    """Return the number of held-out rows, or the file with other held-out rows."""
+    """Return the answers about held-out rows: their number or, if `said` is no number, a file with other
+    rows."""
     if not said.isdecimal():
         rows, bad = dataset.sift(said, read_table(said).placed, found.task)
         if (bad and not skip) or not rows:
@@ -319,7 +320,7 @@ def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
 
 
 def free(out: Path) -> Path:
-    """Return the path of a new file. Raises UserError BAD_OPTION if it exists."""
+    """Return `out`, the path of a new file. Raises UserError BAD_OPTION if it exists."""
     if out.exists():
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
     return out

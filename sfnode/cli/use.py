@@ -37,7 +37,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?([eE][+-]?[0-9]+)?")
 
 BETWEEN = "|"
-"""Separator of the answers to choose from that a user types."""
+"""Separator that a user types between the answers to choose from."""
 
 
 @click.command
@@ -246,7 +246,7 @@ def _line(name: str) -> str:
 
 
 def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
-    """Return the rows of a file, each with the reason why it can have no answer.
+    """Return the rows of a file, each with the reason why it can have no answer; empty if it can.
 
     Raises UserError DATA_* if a column is missing or, unless they may be skipped, for a bad row.
     """
