@@ -450,8 +450,8 @@ def _chosen(node: SyncClient, names: Iterable[str]) -> tuple[int, ...]:
 
 
 def _origin(node: SyncClient, digits: str) -> str:
-    """Return the key, of a newcomer or a member, that begins with these digits. A whole key is returned
-    unchecked."""
+    """Return the key, of a newcomer or a member, that begins with these digits. A whole key is returned as it
+    is."""
     _check_digits(digits)
     if len(digits) == 64:
         return digits

@@ -126,7 +126,8 @@ NO_CONTROL = (
 
 
 def now_in_words(now: snapshot.Now) -> dict[str, Any]:
-    """Return the page's answer for every two seconds: three answers of the node, with sentences on them."""
+    """Return the answer that the page requests every two seconds: three answers of the node, with sentences
+    on them."""
     drift = now.status.drift
     return {
         **now._asdict(),

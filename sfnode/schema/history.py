@@ -20,7 +20,7 @@ class OriginPart(Answer):
 
 
 class EpochEntry(Answer):
-    """One epoch; in an organised run a sealed one."""
+    """An epoch; in an organised run a sealed epoch."""
 
     epoch: int
     named: int
@@ -28,7 +28,7 @@ class EpochEntry(Answer):
     counted: int
     """Its updates that count now, after all decisions."""
     factor: float | None
-    """Factor of its seal. This field and the following ones are None in an open run."""
+    """Factor of its seal. Like `digest` and `evaluation`, None in an open run."""
     rate: float
     """Learning rate of updates with its label."""
     digest: str | None
@@ -76,7 +76,7 @@ class HistoryResult(Answer):
     """Whether the run is complete. Then no more updates are made, and waiting ones never count."""
     budget: int
     parent: Parent | None
-    """The state with which it began; None if it is not a fork."""
+    """The state of the other run from which this run was forked; None if it is not a fork."""
     entries: list[HistoryEntry]
     """Decisions and seals, the oldest first."""
 
@@ -94,8 +94,8 @@ class Ranked(Answer):
     measured: int
     """Counted updates with a measured worth."""
     worth: int
-    """Nats by which these updates lowered the validation loss, by the figures in the control feed (SPEC O16),
-    in units of 10^-9."""
+    """Decrease of the validation loss by these updates, in units of 10^-9 nats, from the figures in the
+    control feed (SPEC O16)."""
     revoked: bool
     left_out: str | None = None
     """Reason why its latest work was left out; None if it counts."""
@@ -129,11 +129,12 @@ class Remeasured(Answer):
     epoch: int
     rows: int
     said: int
-    """Sum of the worths in the control feed over all feeds, with factor 1, in units of 10^-9 nats."""
+    """Sum over all feeds of the worths in the control feed, with factor 1, in units of 10^-9 nats."""
     found: int
-    """The same as measured here."""
+    """The same sum, as measured here."""
     off: float
-    """Sum of the absolute differences over feeds, relative to the sum of the absolute signed worths."""
+    """Sum over feeds of the absolute difference between both worths, divided by the sum of the absolute
+    signed worths."""
     agrees: bool
     """Whether `off` is within the tolerance."""
 
@@ -151,7 +152,7 @@ class LeaderboardResult(Answer):
     """Whether every signature and every seal of the log was checked."""
     members: list[Ranked]
     tolerance: float | None = None
-    """Largest `off` that agrees; None if nothing was measured again."""
+    """Maximum `off` at which an epoch agrees; None if nothing was measured again."""
     epochs: list[Remeasured]
     """Epochs that were measured again."""
 

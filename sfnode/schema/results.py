@@ -44,7 +44,7 @@ class EvalResult(Answer):
     loss: Literal["plain", "centred", "calibrated"]
     """The run's loss."""
     prior: dict[str, float] | None
-    """Prior of each answer of the trained model in nats that was subtracted; None if none was."""
+    """Prior of the trained model for each answer, in nats, which was subtracted; None if none was."""
     drift: LayeredDrift
     """Distance of the trained model from the base model."""
 
@@ -59,7 +59,7 @@ class UpdateLine(Answer):
     seed: str
     """Seed in decimal, because many JSON readers round integers of 64 bits."""
     scalar: int | tuple[int, ...]
-    """Scalar, in a first-order run one for every cell of the cores."""
+    """Scalar of the update; in a first-order run one scalar for every cell of the cores."""
     weight: int
     """Factor of the scalar (SPEC O8); 1 in an open run."""
 
@@ -158,7 +158,7 @@ class InviteResult(Answer):
     """Web page with current contacts (SPEC N6) that the link names; empty without one."""
     reach: Reach
     """Networks from which the addresses can be reached, as far as the addresses show; `network` is a private
-    one."""
+    network."""
 
 
 class NodeResult(Answer):
@@ -215,21 +215,22 @@ class BatchResult(Answer):
     tokens: int
     """Tokens in a step's mini-batches, without padding."""
     forwards_seconds: float
-    """Time of plain forward passes, as many as a step has points: two, or the updates of a group."""
+    """Time of plain forward passes, one for each point of a step (two points, or one for each update of a
+    group)."""
     step_seconds: float
     step_ratio: float
-    """Time of a step divided by the time of these forward passes."""
+    """`step_seconds` divided by `forwards_seconds`."""
     tokens_per_second: float
-    """Tokens through the step, at all points."""
+    """Tokens that a step processes per second, counted at each of its points."""
     updates_per_hour: float
     inference_peak_bytes: int | None
-    """Peak memory of a plain forward pass with as many rows as the step; None if unknown."""
+    """Peak memory of a plain forward pass with as many rows as a step; None if unknown."""
     training_peak_bytes: int | None
     memory_ratio: float | None
     mezo_matrices_seconds: float | None
     """Time of MeZO's step on the same matrices; None unless requested, or if MeZO's step is impossible."""
     mezo_matrices_ratio: float | None
-    """The same divided by the time of our step."""
+    """`mezo_matrices_seconds` divided by `step_seconds`."""
     mezo_all_seconds: float | None
     """Time of MeZO's step on all parameters."""
     mezo_all_ratio: float | None
@@ -241,11 +242,12 @@ class IncomingResult(Answer):
     updates: int
     """Updates that arrive during a step."""
     add_seconds: float
-    """Time to add them to the core."""
+    """Time to add these updates to the core."""
     fold_seconds: float
-    """Time to merge the core into the weights once, whatever its number of updates."""
+    """Time to merge the core into the weights once. It does not depend on the number of updates."""
     shares: dict[int, float]
-    """Long-run share of the time for applying updates beside steps, by mini-batch."""
+    """Share of the time, in the long run, that applying these updates takes beside steps; keyed by the rows
+    of a mini-batch."""
 
 
 class FitResult(Answer):
@@ -278,7 +280,7 @@ class TryRewardResult(Answer):
     reward: float
     """Mean reward of these answers."""
     reward_low: float
-    """Lower end of its 95 % confidence interval."""
+    """Lower end of the 95 % confidence interval of `reward`."""
     reward_high: float
     right: float
     """Share of answers with the reward 1."""
@@ -295,7 +297,7 @@ class TryRewardResult(Answer):
     """Drawn answers that reached the maximum number of tokens."""
     tokens: int
     seconds: float
-    """Time to draw and score these answers."""
+    """Time to draw and score the drawn answers."""
     answers_per_second: float
     tokens_per_second: float
     load_seconds: float
@@ -313,8 +315,8 @@ class TogetherResult(Answer):
     """CPU threads of each replica."""
     updates_per_hour: float
     ratio: float
-    """Speed of all devices together relative to this contestant: the median over turns, compared turn by
-    turn; 1 for all devices together."""
+    """Speed of all devices together, divided by this contestant's speed: the median of the ratios of all
+    turns. For all devices together it is 1."""
 
 
 class BenchResult(Answer):
@@ -341,7 +343,7 @@ class BenchResult(Answer):
     incoming: list[IncomingResult]
     weight_bytes: int
     overhead_bytes: int | None
-    """The largest training peak, without the weights."""
+    """The largest training peak minus the size of the weights."""
     free_bytes: int | None
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]

@@ -17,7 +17,7 @@ class LinkStatus(Answer):
     known: int
     """Updates that it knew at its last report."""
     agrees: bool
-    """Whether its last Summary carried our digest at that moment."""
+    """Whether the digest in its last Summary equalled ours at that moment."""
     bytes_sent: int
     bytes_received: int
 
@@ -76,7 +76,7 @@ class GpuStatus(Answer):
     """Bytes of its memory that the node holds."""
     memory_total: int
     busy: float | None
-    """Share of the time in which it was busy, for whatever program."""
+    """Share of the time in which any program kept it busy."""
     celsius: float | None
     watts: float | None
 
@@ -113,7 +113,7 @@ class PrivacyStatus(Answer):
     noise: float
     """Standard deviation of the noise, relative to the largest change of a scalar by one row."""
     clip: float
-    """The largest slope that is sent."""
+    """Maximum slope that is sent; larger ones are clipped."""
     updates: int
     """Number of updates for which epsilon was computed: the current number, or slightly more."""
     epsilon: float | None
@@ -127,7 +127,7 @@ class RunStatus(Answer):
     sealed: int
     """Number of sealed epochs."""
     counted: int
-    """Updates that count after these seals."""
+    """Updates that count after the seals so far."""
     members: int
     behind: int
     """Updates that the organiser listed but that are missing here."""
@@ -138,14 +138,15 @@ class RunStatus(Answer):
     member: int | None
     """Number of this node's origin among the members; None if it is not a member."""
     quota: int | None
-    """Updates that its feed may have in one epoch."""
+    """Maximum number of updates of this node's feed in one epoch; None if it is not a member."""
     room: int | None
-    """Updates that its feed may still have in the open epoch."""
+    """Number of updates that this node's feed may still have in the open epoch; None if it is not a
+    member."""
     health: HealthStatus
     evidence: EvidenceStatus | None = None
     """Evidence on this node's own work; None before any of it was measured."""
     announced: str | None = None
-    """The organiser's last announcement."""
+    """The organiser's last announcement; None before the first one."""
     term: int = 0
     """Term of the key that organises. Every succession and every election begins a term."""
     stand_ins: int = 0
@@ -181,7 +182,7 @@ class Status(Answer):
     origin: str | None
     """The public key that signs its updates; None for a relay."""
     incarnation: int | None
-    """Incarnation of the origin, and so the feed, that it continues; None for a relay."""
+    """Incarnation of the origin in this feed; None for a relay."""
     own_updates: int
     """Updates made by this process."""
     contributed: int
@@ -191,7 +192,7 @@ class Status(Answer):
     loss: float | None
     """Recent training loss, a moving average; in a reward run 1 less the mean reward."""
     drift: Drift | None
-    """Distance from the base of the model that this node evaluated last; None before that."""
+    """Distance from the base model of the model that this node evaluated last; None before that."""
     lacking: int
     """Updates that neighbours announced but that are missing here."""
     links: list[LinkStatus]
@@ -200,7 +201,8 @@ class Status(Answer):
     bytes_received: int
     segment_bytes_sent: int
     updates_sent: int
-    """Updates sent, counted once for each link. The cost of one is segment_bytes_sent / updates_sent."""
+    """Updates sent, counted once for each link. The cost of one update is segment_bytes_sent /
+    updates_sent."""
     log_bytes: int
     uptime: float
     fetch: FetchStatus | None
@@ -215,7 +217,7 @@ class Status(Answer):
     machine: MachineStatus | None
     """Use of the machine; None before it was measured."""
     wait: WaitStatus | None
-    """Reason why it may not make updates; None if it may, for a relay, and in an open run with its bases."""
+    """Reason why it may not make updates now; None if it may, and for a relay."""
     alarms: list[AlarmStatus]
     """Alarms, the most severe first; in an open run only about problems of this node."""
     organised: RunStatus | None
@@ -229,9 +231,9 @@ class Status(Answer):
 
 
 class CoreStatus(Answer):
-    """State digest and core digest of one moment: the second checks the engine against the log."""
+    """State digest and core digest at one moment. The core digest checks the engine against the log."""
 
     digest: str
     core_digest: str | None
-    """None for a relay, which has no cores."""
+    """Digest of the cores; None for a relay, which has none."""
     known: int

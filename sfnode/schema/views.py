@@ -57,7 +57,8 @@ class Progress(Answer):
 
 
 class Curves(Answer):
-    """Measurements by this node since it started: columns of equal length, with fewer points as they grow."""
+    """Measurements by this node since it started: columns of equal length, which are thinned out as they
+    grow."""
 
     now: float
     """Seconds since the start."""
@@ -106,7 +107,7 @@ class Origin(Answer):
     """Number of incarnations."""
     first_step: int
     last_step: int
-    """Steps of its latest feed."""
+    """Last step of its latest feed. `first_step` is the first."""
     first_epoch: int
     last_epoch: int
     cut: bool
@@ -114,12 +115,13 @@ class Origin(Answer):
     counted: int | None = None
     """Its updates that seals count; None in an open run."""
     worth: int | None = None
-    """Nats by which these updates lowered the validation loss, by the organiser's figures, in units of 10^-9.
-    None if nobody's were measured, and for an origin that is not a member."""
+    """Decrease of the validation loss by these updates, from the organiser's figures, in units of 10^-9 nats.
+    None if no member's updates were measured, and for an origin that is not a member."""
     left_out: str | None = None
     """Reason why its latest work was left out; None if it counts."""
     gain_share: float | None = None
-    """Its worth relative to the sum of all members' absolute worths, from -1 to 1; None as `worth`."""
+    """Its worth relative to the sum of all members' absolute worths, from -1 to 1; None if `worth` is
+    None."""
     own: bool
     """Whether it is this node's origin."""
     name: str | None
@@ -157,14 +159,14 @@ class SwarmNode(Answer):
 
     peer: str
     kind: Literal["self", "neighbour", "known"]
-    """Source of what is known. `known` nodes are only in the roster, which anybody can write to."""
+    """Source of the information. `known` nodes are only in the roster, which anybody can write to."""
     role: str
     known: int
     """Updates that it knew at its last report."""
     lag: int
-    """Number of our updates that it lacked then; 0 if it had more."""
+    """Number of updates by which it was behind this node then; 0 if it was not behind."""
     agrees: bool | None = None
-    """Whether its last summary carried our digest at that moment; None unless it is a neighbour."""
+    """Whether the digest in its last Summary equalled ours at that moment; None unless it is a neighbour."""
     differs_for: float | None = None
     """Seconds for which its digest has differed, which is normal while updates are under way."""
     latency: float | None = None
@@ -201,7 +203,7 @@ class HistoryPoint(Answer):
     updates: int
     """Updates made in the span."""
     known: int
-    """Updates made until its end."""
+    """Updates made until the end of the span."""
     origins: int
     """Number of origins that contributed to it."""
 
@@ -212,7 +214,7 @@ class Leader(Answer):
     origin: str
     name: str | None
     known: list[int]
-    """Its updates until the end of each point."""
+    """Its updates until the end of each point in `History.points`."""
 
 
 class History(Answer):
@@ -267,16 +269,16 @@ class OwnStanding(Answer):
     rank: int | None
     """Rank by worth, then by updates; None before its first update."""
     of: int
-    """Origins in the log."""
+    """Number of origins in the log."""
     updates: int
     share: float
     """Share of all updates."""
     counted: int | None
     """Its updates that seals count; None in an open run."""
     worth: int | None
-    """Worth as of an `Origin`."""
+    """Its worth, as in `Origin.worth`."""
     gain_share: float | None = None
-    """Share of all worths as of an `Origin`."""
+    """Its share of all worths, as in `Origin.gain_share`."""
 
 
 class SampleRow(Answer):
@@ -312,7 +314,8 @@ class Samples(Answer):
 
 
 class TimelineEntry(Decided):
-    """A decision and its consequences. The following fields are None unless it is a `seal`."""
+    """A decision and its consequences. `epoch`, `counted`, `origins` and `evaluation` are None unless it is a
+    `seal`."""
 
     epoch: int | None
     counted: int | None
