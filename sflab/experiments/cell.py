@@ -69,7 +69,7 @@ class CellNetwork(CellSection):
     clients: int = Field(default=16, ge=1, le=4096)
     """Virtual clients."""
     hops: int = Field(default=0, ge=0)
-    """Links that an update travels in a round; 0: as many as needed to reach all clients."""
+    """Number of links that an update travels in a round; 0: as many as needed to reach all clients."""
     loss: float = Field(default=0.0, ge=0, lt=1)
     """Share of lost frames, which nodes repair. Baselines lose none."""
     churn: float = Field(default=0.0, ge=0, lt=1)
@@ -77,9 +77,9 @@ class CellNetwork(CellSection):
     speeds: float = Field(default=1.0, ge=1)
     """Steps of the fastest client for each step of the slowest one."""
     hostile: float = Field(default=0.0, ge=0, le=1, exclude_if=(0.0).__eq__)
-    """Share of SeedFlood's clients that are admitted and hostile: the last ones."""
+    """Share of SeedFlood's clients that are hostile although admitted: those with the highest numbers."""
     attack: Attack = Field(default="random", exclude_if="random".__eq__)
-    """Attack of hostile clients (docs/experiments.md); `absent`: they do nothing, to compare with."""
+    """Attack of hostile clients (docs/experiments.md); `absent`: they do nothing, for comparison."""
 
 
 class Cell(CellSection):
@@ -98,8 +98,8 @@ class Cell(CellSection):
     batch_size: int = Field(default=4, ge=1)
     """Rows of a mini-batch."""
     group: int = Field(default=0, ge=0, le=MAX_GROUP, exclude_if=(0).__eq__)
-    """SeedFlood's updates that share a mini-batch, all made in one local step (docs/how-it-works.md); 0: one
-    update."""
+    """Number of SeedFlood's updates that share a mini-batch and are all made in one local step
+    (docs/how-it-works.md); 0: one update."""
     learning_rate: float = Field(default=6e-6, gt=0)
     """Learning rate per update. For methods that average clients: per local step."""
     epsilon: float = Field(default=1e-3, gt=0)

@@ -75,7 +75,8 @@ class World:
     ) -> None:
         """If `managed`, all nodes reach each other; otherwise only pairs given to `want`.
 
-        If `watched`, everything that nodes write to disk is checked. Their engines must be those of integers.
+        If `watched`, everything that nodes write to disk is checked. Their engines must then be engines of
+        integers.
         """
         self.seed = seed
         self.manifest = manifest
@@ -89,12 +90,12 @@ class World:
         self.computer = computer
         self.watched = watched
         self.elects = elects
-        """Whether there are stand-ins, so that no decision that a node has shown is ever taken back."""
+        """Whether the run has stand-ins. Then no decision that a node has shown is ever taken back."""
         self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
-        """Chain heads after decisions, by term and position, and the nodes that had them on disk."""
+        """Chain head after each decision, and the nodes that had it on disk; keyed by term and position."""
         self.shown: dict[int, tuple[bytes, str]] = {}
-        """In a run with stand-ins: the chain head after each decision on any disk, and the first node with
-        it."""
+        """Chain head after each decision on an honest node's disk, and the first node with it; keyed by
+        position. Empty in a run without stand-ins."""
         self.leaderless_since: float | None = None
         """Time at which the organising node died; None while somebody organises."""
         self.undone: set[bytes] = set()
@@ -132,7 +133,7 @@ class World:
         self.error: BaseException | None = None
         """First violation, or first error of a node."""
         self.who: tuple[str, ...] = ()
-        """Node of that error."""
+        """Name of the node with the first error; empty if no node is known to have it."""
         self._level = logging.getLogger("sfnode").level
         logging.getLogger("sfnode").setLevel(logging.CRITICAL + 1)
 
