@@ -87,7 +87,7 @@ class VectorProblem(Protocol):
 
     size: int
     batch_size: int
-    """Examples of a mini-batch."""
+    """Number of examples of a mini-batch."""
 
     def start(self) -> Tensor:
         """Return a copy of the vector that every client starts from, (P,) float32, on the problem's

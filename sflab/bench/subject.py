@@ -65,7 +65,7 @@ class SubjectSpec(NamedTuple):
     rank: int = 0
     """Rank of the subspace; 0: the run's rank, or the default."""
     group: int | None = None
-    """Updates that share a mini-batch; None: as in the run, or the default."""
+    """Number of updates that share a mini-batch; None: as in the run, or the default."""
     folder: Path | None = None
     """Folder of the run's manifest."""
 

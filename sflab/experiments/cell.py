@@ -52,7 +52,7 @@ class Problem(CellSection):
     min_words: int = Field(default=0, ge=0)
     """Minimum words of a training row."""
     validation_rows: int = Field(default=500, ge=0)
-    """Rows of the training data for validation. No client trains on them."""
+    """Number of rows of the training data for validation. No client trains on them."""
     test_rows: int = Field(default=1000, ge=0)
     """Test rows; 0: all."""
     dirichlet: float = Field(default=0.0, ge=0)
@@ -75,7 +75,7 @@ class CellNetwork(CellSection):
     churn: float = Field(default=0.0, ge=0, lt=1)
     """Share of clients that are absent in a round."""
     speeds: float = Field(default=1.0, ge=1)
-    """Steps of the fastest client for each step of the slowest one."""
+    """Number of steps of the fastest client for each step of the slowest one."""
     hostile: float = Field(default=0.0, ge=0, le=1, exclude_if=(0.0).__eq__)
     """Share of SeedFlood's clients that are hostile although admitted: those with the highest numbers."""
     attack: Attack = Field(default="random", exclude_if="random".__eq__)
@@ -96,7 +96,7 @@ class Cell(CellSection):
     local_steps: int = Field(default=5, ge=1)
     """Local steps between two rounds of communication."""
     batch_size: int = Field(default=4, ge=1)
-    """Rows of a mini-batch."""
+    """Number of rows of a mini-batch."""
     group: int = Field(default=0, ge=0, le=MAX_GROUP, exclude_if=(0).__eq__)
     """Number of SeedFlood's updates that share a mini-batch and are all made in one local step
     (docs/how-it-works.md); 0: one update."""

@@ -102,7 +102,7 @@ class Outcome:
     latency_p99: float = 0.0
     latency_max: float = 0.0
     copies: float = 0.0
-    """Copies of an update that were sent, per delivery of an update."""
+    """Number of copies of an update that were sent, per delivery of an update."""
     messages: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     peak_entries: int = 0

@@ -56,7 +56,7 @@ class StudySize(NamedTuple):
     test_rows: int = 400
     min_words: int = 4
     evaluations: int = 3
-    """Evaluations on validation rows during a run."""
+    """Number of evaluations on validation rows during a run."""
     methods: Sequence[str] = PAPER_METHODS
     topologies: Sequence[Topology] = ("ring",)
     sizes: Sequence[int] = (16, 32, 64, 128)

@@ -195,7 +195,7 @@ def _is(findings: StudyFindings, group: Group, task: str, method: str) -> bool:
 # -- claims of the paper -------------------------------------------------------------------------------
 
 PAPER_UPDATES = 80_000
-"""Updates of the paper's longest run: 16 clients with 5,000 steps each."""
+"""Number of updates of the paper's longest run: 16 clients with 5,000 steps each."""
 
 PAPER_BYTES = 400_000
 """Bytes per edge that the paper states for these updates."""

@@ -147,7 +147,7 @@ class NodeEvaluation(Evaluation):
     seconds: float
     """Time at which it finished, in seconds since the start of the node."""
     known: int
-    """Updates in the model; 0 for the base model."""
+    """Number of updates in the model; 0 for the base model."""
     base: bool
     """Whether the base model was evaluated."""
     digest: str | None

@@ -24,9 +24,9 @@ class EpochEntry(Answer):
 
     epoch: int
     named: int
-    """Updates that its close lists; in an open run updates with its label."""
+    """Number of updates that its close lists; in an open run updates with its label."""
     counted: int
-    """Its updates that count now, after all decisions."""
+    """Number of its updates that count now, after all decisions."""
     factor: float | None
     """Factor of its seal. Like `digest` and `evaluation`, None in an open run."""
     rate: float
@@ -69,9 +69,9 @@ class HistoryResult(Answer):
     sealed: int | None
     """Number of sealed epochs; None in an open run."""
     counted: int
-    """Updates that count."""
+    """Number of updates that count."""
     waiting: int
-    """Updates stored here that no seal has judged; 0 in an open run."""
+    """Number of updates stored here that no seal has judged; 0 in an open run."""
     complete: bool
     """Whether the run is complete. Then no more updates are made, and waiting ones never count."""
     budget: int
@@ -90,7 +90,7 @@ class Ranked(Answer):
     name: str | None
     """Display name that the member chose; None without one."""
     counted: int
-    """Its updates that count."""
+    """Number of its updates that count."""
     measured: int
     """Counted updates with a measured worth."""
     worth: int
@@ -163,7 +163,7 @@ class CheckoutResult(Answer):
     run_id: str
     epoch: int
     updates: int
-    """Updates that counted at its seal."""
+    """Number of updates that counted at its seal."""
     named_digest: str
     """Named digest in the seal (SPEC O10)."""
     core_digest: str
@@ -181,7 +181,7 @@ class Contributor(NamedTuple):
     name: str
     """Display name and team that the origin chose; empty without one."""
     updates: int
-    """Its updates that count."""
+    """Number of its updates that count."""
 
 
 class EvaluatedModel(NamedTuple):

@@ -59,7 +59,7 @@ class EvidenceStatus(Answer):
     member: int
     origin: str
     updates: int
-    """Updates that were measured."""
+    """Number of updates that were measured."""
     worth: int
     """Decrease of the validation loss by these updates with factor 1, in units of 10^-9 nats."""
     evidence: float
@@ -125,7 +125,7 @@ class OrganiserStatus(Answer):
     sealed: int
     """Number of sealed epochs."""
     counted: int
-    """Updates that count after the seals so far."""
+    """Number of updates that count after the seals so far."""
     budget: int
     complete: bool
     quota: int
@@ -133,7 +133,7 @@ class OrganiserStatus(Answer):
     members: int
     invitations: int
     behind: int
-    """Updates that the organiser listed but that are missing here."""
+    """Number of updates that the organiser listed but that are missing here."""
     bases: list[SubspaceBases]
     """Published bases, ascending from subspace 0; none if bases are random."""
     next_subspace: int
@@ -143,7 +143,7 @@ class OrganiserStatus(Answer):
     waits: str | None
     """Reason why it does not sign yet, and how that ends; None if it signs, or if it is elsewhere."""
     petitions: int | None
-    """Newcomers that wait for the owner; None if the organiser is elsewhere."""
+    """Number of newcomers that wait for the owner; None if the organiser is elsewhere."""
     health: HealthStatus
     evaluations: list[EpochEvaluation]
     """The last ones, oldest first."""
@@ -169,7 +169,7 @@ class MemberStatus(Answer):
     revoked: int | None
     """First epoch label whose updates do not count; None if it was not revoked."""
     counted: int
-    """Its updates that count."""
+    """Number of its updates that count."""
 
 
 class Members(Answer):

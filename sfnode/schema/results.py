@@ -88,17 +88,17 @@ class SealsResult(Answer):
     sealed: int
     """Number of sealed epochs."""
     checked: int
-    """Seals whose digest was recomputed. For the others the log lacks updates."""
+    """Number of seals whose digest was recomputed. For the others the log lacks updates."""
     behind: int
-    """Updates that closes list but the log lacks."""
+    """Number of updates that closes list but the log lacks."""
     named_digest: str | None
     """Digest of the last seal that was checked; None without one."""
     epoch: int | None
     """Epoch of the last seal whose updates are all stored here; None without one."""
     updates: int
-    """Updates that count at that seal."""
+    """Number of updates that count at that seal."""
     lacking: int
-    """Updates that seals refer to but the log lacks."""
+    """Number of updates that seals refer to but the log lacks."""
 
 
 class ArchiveStatement(Answer):
@@ -114,7 +114,7 @@ class ArchiveStatement(Answer):
     feeds: int
     updates: int
     decisions: int
-    """Decisions of the organiser. Like `sealed`, 0 in an open run."""
+    """Number of decisions of the organiser. Like `sealed`, 0 in an open run."""
     sealed: int
     """Number of sealed epochs."""
     digest: str
@@ -131,10 +131,10 @@ class ImportResult(Answer):
     run_id: str
     run_name: str
     new_updates: int
-    """Updates that came from the archive."""
+    """Number of updates that came from the archive."""
     new_decisions: int
     updates: int
-    """Updates stored here now."""
+    """Number of updates stored here now."""
     sealed: int | None
     """Number of epochs that are sealed now; None in an open run."""
     digest: str
@@ -177,9 +177,9 @@ class SwarmResult(Answer):
     run_id: str
     run_name: str
     updates: int
-    """Updates that the nodes hold."""
+    """Number of updates that the nodes hold."""
     counted: int | None
-    """Updates that count at the organiser's seals; None for an open run."""
+    """Number of updates that count at the organiser's seals; None for an open run."""
     sealed: int | None
     """Number of epochs that the organiser sealed; None for an open run."""
     announced: str | None = None
@@ -211,9 +211,9 @@ class BatchResult(Answer):
     """One size of a mini-batch in `sfnode lab bench`."""
 
     batch: int
-    """Rows of each mini-batch."""
+    """Number of rows of each mini-batch."""
     tokens: int
-    """Tokens in a step's mini-batches, without padding."""
+    """Number of tokens in a step's mini-batches, without padding."""
     forwards_seconds: float
     """Time of plain forward passes, one for each point of a step (two points, or one for each update of a
     group)."""
@@ -221,7 +221,7 @@ class BatchResult(Answer):
     step_ratio: float
     """`step_seconds` divided by `forwards_seconds`."""
     tokens_per_second: float
-    """Tokens that a step processes per second, counted at each of its points."""
+    """Number of tokens that a step processes per second, counted at each of its points."""
     updates_per_hour: float
     inference_peak_bytes: int | None
     """Peak memory of a plain forward pass with as many rows as a step; None if unknown."""
@@ -240,7 +240,7 @@ class IncomingResult(Answer):
     """The cost of applying others' updates, in `sfnode lab bench`."""
 
     updates: int
-    """Updates that arrive during a step."""
+    """Number of updates that arrive during a step."""
     add_seconds: float
     """Time to add these updates to the core."""
     fold_seconds: float
@@ -276,7 +276,7 @@ class TryRewardResult(Answer):
     dtype: str
     temperature: float
     prompts: int
-    """Prompts that the base model answered, each with its likeliest tokens."""
+    """Number of prompts that the base model answered, each with its likeliest tokens."""
     reward: float
     """Mean reward of these answers."""
     reward_low: float
@@ -335,9 +335,9 @@ class BenchResult(Answer):
     """Cores that other programs used while the model was loaded."""
     rank: int
     queries: int
-    """Mini-batches of a step."""
+    """Number of mini-batches of a step."""
     group: int
-    """Updates that share a mini-batch; 0 if each is measured at two points."""
+    """Number of updates that share a mini-batch; 0 if each is measured at two points."""
     repetitions: int
     batches: list[BatchResult]
     incoming: list[IncomingResult]

@@ -15,7 +15,7 @@ class LinkStatus(Answer):
     outbound: bool
     role: str
     known: int
-    """Updates that it knew at its last report."""
+    """Number of updates that it knew at its last report."""
     agrees: bool
     """Whether the digest in its last Summary equalled ours at that moment."""
     bytes_sent: int
@@ -31,7 +31,7 @@ class FetchStatus(Answer):
     total: int
     """Size in bytes; 0 until the listing arrived."""
     peers: int
-    """Peers that sent some of it."""
+    """Number of peers that sent some of it."""
 
 
 class WaitStatus(Answer):
@@ -60,7 +60,7 @@ class DeviceStatus(Answer):
     name: str
     """Name of the device such as `cuda:1`, with a number if several have the same name."""
     updates: int
-    """Updates measured on it since the start."""
+    """Number of updates measured on it since the start."""
     seconds: float | None
     """Time of an update, averaged over the last steps; None before the first one."""
     problem: str | None
@@ -127,10 +127,10 @@ class RunStatus(Answer):
     sealed: int
     """Number of sealed epochs."""
     counted: int
-    """Updates that count after the seals so far."""
+    """Number of updates that count after the seals so far."""
     members: int
     behind: int
-    """Updates that the organiser listed but that are missing here."""
+    """Number of updates that the organiser listed but that are missing here."""
     seconds_since_seal: float | None
     """Time since the last seal arrived; None if none arrived since the start."""
     organiser: str | None
@@ -150,9 +150,9 @@ class RunStatus(Answer):
     term: int = 0
     """Term of the key that organises. Every succession and every election begins a term."""
     stand_ins: int = 0
-    """Members who stand in for the organiser, including the organiser."""
+    """Number of members who stand in for the organiser, including the organiser."""
     stand_ins_here: int = 0
-    """Stand-ins that were heard within a minute."""
+    """Number of stand-ins that were heard within a minute."""
 
 
 class Status(Answer):
@@ -176,7 +176,7 @@ class Status(Answer):
     epoch: int
     """Epoch of the next update."""
     epochs: int
-    """Epochs of the whole run; in an organised run an estimate for epochs of the usual size."""
+    """Number of epochs of the whole run; in an organised run an estimate for epochs of the usual size."""
     digest: str
     """The state digest (SPEC D3): equal digests mean equal models."""
     origin: str | None
@@ -184,9 +184,9 @@ class Status(Answer):
     incarnation: int | None
     """Incarnation of the origin in this feed; None for a relay."""
     own_updates: int
-    """Updates made by this process."""
+    """Number of updates made by this process."""
     contributed: int
-    """Updates of the node's origin in the log, over all its starts and incarnations."""
+    """Number of updates of the node's origin in the log, over all its starts and incarnations."""
     updates_per_second: float
     """Own updates per second, over the last ten seconds."""
     loss: float | None
@@ -194,14 +194,14 @@ class Status(Answer):
     drift: Drift | None
     """Distance from the base model of the model that this node evaluated last; None before that."""
     lacking: int
-    """Updates that neighbours announced but that are missing here."""
+    """Number of updates that neighbours announced but that are missing here."""
     links: list[LinkStatus]
     feed_count: int
     bytes_sent: int
     bytes_received: int
     segment_bytes_sent: int
     updates_sent: int
-    """Updates sent, counted once for each link. The cost of one update is segment_bytes_sent /
+    """Number of updates sent, counted once for each link. The cost of one update is segment_bytes_sent /
     updates_sent."""
     log_bytes: int
     uptime: float

@@ -40,15 +40,16 @@ class Progress(Answer):
     """Progress of the run, and its end at the current rate."""
 
     known: int
-    """Updates stored here; in an organised run updates that count after the seals so far."""
+    """Number of updates stored here; in an organised run updates that count after the seals so far."""
     update_budget: int
     epoch: int
     """Epoch of the next update, from 0."""
     epochs: int
     epoch_known: int
-    """Updates since the epoch began; in an organised run updates stored here that no close lists."""
+    """Number of updates since the epoch began; in an organised run updates stored here that no close
+    lists."""
     epoch_updates: int
-    """Updates of the whole epoch."""
+    """Number of updates of the whole epoch."""
     updates_per_second: float | None
     """Rate of all nodes together, as updates arrive here; None until the node caught up."""
     epoch_seconds_left: float | None
@@ -113,7 +114,7 @@ class Origin(Answer):
     cut: bool
     """Whether it signed two histories. Its updates after the fork do not count."""
     counted: int | None = None
-    """Its updates that seals count; None in an open run."""
+    """Number of its updates that seals count; None in an open run."""
     worth: int | None = None
     """Decrease of the validation loss by these updates, from the organiser's figures, in units of 10^-9 nats.
     None if no member's updates were measured, and for an origin that is not a member."""
@@ -146,9 +147,9 @@ class Origins(Answer):
     """Number of matching origins."""
     offset: int
     updates: int
-    """Updates of all origins, matching or not."""
+    """Number of updates of all origins, matching or not."""
     indexed: int
-    """Updates of the log that were counted so far. Counting continues."""
+    """Number of updates of the log that were counted so far. Counting continues."""
     origins: list[Origin]
     teams: list[Team]
     """Teams of all origins, the most updates first, a hundred at most."""
@@ -162,7 +163,7 @@ class SwarmNode(Answer):
     """Source of the information. `known` nodes are only in the roster, which anybody can write to."""
     role: str
     known: int
-    """Updates that it knew at its last report."""
+    """Number of updates that it knew at its last report."""
     lag: int
     """Number of updates by which it was behind this node then; 0 if it was not behind."""
     agrees: bool | None = None
@@ -201,9 +202,9 @@ class HistoryPoint(Answer):
     first_epoch: int
     last_epoch: int
     updates: int
-    """Updates made in the span."""
+    """Number of updates made in the span."""
     known: int
-    """Updates made until the end of the span."""
+    """Number of updates made until the end of the span."""
     origins: int
     """Number of origins that contributed to it."""
 
@@ -214,7 +215,7 @@ class Leader(Answer):
     origin: str
     name: str | None
     known: list[int]
-    """Its updates until the end of each point in `History.points`."""
+    """Number of its updates until the end of each point in `History.points`."""
 
 
 class History(Answer):
@@ -225,7 +226,7 @@ class History(Answer):
     leaders: list[Leader]
     """The origins with most updates."""
     others: list[int]
-    """Updates of everybody else until the end of each point."""
+    """Number of updates of everybody else until the end of each point."""
 
 
 class Generated(Answer):
@@ -237,7 +238,7 @@ class Generated(Answer):
     """Continuation by the model of the last seal; in an open run, as of now."""
     digest: str
     known: int
-    """Updates in that model."""
+    """Number of updates in that model."""
 
 
 class About(Answer):
@@ -274,7 +275,7 @@ class OwnStanding(Answer):
     share: float
     """Share of all updates."""
     counted: int | None
-    """Its updates that seals count; None in an open run."""
+    """Number of its updates that seals count; None in an open run."""
     worth: int | None
     """Its worth, as in `Origin.worth`."""
     gain_share: float | None = None
@@ -298,7 +299,7 @@ class SampleMoment(Answer):
     epoch: int | None
     """The sealed epoch of the model; in an open run the epoch that was open."""
     known: int
-    """Updates in the model."""
+    """Number of updates in the model."""
     answers: list[str]
     scores: list[float]
     """Scores of these answers, like `base_score`."""
@@ -319,9 +320,9 @@ class TimelineEntry(Decided):
 
     epoch: int | None
     counted: int | None
-    """Updates of the epoch that count now."""
+    """Number of updates of the epoch that count now."""
     origins: int | None
-    """Origins with updates in it that count."""
+    """Number of origins with updates in it that count."""
     evaluation: EpochEvaluation | None
 
 

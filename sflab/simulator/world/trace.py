@@ -115,9 +115,9 @@ class Traffic:
     bytes: Counter[str] = field(default_factory=Counter)
     """Bytes of the frames that honest nodes sent, with their length prefix, keyed by type of message."""
     copies_sent: int = 0
-    """Updates in segments that honest nodes sent."""
+    """Number of updates in segments that honest nodes sent."""
     deliveries: int = 0
-    """Updates that honest nodes admitted from others."""
+    """Number of updates that honest nodes admitted from others."""
     latencies: array[float] = field(default_factory=lambda: array("d"))
     """Seconds from the making of each update to its admission by another node that was up all that time."""
 
