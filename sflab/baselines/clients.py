@@ -34,7 +34,7 @@ class Setup:
     """Distance of each point of a zeroth-order estimate from the client's vector, as a multiple of a standard
     normal vector (as in MeZO)."""
     local_steps: int = 5
-    """Local steps between two rounds of communication."""
+    """Number of local steps between two rounds of communication."""
     options: Mapping[str, float] = field(default_factory=dict)
     """Numbers that only this method has (`registry`)."""
 

@@ -1,4 +1,5 @@
-"""The methods of the SeedFlood paper's comparison, by name: a constructor and the usual numbers of each.
+"""The methods of the SeedFlood paper's comparison, keyed by name, each with its constructor and its usual
+numbers.
 
 docs/experiments.md has their papers, and the messages that each sends.
 """
@@ -21,7 +22,8 @@ class Baseline:
     """A method to compare SeedFlood with."""
 
     make: Callable[[Setup], Clients]
-    """Constructor. The setup must have all `options`: `registry.make` adds the usual ones."""
+    """Constructor of the method. The setup must have all of `options`: `registry.make` adds missing ones with
+    their usual values."""
     rates: Rates
     """Small grid around the usual learning rate for a model of 4 million parameters, ascending."""
     problem: Literal["full", "lora"] = "full"
@@ -55,6 +57,6 @@ METHODS: Mapping[str, Baseline] = {
 
 
 def make(name: str, setup: Setup) -> Clients:
-    """Make a method. Options of the setup replace the method's usual ones."""
+    """Make a method. Options of the setup replace the method's usual options."""
     baseline = METHODS[name]
     return baseline.make(replace(setup, options={**baseline.options, **setup.options}))

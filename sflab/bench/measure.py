@@ -218,7 +218,7 @@ def weight_bytes(loaded: LoadedModel, dtype: str) -> int:
 
 
 def updates(count: int, turn: int) -> UpdateBatch:
-    """Make updates of another node in the first epoch, different ones in every turn."""
+    """Make `count` updates of another node in the first epoch. Every turn has different updates."""
     numbers = np.arange(count, dtype=np.int64)
     return UpdateBatch(numbers * 0, update_seeds(turn + 2, 0, count), numbers * 7919 % 2001 - 1000)
 
@@ -226,7 +226,7 @@ def updates(count: int, turn: int) -> UpdateBatch:
 def seconds(action: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that an action takes until its last result is ready.
 
-    With a single thread on a CPU, only the process's own CPU time counts, without that of other programs.
+    With a single thread on a CPU, only the process's own CPU time counts, so other programs do not matter.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter

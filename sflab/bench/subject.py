@@ -36,7 +36,7 @@ from sfnode.tasks.public_files import NOWHERE, beside
 from sfprotocol.seeds import batch_rows
 
 SENTENCES = 256
-"""Random sentences from which mini-batches are drawn."""
+"""Number of random sentences, from which mini-batches are drawn."""
 
 FIRST_ORDINARY = 8
 """Smallest token number of random sentences. Many models use smaller numbers for special tokens."""

@@ -29,7 +29,8 @@ Attack = Literal["random", "flip", "scale", "noise", "target", "turncoat", "cons
 
 
 class CellSection(Section):
-    """Fields of a cell. Newer ones are left out at their defaults, so that older results keep their names."""
+    """Fields of a cell. Newer fields are left out at their defaults, so that older results keep their
+    names."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -48,13 +49,13 @@ class Problem(CellSection):
     objective: Literal["plain", "centred"] = Field(default="plain", exclude_if="plain".__eq__)
     """The loss. `centred` has balanced mini-batches, and compares scores less their means."""
     rows: int = Field(default=1024, ge=1)
-    """Training rows of all clients together."""
+    """Number of training rows of all clients together."""
     min_words: int = Field(default=0, ge=0)
-    """Minimum words of a training row."""
+    """Minimum number of words of a training row."""
     validation_rows: int = Field(default=500, ge=0)
     """Number of rows of the training data for validation. No client trains on them."""
     test_rows: int = Field(default=1000, ge=0)
-    """Test rows; 0: all."""
+    """Number of test rows; 0: all."""
     dirichlet: float = Field(default=0.0, ge=0)
     """Dirichlet concentration of the classes in the clients' shards; 0: classes are distributed evenly."""
     bases: str = Field(default="", exclude_if="".__eq__)
@@ -67,7 +68,7 @@ class CellNetwork(CellSection):
     topology: Topology = "ring"
     """Links between clients. With `changing` every round has new ones (baselines only)."""
     clients: int = Field(default=16, ge=1, le=4096)
-    """Virtual clients."""
+    """Number of virtual clients."""
     hops: int = Field(default=0, ge=0)
     """Number of links that an update travels in a round; 0: as many as needed to reach all clients."""
     loss: float = Field(default=0.0, ge=0, lt=1)
@@ -92,9 +93,9 @@ class Cell(CellSection):
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     """Seed of all random choices."""
     steps: int = Field(default=100, ge=1)
-    """Local steps of a client."""
+    """Number of local steps of each client."""
     local_steps: int = Field(default=5, ge=1)
-    """Local steps between two rounds of communication."""
+    """Number of local steps between two rounds of communication."""
     batch_size: int = Field(default=4, ge=1)
     """Number of rows of a mini-batch."""
     group: int = Field(default=0, ge=0, le=MAX_GROUP, exclude_if=(0).__eq__)
@@ -107,9 +108,9 @@ class Cell(CellSection):
     rank: int = Field(default=32, ge=1)
     """Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA."""
     refresh: int = Field(default=1000, ge=1)
-    """Local steps between two subspaces."""
+    """Number of local steps between two subspaces."""
     evaluate_every: int = Field(default=0, ge=0)
-    """Local steps between two evaluations on validation rows; 0: evaluate only at the end."""
+    """Number of local steps between two evaluations on validation rows; 0: evaluate only at the end."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of this method alone, such as the share of entries that ChocoSGD sends."""
 

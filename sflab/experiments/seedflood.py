@@ -361,7 +361,7 @@ class SeedFlood:
         return self.engine.consensus()
 
     def updates(self) -> Mapping[str, int]:
-        """Return the numbers of updates of honest and of hostile clients, made and counted."""
+        """Return the numbers of made and of counted updates, for honest and for hostile clients."""
         frontier = self.clients[0].machine.frontier
         made = [frontier.next(client.own) for client in self.clients]
         count = [self._counted(client) for client in self.clients] if self.is_organised else made

@@ -1,7 +1,7 @@
 """Reference implementation of counting in an organised run, by decision and by update (SPEC O5 to O8).
 
 It is independent of the machine and as plain as possible, to be compared with the cores of nodes. It assumes
-that every decision is valid, as those of an organiser are.
+that every decision is valid, as an organiser's decisions are.
 """
 
 from __future__ import annotations

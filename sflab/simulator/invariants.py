@@ -174,8 +174,8 @@ def tables(link: Link) -> Iterator[tuple[str, Sized]]:
 
 @cache
 def _paths(kind: Any) -> tuple[str, ...]:
-    """Return the dotted names of all tables in a dataclass and its parts, by their types; () for another
-    class."""
+    """Return the dotted names of all attributes of a dataclass, and of its parts, whose types are tables; ()
+    for another class."""
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     found: list[str] = []
     for name, hint in hints.items():
@@ -270,7 +270,8 @@ def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
 
 
 def differences(world: World) -> tuple[str, tuple[str, ...]]:
-    """Describe how much each node has, and return the nodes that differ from the majority."""
+    """Describe how many updates the nodes know, and return the names of up to three nodes that differ from
+    the majority."""
     counts: dict[tuple[int, bytes], list[str]] = {}
     for node in world.staying():
         if node.up:

@@ -1,7 +1,7 @@
 """The table of scenarios. A scenario has everything that a run needs besides its seed, as data.
 
-First come network conditions and faults of every kind, one at a time and all together. Then come attacks like
-those of gossipsub-hardening, with limits that honest nodes must keep. In these, nodes find their neighbours
+First come network conditions and faults of every kind, one at a time and all together. Then come attacks as
+in gossipsub-hardening, with limits that honest nodes must keep. In these, nodes find their neighbours
 themselves. The adversaries stay until the end, and honest nodes must become equal nevertheless.
 """
 

@@ -1,6 +1,6 @@
 """Adversaries that run the real machine and alter its messages, so that they look like honest nodes.
 
-Some stand in for the organiser, and lie in their statements (SPEC O22, O23).
+Some of them stand in for the organiser, and lie in their statements (SPEC O22, O23).
 """
 
 from __future__ import annotations

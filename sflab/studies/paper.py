@@ -36,19 +36,20 @@ LORA_RANK = 8
 """Rank of adapters, as in the paper."""
 
 SEGMENT = 32
-"""Local steps between two rounds in the cells where a client signs full segments."""
+"""Number of local steps between two rounds in the cells where a client signs full segments."""
 
 
 class StudySize(NamedTuple):
-    """Size of a study. The defaults are those of the default size."""
+    """Size of a study. The default values make the default size."""
 
     clients: int = 16
     zeroth_steps: int = 160
-    """Local steps of a client with two-point estimates."""
+    """Number of local steps of a client with two-point estimates."""
     first_steps: int = 40
-    """Local steps of a client with gradients."""
+    """Number of local steps of a client with gradients."""
     short_steps: int = 80
-    """Local steps of zeroth-order cells outside the table of methods. Others make proportionally fewer."""
+    """Number of local steps of zeroth-order cells outside the table of methods. First-order cells make
+    proportionally fewer."""
     refresh: int = 80
     batch_size: int = 4
     rows: int = 1024

@@ -251,7 +251,8 @@ def _claims(findings: StudyFindings) -> Iterator[str]:
 
 
 def _not_below(words: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
-    """Judge whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
+    """Judge whether the mean score of `ours` is at least the mean score of `theirs`, compared seed by
+    seed."""
     difference = paired(ours, theirs) if ours and theirs else None
     if ours is None or theirs is None or difference is None:
         return PaperClaim(words, None)

@@ -79,7 +79,7 @@ class Here:
 
 
 class Processes:
-    """Runs cells in processes of this machine, each of which runs one cell after the other.
+    """Runs cells in several processes of this machine. Each process runs one cell after the other.
 
     Each process has its own executor: an executor is lost as a whole when one of its processes dies.
     """

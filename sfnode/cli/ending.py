@@ -197,8 +197,8 @@ class Ending:
         )
 
     async def _measured(self) -> Learnt:
-        """Return the published results. Without them, measure the model here if somebody watches the
-        terminal."""
+        """Return the published results. If there are none, and somebody watches the terminal, measure the
+        model here."""
         node = self._node
         found = _published(node.status())
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses

@@ -241,11 +241,11 @@ def _differs(what: str) -> UserError:
     )
 
 
-# -- the runs from which a run has come ----------------------------------------------------------------
+# -- ancestors of a run ---------------------------------------------------------------------------------
 
 
 class Ancestor(NamedTuple):
-    """A run from which another was forked."""
+    """A run of which another run is a fork."""
 
     seal: Parent
     """The state with which the fork began."""

@@ -81,7 +81,7 @@ class LazyGroup(click.Group):
         return " ".join(filter(None, ("sfnode", self.path, self.entries[name].example)))
 
     def load_installed(self, names: Iterable[str]) -> Iterator[click.Command]:
-        """Yield these commands, without the ones that are not installed."""
+        """Yield the commands called `names` that are installed."""
         for name in names:
             with suppress(UserError):
                 yield self.load(name)

@@ -1,4 +1,4 @@
-"""Messages on what `sfnode init` made, measured and chosen."""
+"""Messages on the files, measurements and choices of `sfnode init`."""
 
 from __future__ import annotations
 
@@ -92,8 +92,7 @@ def _doubts(role: HeldOut, manifest: Manifest, train: Sequence[Row], rows: Seque
 
 
 def data_words(beside: Shared, out: Path, shared: bool) -> list[str]:
-    """Describe which data lie beside the manifest and whether others get them; empty if no data are in
-    files."""
+    """Describe the data files beside the manifest, and whether others get them; empty without such files."""
     if not beside.names:
         return []
     copied = f" (copied there: {', '.join(beside.copied)})" if beside.copied else ""

@@ -233,8 +233,8 @@ def confirm(
 ) -> Answers:
     """Show the proposals until the user accepts them, and return the answers.
 
-    `told` are the options that were set by their keys. `set_key` sets an option by KEY=VALUE, and returns the
-    answer that it sets, if any.
+    `told` has the options that were set by keys. `set_key` sets an option by KEY=VALUE. If that option is an
+    answer on the screen, it returns the answer.
     """
     while True:
         found = plan(table, answers, told)

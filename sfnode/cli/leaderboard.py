@@ -1,4 +1,4 @@
-"""`sfnode leaderboard`: what the members of an organised run contributed, and its worth."""
+"""`sfnode leaderboard`: the contributions of the members of an organised run, and their worth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `sfnode`: its commands by name, and the handling of errors.
+"""The command `sfnode`: a table of its commands, and the handling of errors.
 
 A command's module is imported when the command is run, and loads torch, asyncio or pydantic only if it needs
 them. `sfnode status` takes less time than the import of such a library.

@@ -3,7 +3,7 @@
 `--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. An option that few need is a key of --set
 instead of a flag (`sfnode.cli.keys`). The file is flat TOML: a key applies to every command that has the
 option. Order of precedence: command line, environment, file, default. Options of a node are derived from the
-fields of `sfnode.settings`; this module does not know what they mean.
+fields of `sfnode.settings`; this module does not know their meaning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`sfnode organise`: what the owner of an organised run sees and decides, through the running node.
+"""`sfnode organise`: the owner's view of an organised run, and the owner's decisions, through the running
+node.
 
 Any node of the run answers `status` and `members`. Decisions need the node with the organiser's key.
 `sfnode.cli.succession` has the commands that replace the key itself.
@@ -407,7 +408,7 @@ def _decide(node: SyncClient, decision: Decision, dry_run: bool) -> told.Decisio
 
 
 def _tell(result: told.DecisionResult, as_json: bool) -> None:
-    """Print what a decision changed, or would change."""
+    """Print the changes of a decision or, after a dry run, those that it would make."""
     if as_json:
         echo(json.dumps(plain(result), indent=2))
         return

@@ -143,8 +143,8 @@ class Narration:
     def __init__(
         self, *, terminal: bool, plain: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`terminal` says whether there is one, and `plain` whether the log is for people. A log for programs
-        gets a line when work begins, but no progress."""
+        """`terminal`: whether standard error is a terminal; `plain`: whether the log is for people. A log for
+        programs gets a line when work begins, but no progress."""
         self._terminal = terminal and plain
         self._beats = plain and not terminal
         self._clock = clock

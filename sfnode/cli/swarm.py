@@ -131,8 +131,8 @@ def swarm(
 def _made(
     preset: str | None, model: str | None, organised: bool, device: str, dtype: str, folder: Path
 ) -> Manifest:
-    """Return the manifest of a ready-made task. With another model its numbers are measured, and bases are
-    written to the folder."""
+    """Return the manifest of a ready-made task. If `model` is given, the manifest's numbers are measured with
+    it, and its bases are written to `folder`."""
     with waiting("loading libraries"):
         from sfnode.models.files import named_folder
         from sfnode.preparing.manifest import build, usual_estimator

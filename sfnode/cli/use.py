@@ -1,4 +1,4 @@
-"""`sfnode use`: the trained model's answers to one text, to texts one after the other, or to rows of a
+"""`sfnode use`: answers of the trained model, to one text, to one text after the other, or to the rows of a
 table."""
 
 from __future__ import annotations
@@ -314,8 +314,8 @@ def _cell(value: object) -> object:
 
 
 def _no_formula(value: object) -> object:
-    """Return an answer as a cell that spreadsheet programs do not take for a formula: with a quote before it.
-    The owner's own columns stay unchanged."""
+    """Return an answer as a cell of a table. A quote is put before an answer that spreadsheet programs would
+    take for a formula. (The owner's own columns stay unchanged.)"""
     if isinstance(value, str) and value.startswith(FORMULAS) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

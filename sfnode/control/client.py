@@ -60,7 +60,7 @@ def http_response(received: bytes) -> tuple[int, bytes]:
 async def exchange(path: Path, message: bytes, deadline: float) -> bytes:
     """Send `message` to the Unix socket `path` and return the reply, within `deadline` seconds.
 
-    Raises OSError, of which TimeoutError is a subclass.
+    Raises OSError, also (as TimeoutError) after the deadline.
     """
     import asyncio
 
@@ -219,8 +219,8 @@ class Client:
         return await self._ask(lambda: schema.organising.JoinRequestList, "/organising/petitions")
 
     async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.organising.DecisionResult:
-        """Have the organiser on the node sign an encoded decision, or with `dry_run` report what it would
-        change."""
+        """Have the organiser on the node sign an encoded decision, or with `dry_run` only report its
+        changes."""
         body = {"decision": decision.hex(), "dry_run": dry_run}
         return await self._tell(
             lambda: schema.organising.DecisionResult, "/organising/decision", body, DECISION_DEADLINE

@@ -35,7 +35,7 @@ ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
 
 
 PAUSES = ("asked", "disk", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
-"""Reasons for a pause: the owner's request, a full disk, a device without room, and limits by their names."""
+"""Reasons for a pause: the owner's request, a full disk, a device without room, or the name of a limit."""
 
 
 class MetricSample(NamedTuple):

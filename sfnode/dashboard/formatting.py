@@ -141,7 +141,7 @@ def _value(found: Evaluation) -> str:
 
 
 def download_in_words(fetch: FetchStatus) -> str:
-    """Name what is being downloaded, in plain words instead of the protocol's."""
+    """Describe the object of a download in plain words, not in the protocol's."""
     return "directions of training" if fetch.what == "bases" else fetch.what
 
 
@@ -158,7 +158,7 @@ def qr_svg(link: str) -> str:
 
 
 def limits_in_words(limits: object) -> dict[str, str]:
-    """Format the limits in force, by name. `limits` is a `Limits`, validated or not."""
+    """Format the limits in force, keyed by name. `limits` is a `Limits`, validated or not."""
     return {name: _limit(name, value) for name, value in vars(limits).items() if value}
 
 

@@ -63,7 +63,7 @@ STYLES = {Mood.GOOD: "green", Mood.NEUTRAL: "", Mood.WARN: "yellow", Mood.BAD: "
 T = TypeVar("T")
 
 CHOSEN = frozenset(("peer", "who", "team"))
-"""Columns with names that people chose. Only these columns are cut where space is short."""
+"""Names of the columns with texts that people chose. Only these columns are cut where space is short."""
 
 ORIGIN_ROWS = 50
 """Number of origins requested at a time: as many as a tall terminal has lines for."""

@@ -115,7 +115,7 @@ def contributed(s: Status, own: OwnStanding | None) -> Words:
 
 
 def doing(now: Now) -> Words:
-    """Describe in one sentence what the node is doing, for the owner of the machine."""
+    """Describe the node's activity in one sentence, for the owner of the machine."""
     words = doing_in(now.status)
     if now.near or now.status.state in (NodeState.STARTING, NodeState.COMPLETE):
         return words
@@ -131,7 +131,7 @@ PASSING: dict[str, str] = {
 
 
 def doing_in(s: Status) -> Words:
-    """Describe what a node in this state is doing."""
+    """Describe the activity of a node in this state."""
     share = percent(s.contributed / max(s.known, 1))
     match s.state:
         case NodeState.TRAINING if not s.contributed:
@@ -171,7 +171,7 @@ def _room(s: Status) -> str:
 
 
 def _busy(s: Status) -> str:
-    """Describe what the model does beside updates."""
+    """Describe the model's work beside updates; empty without such work."""
     return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 

@@ -222,7 +222,7 @@ def remeasure(
     engine: Trainer,
     tell: Callable[[told.Remeasured], None],
 ) -> list[told.Remeasured]:
-    """Measure the worths of the last `epochs` epochs again, and compare them with the signed ones.
+    """Measure the worths of the last `epochs` epochs again, and compare them with the signed worths.
 
     `engine` has applied no updates yet. Raises UserError LOG_CORRUPT, DATA_*.
     """

@@ -73,7 +73,7 @@ class HistoryResult(Answer):
     waiting: int
     """Number of updates stored here that no seal has judged; 0 in an open run."""
     complete: bool
-    """Whether the run is complete. Then no more updates are made, and waiting ones never count."""
+    """Whether the run is complete. Then no more updates are made, and updates that wait never count."""
     budget: int
     parent: Parent | None
     """The state of the other run from which this run was forked; None if it is not a fork."""

@@ -102,8 +102,8 @@ def by_class(found: Evaluation) -> str:
     """Return the accuracy of the worst classes if classes differ by more than chance: `by class: complaint
     12.5 % of 8 rows, other 98.2 % of 380 rows`. Otherwise return an empty text.
 
-    Chance is judged by Pearson's chi-square of right and wrong answers. Its mean is its degrees of freedom,
-    its variance twice that.
+    Chance is judged by Pearson's chi-square of right and wrong answers. Its mean is the number of its degrees
+    of freedom, its variance twice that number.
     """
     classes = found.by_class
     right, count = sum(one.right for one in classes), sum(one.count for one in classes)

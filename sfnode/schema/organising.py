@@ -146,9 +146,9 @@ class OrganiserStatus(Answer):
     """Number of newcomers that wait for the owner; None if the organiser is elsewhere."""
     health: HealthStatus
     evaluations: list[EpochEvaluation]
-    """The last ones, oldest first."""
+    """The last published evaluations, oldest first."""
     announcements: list[str]
-    """The last ones, oldest first."""
+    """The last announcements, oldest first."""
     doubted: list[EvidenceStatus]
     """Members whose work seals skip because of the evidence, the lowest evidence first, a hundred at most."""
 
@@ -186,7 +186,7 @@ class JoinRequestStatus(Answer):
 
     origin: str
     work: int
-    """Leading zero bits of its proof of work."""
+    """Number of leading zero bits of its proof of work."""
     invitation: int | None
     """Number of the invitation that it shows, counted from 1; None without one."""
     invited: bool
@@ -207,7 +207,7 @@ class JoinRequestList(Answer):
 
     petitions: list[JoinRequestStatus]
     offers: list[OfferStatus]
-    """Members that offer to stand in, or do; none if the organiser is elsewhere."""
+    """Members that stand in for the organiser or offer it; empty if the organiser is elsewhere."""
 
 
 class Change(Answer):

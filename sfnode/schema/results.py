@@ -196,8 +196,8 @@ class SwarmResult(Answer):
     probe: ProbeEvaluation | None = None
     """A linear probe on the training rows of all nodes; None if more than a linear head is trained."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """Results of baselines without a model, on the first node's rows and the public ones; empty for a task
-    without labels."""
+    """Results of baselines without a model, fitted to the first node's rows and the public rows; empty for a
+    task without labels."""
     nodes: list[NodeResult]
     bytes_per_update: float
     bytes_sent: int

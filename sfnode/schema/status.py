@@ -210,7 +210,7 @@ class Status(Answer):
     pauses: list[str]
     """Reasons why it is paused, one sentence each."""
     paused_by: list[str]
-    """The same reasons as names: `asked`, `disk`, `room`, and names of limits."""
+    """Names of the reasons in `pauses`: `asked`, `disk`, `room`, or the name of a limit."""
     limits: Limits
     devices: list[DeviceStatus]
     """Devices that compute; none before the model is loaded, and for a relay."""

@@ -54,7 +54,7 @@ class Progress(Answer):
     """Rate of all nodes together, as updates arrive here; None until the node caught up."""
     epoch_seconds_left: float | None
     seconds_left: float | None
-    """Time until the end; None if the rate is unknown or zero."""
+    """Time until the end of the run; None if the rate is unknown or zero."""
 
 
 class Curves(Answer):

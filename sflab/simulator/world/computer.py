@@ -1,8 +1,8 @@
 """A simulated computer with its own disk, clock and power, on which one shipped node runs.
 
 The node starts and stops as it does for users. This module adds everything from outside: kills and power cuts
-at any moment, clocks that leap, disks that are copied or restored. It also passes all that the node writes,
-sends and counts to the oracle and the checks.
+at any moment, leaps of the clock, copies and backups of the disk. It also reports everything that the node
+writes, sends and counts to the oracle and the checks.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ SYNCED = 2
 OF_FEED = "feed = (SELECT id FROM feed WHERE origin = ? AND incarnation = ?)"
 
 Files = dict[str, bytes]
-"""Contents of a disk's files, by their paths in the folder."""
+"""Contents of a disk's files, keyed by their paths in the folder."""
 
 
 def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:

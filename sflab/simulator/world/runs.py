@@ -1,4 +1,4 @@
-"""Simulated runs: an open one, and organised ones that last seconds, with keys, policies and judgements.
+"""Simulated runs: an open run, and organised runs of a few seconds, with keys, policies and judgements.
 
 Topologies are at the end.
 """
@@ -209,7 +209,7 @@ def grid(names: Sequence[str], random: Random) -> Pairs:
 
 
 def regular(names: Sequence[str], random: Random) -> Pairs:
-    """Random and connected, of degree 6 or a little less where rings share a pair."""
+    """Random connected graph, of degree 6 or, where rings share a pair, a little less."""
     pairs: dict[tuple[str, str], None] = {}
     for _ in range(CYCLES):
         order = list(names)

@@ -128,7 +128,7 @@ class World:
         self.faults_end = float("inf")
         """Time at which the faults end. No updates are made after it."""
         self.others: dict[str, Any] = {}
-        """Adversaries, by name."""
+        """Adversaries, keyed by name."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.error: BaseException | None = None
         """First violation, or first error of a node."""
@@ -187,7 +187,7 @@ class World:
             self._ended.set_result(None)
 
     def failed(self, error: BaseException, who: str) -> None:
-        """Record an error, and stop."""
+        """Record an error of the node `who`, unless it is not the first one, and stop the run."""
         if not self.error:
             self.error, self.who = error, (who,) if who else ()
         self._end()
@@ -287,8 +287,8 @@ class World:
     def decided(self, node: Computer, log: UpdateLog) -> None:
         """Record the decisions that `node` has on disk now.
 
-        Raises Violation if another node had different ones of the same term, unless the scenario forks it.
-        Decisions that only the organiser's disk had may be lost.
+        Raises Violation if another node had different decisions of the same term, unless the scenario forks
+        it. Decisions that only the organiser's disk had may be lost.
         """
         chain = control_feed.genesis(self.run.run_id)
         for position, entry in enumerate(log.control()):
