@@ -25,15 +25,16 @@ class Setup:
     problem: VectorProblem
     clients: int
     edges: Callable[[int], Sequence[tuple[int, int]]]
-    """Undirected links of communication round n. A client without links is away: it neither trains nor
-    communicates in that round. A single client always trains."""
+    """Function that returns the undirected links of communication round n. A client without links is away: it
+    neither trains nor communicates in that round. A single client always trains."""
     seed: int
     """Seed of all random choices of the method."""
     learning_rate: float
     epsilon: float = 1e-3
-    """Distance of the two points of a zeroth-order estimate, in units of a normal vector, as in MeZO."""
+    """Distance of each point of a zeroth-order estimate from the client's vector, as a multiple of a standard
+    normal vector (as in MeZO)."""
     local_steps: int = 5
-    """Local steps between two rounds of communication."""
+    """Number of local steps between two rounds of communication."""
     options: Mapping[str, float] = field(default_factory=dict)
     """Numbers that only this method has (`registry`)."""
 
@@ -86,7 +87,7 @@ class VectorProblem(Protocol):
 
     size: int
     batch_size: int
-    """Examples of a mini-batch."""
+    """Number of examples of a mini-batch."""
 
     def start(self) -> Tensor:
         """Return a copy of the vector that every client starts from, (P,) float32, on the problem's
@@ -98,7 +99,8 @@ class VectorProblem(Protocol):
         ...
 
     def gradient(self, x: Tensor, client: int, step: int) -> tuple[float, Tensor]:
-        """Return that loss and its gradient, (P,) float32, which is valid until the next call."""
+        """Return the mean loss of the mini-batch that `loss` uses, and its gradient, (P,) float32. The
+        gradient is valid until the next call."""
         ...
 
     def evaluate(self, x: Tensor, which: str) -> Evaluation:
@@ -107,7 +109,7 @@ class VectorProblem(Protocol):
 
 
 FORWARDS_PER_GRADIENT = 3
-"""Example-forwards of a gradient. A backward pass costs about twice its forward pass."""
+"""Cost of a gradient, in example-forwards. A backward pass costs about twice its forward pass."""
 
 
 class Clients:
@@ -123,10 +125,11 @@ class Clients:
         self.problem = setup.problem
         self.traffic = EdgeTraffic()
         self.example_forwards = 0
-        """A forward pass of one example counts 1, and its backward pass 2. Evaluations do not count."""
+        """Work so far. A forward pass of one example counts 1, and its backward pass 2. Evaluations do not
+        count."""
         start = self.problem.start()
         self.x = start.repeat(setup.clients, 1)
-        """(N, P) float32."""
+        """Vectors of all clients, (N, P) float32."""
         self.z = torch.empty(0, device=start.device)
         """(P,) direction of the last two-point estimate; empty before the first."""
         self._point = self.z
@@ -155,11 +158,11 @@ class Clients:
         return self.problem.evaluate(vectors.mean(self.x), which)
 
     def updates(self) -> Mapping[str, int]:
-        """Return an empty mapping: only SeedFlood has updates that may not be counted."""
+        """Return an empty mapping. Only in SeedFlood the numbers of made and of counted updates differ."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """Return everything that a restart needs. The tensors are those in use: store them before the next
+        """Return everything that a restart needs. The tensors are not copied, so store them before the next
         step."""
         sent = [[*edge, size] for edge, size in self.traffic.sent.items()]
         counts = {"sent": torch.tensor(sent, dtype=torch.int64), "example_forwards": self.example_forwards}
@@ -178,7 +181,7 @@ class Clients:
         """Do nothing: there is nothing to close."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return by name all tensors that steps change."""
+        """Return all tensors that steps change, keyed by name."""
         return {"x": self.x}
 
     def gradient(self, client: int, number: int) -> tuple[float, Tensor]:
@@ -209,7 +212,8 @@ class Clients:
 
 
 LocalStep = Callable[[Clients, int, int], float]
-"""Local step of a client: takes the clients, the client's number and the step's. Returns the loss."""
+"""Function that takes a local step of a client, given the clients, the client's number and the step's number.
+Returns the loss."""
 
 
 def gradient_step(clients: Clients, client: int, number: int) -> float:

@@ -1,8 +1,8 @@
 """A language model as a function of one vector (`clients.VectorProblem`).
 
-The model's parameters become views of the vector that is asked about, so nothing is copied. Gradients are
-accumulated into one vector. Both are valid until the next call. The loss is the task's, on mini-batches that
-are drawn from a client's shard by counters.
+The model's parameters become views of the given vector, so nothing is copied. Gradients are accumulated into
+one vector. Both are valid until the next call. The loss is the task's, on mini-batches that are drawn from a
+client's shard by counters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import stream
 
 Trained = Literal["full", "lora"]
-"""Entries of the vector: `full` has the targets that sfnode trains, `lora` the adapters."""
+"""Parameters in the vector: `full` for the targets that sfnode trains, `lora` for the adapters."""
 
 LORA_ALPHA = 16.0
 """MeZO's alpha, for rank 8. The change of a weight is (alpha / r) B A, as PEFT scales it."""
@@ -57,9 +57,10 @@ class VectorPart(NamedTuple):
 class ModelProblem:
     """A model, the shards of its clients and the held-out rows.
 
-    `held_out` has rows by `validation` and `test`. `rank` is that of the adapters of `lora`, which stay in
-    the model. `public` has the rows by which a model is calibrated if the task's loss is centred. Nothing
-    else may use the model's parameters while this object is in use: they are those of the last vector.
+    `held_out` has rows under the keys `validation` and `test`. `rank` is the rank of the adapters of `lora`,
+    which stay in the model. `public` has the rows with which a model is calibrated if the task's loss is
+    centred. Nothing else may use the model's parameters while this object is in use: they are those of the
+    last vector.
 
     Raises UserError DEVICE if the trained weights are not float32, and MODEL_UNSUPPORTED if `lora` finds no
     query and value projections.
@@ -112,7 +113,8 @@ class ModelProblem:
             return float(self._losses(self._mini_batch(client, step)).double().mean())
 
     def gradient(self, x: Tensor, client: int, step: int) -> tuple[float, Tensor]:
-        """Return that loss and its gradient (P,), valid until the next call."""
+        """Return the mean loss of a client's mini-batch at x (P,), and its gradient (P,). The gradient is
+        valid until the next call."""
         self._place(x)
         self._gradient.zero_()
         losses = self._losses(self._mini_batch(client, step))
@@ -158,12 +160,12 @@ class ModelProblem:
 
 
 def _targets(loaded: LoadedModel) -> dict[str, nn.Parameter]:
-    """Return the targets that sfnode trains, by name."""
+    """Return the targets that sfnode trains, keyed by name."""
     return {site.target.name: getattr(site.module, site.parameter) for site in loaded.sites}
 
 
 def _adapters(loaded: LoadedModel, rank: int, seed: int) -> dict[str, nn.Parameter]:
-    """Add an adapter to every query and value projection, and return their factors by name."""
+    """Add an adapter to every query and value projection, and return their factors, keyed by name."""
     found: dict[str, nn.Parameter] = {}
     for target in _query_and_value(loaded):
         down = nn.Parameter(_down(target.name, rank, target.in_features, seed).to(loaded.device))

@@ -1,4 +1,5 @@
-"""The methods of the SeedFlood paper's comparison, by name: a constructor and the usual numbers of each.
+"""The methods of the SeedFlood paper's comparison, keyed by name, each with its constructor and its usual
+numbers.
 
 docs/experiments.md has their papers, and the messages that each sends.
 """
@@ -21,7 +22,8 @@ class Baseline:
     """A method to compare SeedFlood with."""
 
     make: Callable[[Setup], Clients]
-    """Constructor. The setup must have all `options`: `registry.make` adds the usual ones."""
+    """Constructor of the method. The setup must have all of `options`: `registry.make` adds missing ones with
+    their usual values."""
     rates: Rates
     """Small grid around the usual learning rate for a model of 4 million parameters, ascending."""
     problem: Literal["full", "lora"] = "full"
@@ -34,13 +36,13 @@ FIRST_ORDER: Rates = (3e-3, 1e-2, 3e-2)
 ZEROTH_ORDER: Rates = (3e-5, 1e-4, 3e-4)
 LORA: Rates = (3e-2, 1e-1, 3e-1)
 ZEROTH_ORDER_LORA: Rates = (3e-4, 1e-3, 3e-3)
-"""Grids, found in short runs of 4 clients on SST-2 with opt-mini-sst (docs/experiments.md). In each, ten
-times the middle rate does harm."""
+"""Grids of learning rates for the kinds of methods, found in short runs of 4 clients on SST-2 with
+opt-mini-sst (docs/experiments.md). In each, ten times the middle rate does harm."""
 
 _CHOCO_OPTIONS = {"keep": 0.01, "gamma": 0.03}
-"""The SeedFlood paper's 1 %, and a measured consensus step. On a ring of 16 clients with 1 % of 2,000
-entries, a gamma of 0.03 reduced the consensus error to 0.6 % in 1,000 rounds. With 0.01 the error was 5 %.
-With 0.1 it began to grow after 300 rounds, and with 0.3 it diverged."""
+"""Share of entries that are sent (1 %, as in the SeedFlood paper), and a measured consensus step. On a ring
+of 16 clients with 1 % of 2,000 entries, a gamma of 0.03 reduced the consensus error to 0.6 % in 1,000 rounds.
+With 0.01 the error was 5 %. With 0.1 it began to grow after 300 rounds, and with 0.3 it diverged."""
 
 METHODS: Mapping[str, Baseline] = {
     "dsgd": Baseline(Dsgd, FIRST_ORDER),
@@ -55,6 +57,6 @@ METHODS: Mapping[str, Baseline] = {
 
 
 def make(name: str, setup: Setup) -> Clients:
-    """Make a method. Options of the setup replace the method's usual ones."""
+    """Make a method. Options of the setup replace the method's usual options."""
     baseline = METHODS[name]
     return baseline.make(replace(setup, options={**baseline.options, **setup.options}))

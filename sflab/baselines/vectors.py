@@ -61,8 +61,8 @@ def spread(x: Tensor) -> float:
 
 
 def largest(vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the indices and the values of the `count` largest entries of a vector (P,) by size, (k,)
-    each."""
+    """Return the indices and the values of the `count` entries of a vector (P,) with the largest absolute
+    values, (k,) each."""
     indices = vector.abs().topk(count, sorted=False).indices
     return indices, vector[indices]
 
@@ -93,5 +93,5 @@ def sparse(entries: int) -> int:
 
 
 def kept(entries: int, share: float) -> int:
-    """Return the number of entries in a share of them: the nearest whole number, at least 1."""
+    """Return `share` of the number `entries`, rounded to a whole number of at least 1."""
     return max(1, round(share * entries))

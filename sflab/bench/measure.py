@@ -43,7 +43,7 @@ MEZO_MATRICES = "MeZO, same matrices"
 MEZO_ALL = "MeZO, all parameters"
 
 WARM_UPS = 2
-"""Turns that are discarded. The first allocates and compiles. The second warms the caches."""
+"""Number of turns that are discarded. The first allocates and compiles. The second warms the caches."""
 
 STRIDE = 7
 """Step through the list of all orders of the candidates. A prime step visits all of them."""
@@ -52,7 +52,7 @@ RATE = 1e-9
 """MeZO's learning rate: its time does not depend on it, and the weights should hardly change."""
 
 PAST_UPDATES = 64
-"""Updates that are applied while memory is measured."""
+"""Number of updates that are applied while memory is measured."""
 
 
 class BenchCase(NamedTuple):
@@ -62,13 +62,14 @@ class BenchCase(NamedTuple):
     seeds: Sequence[int]
     """One for each update."""
     batches: Sequence[Encoded]
-    """One for each update. The updates of a group share one."""
+    """Mini-batches, one for each update. The updates of a group share one."""
     together: Encoded
     """All mini-batches in one, for a plain forward pass."""
 
     @property
     def forwards(self) -> int:
-        """Plain forward passes of all mini-batches in a step: one for each point."""
+        """Number of plain forward passes, over all mini-batches, that correspond to a step: one for each
+        point."""
         numbers = self.trainer.manifest.training
         return numbers.points * numbers.batch_updates
 
@@ -99,7 +100,7 @@ def case(subject: BenchSubject, trainer: Trainer, size: int, queries: int) -> Be
 
 
 def candidates(found: BenchCase, *, mezo: bool) -> dict[str, Callable[[int], object]]:
-    """Return the actions to time, by name. Each takes the turn's number."""
+    """Return the actions to time, keyed by name. Each takes the turn's number."""
     loaded = found.trainer.loaded
     actions: dict[str, Callable[[int], object]] = {
         FORWARDS: lambda _: [loss(loaded, found.together) for _ in range(found.forwards)],
@@ -114,7 +115,7 @@ def candidates(found: BenchCase, *, mezo: bool) -> dict[str, Callable[[int], obj
 def times(
     actions: Mapping[str, Callable[[int], object]], repetitions: int, device: torch.device
 ) -> dict[str, list[float]]:
-    """Return the seconds that each action takes, turn by turn."""
+    """Return the seconds that each action takes, turn by turn, keyed by the action's name."""
     orders = list(itertools.permutations(actions))
     taken: dict[str, list[float]] = {name: [] for name in actions}
     with undisturbed():
@@ -136,11 +137,12 @@ def incoming(
     repetitions: int,
     steps: Mapping[int, float],
 ) -> list[IncomingResult]:
-    """Measure the cost of others' updates, with each of `counts` as their number in a step.
+    """Measure the cost of applying others' updates, for each of `counts` as the number of updates that arrive
+    during a step.
 
-    `steps` has the seconds of a step by the size of its mini-batches. Updates are added to the core at once,
-    between two steps. They are merged into the weights at long intervals, so one merge of all of them is
-    timed.
+    `steps` has the seconds of a step, keyed by the size of its mini-batches. Updates are added to the core at
+    once, between two steps. They are merged into the weights at long intervals, so only one merge, of all of
+    them, is timed.
     """
     found = found._replace(trainer=subject.trainer())  # a new trainer, whose first merge is due
     trainer, device = found.trainer, subject.device
@@ -216,7 +218,7 @@ def weight_bytes(loaded: LoadedModel, dtype: str) -> int:
 
 
 def updates(count: int, turn: int) -> UpdateBatch:
-    """Make updates of another node in the first epoch, different ones in every turn."""
+    """Make `count` updates of another node in the first epoch. Every turn has different updates."""
     numbers = np.arange(count, dtype=np.int64)
     return UpdateBatch(numbers * 0, update_seeds(turn + 2, 0, count), numbers * 7919 % 2001 - 1000)
 
@@ -224,7 +226,7 @@ def updates(count: int, turn: int) -> UpdateBatch:
 def seconds(action: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that an action takes until its last result is ready.
 
-    With a single thread on a CPU, only the process's own CPU time counts, without that of other programs.
+    With a single thread on a CPU, only the process's own CPU time counts, so other programs do not matter.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter

@@ -1,4 +1,4 @@
-"""MeZO's in-place step (Malladi et al. 2023, Algorithm 1), to compare the time of sfnode's step with.
+"""MeZO's in-place step (Malladi et al. 2023, Algorithm 1), with whose time sfnode's step is compared.
 
 Every parameter is perturbed where it is stored, by a generator that is reset to the same seed each time. So
 the direction needs no memory, and all weights are written four times in a step.

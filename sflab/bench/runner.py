@@ -83,7 +83,8 @@ def _of_size(
 def _contestants(
     trainer: ReplicatedTrainer, threads: int
 ) -> dict[tuple[str, int], Callable[[Sequence[int]], object]]:
-    """Return the actions to time, by devices and threads, all devices first. Each takes a step's seeds."""
+    """Return the actions to time, keyed by devices and threads. The action of all devices together comes
+    first. Each takes a step's seeds."""
 
     def step(seeds: Sequence[int]) -> object:
         trainer.use_threads(threads, None)
@@ -121,7 +122,8 @@ def _times(
 
 
 INCOMING = (16, 128, 1024, 8192)
-"""Numbers of others' updates that arrive during one step: those of a few nodes, up to those of thousands."""
+"""Numbers of others' updates during one step for which to measure: from those of a few nodes to those of
+thousands of nodes."""
 
 
 class BenchPlan(NamedTuple):

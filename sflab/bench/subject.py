@@ -36,7 +36,7 @@ from sfnode.tasks.public_files import NOWHERE, beside
 from sfprotocol.seeds import batch_rows
 
 SENTENCES = 256
-"""Random sentences from which mini-batches are drawn."""
+"""Number of random sentences, from which mini-batches are drawn."""
 
 FIRST_ORDINARY = 8
 """Smallest token number of random sentences. Many models use smaller numbers for special tokens."""
@@ -63,9 +63,9 @@ class SubjectSpec(NamedTuple):
     """Device, or several devices that share the work, separated by commas."""
     dtype: str = loader.AUTO
     rank: int = 0
-    """0: the run's rank, or the default."""
+    """Rank of the subspace; 0: the run's rank, or the default."""
     group: int | None = None
-    """Updates that share a mini-batch; None: as in the run, or the default."""
+    """Number of updates that share a mini-batch; None: as in the run, or the default."""
     folder: Path | None = None
     """Folder of the run's manifest."""
 
@@ -90,7 +90,8 @@ class BenchSubject(NamedTuple):
     """Memory of the device before the model was loaded."""
 
     def mini_batch(self, seeds: Sequence[int], size: int, times: int = 1) -> Encoded:
-        """Encode the rows drawn by `seeds`, `size` for each, in one batch, repeated `times` times."""
+        """Encode in one batch the `size` rows that each of `seeds` draws, all of them repeated `times`
+        times."""
         drawn = [self.rows[row] for seed in seeds for row in batch_rows(seed, size, len(self.rows)).tolist()]
         return encode(self.manifest.task, self.loaded.tokenizer, drawn * times)
 

@@ -21,7 +21,7 @@ BATCHES = (1, 4, 16)
 """Default batch sizes: one row, MeZO's usual size for a volunteer, and one that fills a processor."""
 
 MOST_TOKENS = 65_535
-"""Maximum tokens of a prompt. With its answer, it has as many as a task's max_tokens allows."""
+"""Maximum number of tokens of a prompt. With its answer it then reaches the largest max_tokens of a task."""
 
 
 @click.command
@@ -75,9 +75,10 @@ def bench(
     repetitions: int,
     as_json: bool,
 ) -> None:
-    """Measure a training step beside as many plain forward passes, its memory, and which models would fit.
+    """Time a training step against the same number of plain forward passes, measure its memory, and find the
+    models that would fit.
 
-    Shapes are those of published models: an unknown one lists the known ones. Nothing is sent. A model made
+    Shapes are those of published models. An unknown name prints the known ones. Nothing is sent. A model made
     from a shape is removed at the end.
     """
     manifest = Manifest.from_toml(run) if run else None
@@ -105,8 +106,8 @@ def _say(what: str) -> None:
 GB = 1e9
 
 BUSY_CORES = 0.25
-"""Cores used by other programs from which the output warns of disturbed figures. A quiet desktop uses
-less."""
+"""Number of cores used by other programs above which the output warns that its figures are unreliable. A
+quiet desktop uses less."""
 
 
 def show(result: BenchResult, console: Console) -> None:

@@ -29,7 +29,8 @@ Attack = Literal["random", "flip", "scale", "noise", "target", "turncoat", "cons
 
 
 class CellSection(Section):
-    """Fields of a cell. Newer ones are left out at their defaults, so that older results keep their names."""
+    """Fields of a cell. Newer fields are left out at their defaults, so that older results keep their
+    names."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -48,13 +49,13 @@ class Problem(CellSection):
     objective: Literal["plain", "centred"] = Field(default="plain", exclude_if="plain".__eq__)
     """The loss. `centred` has balanced mini-batches, and compares scores less their means."""
     rows: int = Field(default=1024, ge=1)
-    """Training rows of all clients together."""
+    """Number of training rows of all clients together."""
     min_words: int = Field(default=0, ge=0)
-    """Minimum words of a training row."""
+    """Minimum number of words of a training row."""
     validation_rows: int = Field(default=500, ge=0)
-    """Rows of the training data for validation. No client trains on them."""
+    """Number of rows of the training data for validation. No client trains on them."""
     test_rows: int = Field(default=1000, ge=0)
-    """Test rows; 0: all."""
+    """Number of test rows; 0: all."""
     dirichlet: float = Field(default=0.0, ge=0)
     """Dirichlet concentration of the classes in the clients' shards; 0: classes are distributed evenly."""
     bases: str = Field(default="", exclude_if="".__eq__)
@@ -67,19 +68,19 @@ class CellNetwork(CellSection):
     topology: Topology = "ring"
     """Links between clients. With `changing` every round has new ones (baselines only)."""
     clients: int = Field(default=16, ge=1, le=4096)
-    """Virtual clients."""
+    """Number of virtual clients."""
     hops: int = Field(default=0, ge=0)
-    """Links that an update travels in a round; 0: as many as needed to reach all clients."""
+    """Number of links that an update travels in a round; 0: as many as needed to reach all clients."""
     loss: float = Field(default=0.0, ge=0, lt=1)
     """Share of lost frames, which nodes repair. Baselines lose none."""
     churn: float = Field(default=0.0, ge=0, lt=1)
     """Share of clients that are absent in a round."""
     speeds: float = Field(default=1.0, ge=1)
-    """Steps of the fastest client for each step of the slowest one."""
+    """Number of steps of the fastest client for each step of the slowest one."""
     hostile: float = Field(default=0.0, ge=0, le=1, exclude_if=(0.0).__eq__)
-    """Share of SeedFlood's clients that are admitted and hostile: the last ones."""
+    """Share of SeedFlood's clients that are hostile although admitted: those with the highest numbers."""
     attack: Attack = Field(default="random", exclude_if="random".__eq__)
-    """Attack of hostile clients (docs/experiments.md); `absent`: they do nothing, to compare with."""
+    """Attack of hostile clients (docs/experiments.md); `absent`: they do nothing, for comparison."""
 
 
 class Cell(CellSection):
@@ -92,14 +93,14 @@ class Cell(CellSection):
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     """Seed of all random choices."""
     steps: int = Field(default=100, ge=1)
-    """Local steps of a client."""
+    """Number of local steps of each client."""
     local_steps: int = Field(default=5, ge=1)
-    """Local steps between two rounds of communication."""
+    """Number of local steps between two rounds of communication."""
     batch_size: int = Field(default=4, ge=1)
-    """Rows of a mini-batch."""
+    """Number of rows of a mini-batch."""
     group: int = Field(default=0, ge=0, le=MAX_GROUP, exclude_if=(0).__eq__)
-    """SeedFlood's updates that share a mini-batch, all made in one local step (docs/how-it-works.md); 0: one
-    update."""
+    """Number of SeedFlood's updates that share a mini-batch and are all made in one local step
+    (docs/how-it-works.md); 0: one update."""
     learning_rate: float = Field(default=6e-6, gt=0)
     """Learning rate per update. For methods that average clients: per local step."""
     epsilon: float = Field(default=1e-3, gt=0)
@@ -107,9 +108,9 @@ class Cell(CellSection):
     rank: int = Field(default=32, ge=1)
     """Rank of SeedFlood's subspaces, or of the adapters of a method with LoRA."""
     refresh: int = Field(default=1000, ge=1)
-    """Local steps between two subspaces."""
+    """Number of local steps between two subspaces."""
     evaluate_every: int = Field(default=0, ge=0)
-    """Local steps between two evaluations on validation rows; 0: evaluate only at the end."""
+    """Number of local steps between two evaluations on validation rows; 0: evaluate only at the end."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of this method alone, such as the share of entries that ChocoSGD sends."""
 

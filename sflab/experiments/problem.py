@@ -50,7 +50,7 @@ class LoadedProblem:
     shards: tuple[Sequence[Row], ...]
     """Rows of each client."""
     held_out: Mapping[str, Sequence[Row]]
-    """Rows by `test` and, if the cell has some, `validation`."""
+    """Held-out rows under the keys `test` and, if the cell has some, `validation`."""
     bases: Path | None = None
     """Folder with published bases, if the cell uses some."""
 
@@ -69,17 +69,18 @@ class LoadedProblem:
 
     @cached_property
     def public(self) -> Sequence[Row]:
-        """Training rows of all clients by which models are calibrated. They also complete a shard of one
-        class."""
+        """Selection of all clients' training rows, with which models are calibrated. The rows also complete a
+        shard that has only one class."""
         return dataset.select(self.rows, CALIBRATION_ROWS)
 
     def evaluate(self, which: str) -> Evaluation:
-        """Measure the current weights on held-out rows, with or without the prior as the task's loss
-        defines."""
+        """Measure the current weights on the held-out rows `which`. They are calibrated if the task's loss is
+        centred."""
         return self._measured(self.task, which)
 
     def evaluate_alone(self, which: str, *, calibrated: bool) -> Evaluation:
-        """Measure the current weights with or without the prior, whatever the task's loss."""
+        """Measure the current weights on the held-out rows `which`, calibrated or not, whatever the task's
+        loss."""
         loss: Literal["plain", "centred"] = "centred" if calibrated else "plain"
         return self._measured(self.task.model_copy(update={"loss": loss}), which)
 

@@ -76,7 +76,7 @@ def parse(written: bytes) -> CellResult | None:
 
 
 def read_all(folder: Path) -> dict[str, CellResult]:
-    """Read the results of all cells in a folder, by name."""
+    """Read the results of all cells in a folder, keyed by the cell's name."""
     found = (read(file) for file in sorted(folder.glob("*.jsonl")))
     return {result.cell.name: result for result in found if result is not None}
 
@@ -94,7 +94,7 @@ def forget_failures(cells: Iterable[Cell], folder: Path) -> None:
 
 
 def failures(folder: Path) -> dict[str, str]:
-    """Return the reasons of failed cells, by name."""
+    """Return the reason of each failed cell, keyed by the cell's name."""
     return {
         file.name.removesuffix(FAILED): file.read_text(encoding="utf-8", errors="replace").strip()
         for file in sorted(folder.glob(f"*{FAILED}"))

@@ -127,14 +127,15 @@ def make(cell: Cell, place: Place, loaded: LoadedProblem | None = None, log: Pat
 
 
 SAVE_EVERY = 60.0
-"""Seconds between two states: a kill loses at most as much work. With full copies of the weights a state
-takes about a second to write."""
+"""Seconds between two saves of a cell's state: a kill loses at most that much work. With full copies of the
+weights a save takes about a second."""
 
 SAVE_REST = 20
-"""Minimum time between two states, in terms of the time that one takes to write: at most 5 % of all time."""
+"""Minimum pause between two saves, as a multiple of the time that the last save took, so that saving takes at
+most 5 % of the time."""
 
 Advance = Callable[[int, int], None]
-"""Takes the number of finished local steps, and of all."""
+"""Function that is called with the number of finished local steps, and the number of all local steps."""
 
 
 def finished(cell: Cell, folder: Path) -> Mapping[str, float] | None:
@@ -304,7 +305,7 @@ class _Run:
         self._save_at = ended + max(SAVE_EVERY, SAVE_REST * (ended - began))
 
     def _restore(self) -> int:
-        """Continue from the state. Return the bytes of results that belong to it."""
+        """Continue from the state. Return the size that the results had then, in bytes."""
         try:
             state = torch.load(self._state, weights_only=True)
             size = int(state["size"])
@@ -334,7 +335,8 @@ _SCORES = TypeAdapter(dict[str, float])
 
 
 def _base(cell: Cell, loaded: LoadedProblem, folder: Path) -> dict[str, float]:
-    """Return the scores of the untrained model, with and without calibration. Measured once for a folder."""
+    """Return the scores of the untrained model, with and without calibration. They are measured once for each
+    results folder."""
     fields = json.dumps(cell.problem.model_dump(mode="json", exclude={"objective"}), sort_keys=True).encode()
     name = hashlib.blake2b(fields, digest_size=8, person=b"sfnode-base").hexdigest()
     path = folder / f"base-{name}.json"

@@ -54,8 +54,8 @@ COUNTED = (Segment, Have, Want, Prune, Control, ControlWant)
 elapsed time, which means nothing in a cell."""
 
 ROUND = 3.0
-"""Seconds of a round if links are slow, clients are absent or the run is organised. It is much more than the
-time that nodes take to forward, and an organiser works twice in it."""
+"""Virtual seconds of a round if links are slow, clients are absent or the run is organised. Nodes need much
+less to forward everything, and an organiser works twice in a round."""
 
 QUICK_LINK = 0.01
 """Delay of a link, in seconds, if `hops` is 0."""
@@ -70,7 +70,7 @@ LONGEST_EPOCH = 604_800.0
 """Maximum length of an epoch, in seconds. It is never reached: epochs end by their number of updates."""
 
 LONGEST_WAIT = 86_400.0
-"""Time that a seal waits for measurements, in seconds. It is never reached: results come at once."""
+"""Maximum time that a seal waits for measurements, in seconds. It is never reached: results come at once."""
 
 
 def check(cell: Cell) -> None:
@@ -189,7 +189,7 @@ class SeedFlood:
 
     @property
     def example_forwards(self) -> int:
-        """Forwards of one example so far."""
+        """Number of example-forwards so far."""
         return self.engine.example_forwards
 
     @property
@@ -345,7 +345,7 @@ class SeedFlood:
         self._wait(self._equal)
 
     def _left(self) -> int:
-        """Return the budget with which all stored updates that may be counted are counted."""
+        """Return the smallest budget with which every stored update that may count is counted."""
         first = self.clients[0]
         run_state, left = first.organised.run_state, 0
         for state in first.machine.frontier:
@@ -361,7 +361,7 @@ class SeedFlood:
         return self.engine.consensus()
 
     def updates(self) -> Mapping[str, int]:
-        """Return the numbers of updates of honest and of hostile clients, made and counted."""
+        """Return the numbers of made and of counted updates, for honest and for hostile clients."""
         frontier = self.clients[0].machine.frontier
         made = [frontier.next(client.own) for client in self.clients]
         count = [self._counted(client) for client in self.clients] if self.is_organised else made
@@ -445,7 +445,7 @@ def _take(folder: Path, manifest: Manifest) -> None:
 
 
 LAZY = 4
-"""Updates that a lazy client makes from one measurement."""
+"""Number of updates that a lazy client makes from one measurement."""
 
 
 def hostile_clients(cell: Cell) -> range:

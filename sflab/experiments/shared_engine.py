@@ -32,12 +32,12 @@ from sfprotocol.decisions import Bases, RateFrom
 from sfprotocol.seeds import I64
 
 TOGETHER = 64
-"""Maximum number of clients to measure together. Directions of more clients take memory, and save no time: a
-batched forward is cut into smaller passes anyway."""
+"""Maximum number of clients that are measured together. With more, directions take more memory and no time is
+saved: a batched forward is cut into smaller passes anyway."""
 
 Disclose = Callable[[Sequence[int], int, int], int]
-"""Returns the next scalar that a client sends. Takes its scalars so far, the update's seed and the measured
-scalar."""
+"""Function that returns the next scalar that a client sends. It takes the client's scalars so far, the
+update's seed and the measured scalar."""
 
 
 class Measured(NamedTuple):
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     scalar: int
     loss: float
     examples: int
-    """Rows of its mini-batch."""
+    """Number of rows of its mini-batch."""
 
 
 class ClientEngine(IntegerEngine):
@@ -127,13 +127,13 @@ class SharedEngine:
         self.problem = problem
         self.clients: list[ClientEngine] = []
         self.example_forwards = 0
-        """Forwards of one example so far."""
+        """Number of example-forwards so far."""
         self.losses: list[float] = []
         """Losses of the updates measured since the last clear."""
         self.known: dict[tuple[int, int], Measured] = {}
-        """All measurements by seed and subspace."""
+        """All measurements, keyed by seed and subspace."""
         self.ordered: dict[ClientEngine, Sequence[int]] = {}
-        """Seeds of the next updates of each client."""
+        """Seeds of each client's next updates, keyed by the client's engine."""
         self.trainer = Trainer(
             manifest, loaded, problem.rows, problem.rows, bases, places=typed(manifest.data)
         )
@@ -144,7 +144,7 @@ class SharedEngine:
         return self.clients[-1]
 
     def at(self, cores: Mapping[int, I64]) -> Trainer:
-        """Set the weights to exactly these cores, by subspace, and return the trainer."""
+        """Rebuild the weights from exactly these cores, keyed by subspace, and return the trainer."""
         there = difference(cores, self.trainer.core.cores())
         if there:
             self.trainer.begin(there)
@@ -197,7 +197,8 @@ class SharedEngine:
             self.trainer.rebuild()
 
     def _mean(self) -> tuple[list[Tensor], float]:
-        """Return the mean of all clients' matrices, in float64, and their mean squared distance from it."""
+        """Return the mean of all clients' matrices, in float64, and the mean squared distance of the clients
+        from it."""
         first, digest = self._matrices(self.clients[0]), self.clients[0].core.digest()
         sums, squares = [torch.zeros_like(weight) for weight in first], 0.0
         for client in [one for one in self.clients if one.core.digest() != digest]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Target = Literal["all", "one", "newcomer", "publisher"]
 
 INVENTED = 25
-"""Invented feeds in one Summary of a spammer."""
+"""Number of invented feeds in one Summary of a spammer."""
 
 PATIENCE = (3.0, 8.0)
 """Minimum and maximum seconds until an actor dials a refusing node again."""
@@ -53,7 +53,8 @@ MAX_MEMORY = 200
 """Maximum number of frames that a replayer keeps."""
 
 HONEST_FORM = 0.5
-"""Share of a misshaper's segments that have the run's form. A link ends with the first one that does not."""
+"""Share of a misshaper's segments that have the run's form. The first segment without that form ends the
+link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Attack:
     actors: int = 40
     """Number of adversaries in the whole network."""
     links: int = 6
-    """Links that each adversary tries to have."""
+    """Number of links that each adversary tries to have."""
     start: float = 0.0
     """Seconds after the faults begin; negative: before the first honest node starts."""
     every: float = 0.5
@@ -212,7 +213,7 @@ class Promiser(Actor):
 
 
 class Forger(Promiser):
-    """Makes the same claims, and delivers segments with invalid signatures."""
+    """Claims more updates than exist, as a Promiser does, and delivers segments with invalid signatures."""
 
     def misbehave(self, end: MemoryLink) -> None:
         super().misbehave(end)
@@ -291,7 +292,8 @@ class Malformer(Actor):
 
 
 class Misshaper(Forger):
-    """Makes the same claims, and delivers segments whose updates are huge or do not have the run's form."""
+    """Claims more updates than exist, as a Promiser does, and delivers segments whose updates are huge or do
+    not have the run's form."""
 
     def _forged(self, feed: Feed, first: int) -> Segment:
         most = 2 ** (8 * self.world.run.scalar_bytes - 1)
@@ -313,7 +315,7 @@ class Misshaper(Forger):
 
 
 class Equivocator(Actor):
-    """Has its own key, and sends every second neighbour another history."""
+    """Has its own key, and signs two histories with it. Every second neighbour gets the second one."""
 
     def __init__(self, world: World, number: int, attack: Attack, targets: list[str]) -> None:
         super().__init__(world, number, attack, targets)

@@ -27,16 +27,17 @@ from sfprotocol.messages import Succession, Vote
 P = ParamSpec("P")
 
 SLOW = Hardware(commit=(0.1, 0.5), work=0.002)
-"""A disk that spins and is shared, a processor of a small board."""
+"""Hardware with a shared, spinning disk and the processor of a small board."""
 
 RESTORING = 1.0
 """Seconds to restore a backup."""
 
 NEWCOMERS_LINKS = 3
-"""Links of a node that joins a network of fixed links later."""
+"""Number of links of a node that later joins a network of fixed links."""
 
 BUSY_LOOK = 0.02
-"""Seconds between two checks for the right moment. A decision takes two hops of 50 ms each."""
+"""Seconds between two checks whether the organising node is busy. A decision takes two hops of 50 ms each, so
+the pause must be shorter."""
 
 TWIN = "-twin"
 """Suffix of the name of a copied node."""
@@ -76,7 +77,7 @@ class FaultTime:
 
     def to_leader(self, when: float, do: Callable[[Computer], object], *, busy: bool = False) -> None:
         """Call `do` with the organising node at this time, or as soon as there is one. With `busy`, wait
-        until it is busy."""
+        until that node is busy."""
 
         def look() -> None:
             leader = next((node for node in self.world.living() if node.leads), None)
@@ -89,11 +90,11 @@ class FaultTime:
 
 
 Fault = Callable[[FaultTime], None]
-"""Schedules a fault."""
+"""Function that schedules a fault."""
 
 
 def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fault]:
-    """Make a function that returns a fault with its parameters."""
+    """Turn `install` into a function that takes its parameters and returns the fault."""
 
     def made(*numbers: P.args, **named: P.kwargs) -> Fault:
         return lambda on: install(on, *numbers, **named)
@@ -207,7 +208,7 @@ def clock_jumps(on: FaultTime, every: float, most: float) -> None:
 
 @fault
 def churn(on: FaultTime, per_minute: float) -> None:
-    """Let a share of all nodes leave for good every minute, each replaced by a new node."""
+    """Let the share `per_minute` of all nodes leave for good every minute. A new node replaces each."""
 
     def replaced() -> None:
         _leave(on.world, on.world.pick())
@@ -218,7 +219,8 @@ def churn(on: FaultTime, per_minute: float) -> None:
 
 @fault
 def late_join(on: FaultTime, at: float, count: int = 1, *, checkpoint: bool = False) -> None:
-    """Let `count` new nodes join at one moment. They start from a checkpoint or from the whole log."""
+    """Let `count` new nodes join at one moment. With `checkpoint` they start from a checkpoint, otherwise
+    from the whole log."""
     for _ in range(count):
         on.at(at, _join, on, checkpoint)
 
@@ -320,7 +322,7 @@ def twins(on: FaultTime, start: float, *, told: bool = False, apart: float = 5.0
 
 
 def _author(world: World) -> Computer | None:
-    """Return a random node with updates of its own that is no twin."""
+    """Return a random node that is up, has updates of its own and is no twin; None without any."""
     authors = [node for node in world.living() if not node.name.endswith(TWIN) and node.said]
     return world.random.choice(authors) if authors else None
 
@@ -428,7 +430,7 @@ def undo(on: FaultTime, at: float, what: Literal["revoke", "void", "amend"]) -> 
 
 @fault
 def loss(on: FaultTime, at: float) -> None:
-    """Delete listed steps of a random feed from all disks at one moment. All nodes die."""
+    """Kill all nodes at one moment, and delete the last listed steps of a random feed from all disks."""
 
     def lose() -> None:
         node = _organiser(on.world)
@@ -481,7 +483,8 @@ def _take_over(world: World, node: Computer, key: Ed25519PrivateKey) -> None:
 
 
 def _victim(world: World, node: Computer) -> int | None:
-    """Return the number of a random listed feed whose origin has no undone work yet."""
+    """Choose a listed feed at random, whose work will be undone, and return its number. Its origin must have
+    no undone work yet; None if there is no such feed."""
     run_state, spared = node.organised.run_state, {node.origin} | world.undone
     positions = run_state.positions(run_state.sealed - 1)
     named = [n for n, stop in positions.items() if stop and run_state.feed(n).origin not in spared]
@@ -499,7 +502,7 @@ def _victim(world: World, node: Computer) -> int | None:
 def leader_falls(on: FaultTime, at: float, back: float | None = None, *, during: bool = False) -> None:
     """Kill the organising stand-in, for good or until `back`.
 
-    With `during`, kill it while it waits for others to hold a decision, or evaluates.
+    With `during`, kill it while it waits for others to store a decision, or evaluates.
     """
 
     def fall(leader: Computer) -> None:
@@ -569,7 +572,7 @@ def _standing(world: World) -> list[Computer]:
 
 
 def _is_busy(leader: Computer) -> bool:
-    """Return whether it waits for others to hold a decision, or evaluates."""
+    """Return whether the organising node waits for others to store a decision, or evaluates."""
     elections, organising = leader.organised.control.elections, leader.running.organising
     return elections._ahead().stop > leader.organised.control.feed.stop or bool(
         organising and organising._running

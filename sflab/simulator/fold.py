@@ -1,7 +1,7 @@
 """Reference implementation of counting in an organised run, by decision and by update (SPEC O5 to O8).
 
 It is independent of the machine and as plain as possible, to be compared with the cores of nodes. It assumes
-that every decision is valid, as those of an organiser are.
+that every decision is valid, as an organiser's decisions are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Fold:
     rates: list[RateFrom]
     members: list[bytes] = field(default_factory=list)
     steps: dict[int, list[Step]] = field(default_factory=dict)
-    """Listed steps, by the number of the feed."""
+    """Listed steps of each feed, keyed by the feed's number."""
     ended: set[int] = field(default_factory=set)
 
     def take(self, decision: Decision) -> None:
@@ -95,7 +95,7 @@ class Fold:
         return rate.rate * rate.unit * factor // (ONE * UNIT_ONE)
 
     def counts(self, feed: Feed, step: int) -> bool:
-        """Return whether a stored update is counted, provided that it changes the weights."""
+        """Return whether a stored update is counted. It is assumed to change the weights."""
         named = self.steps.get(self.members.index(feed.origin) * 64 + feed.incarnation, [])
         return step < len(named) and named[step].verdict == COUNTED and named[step].factor > 0
 
@@ -103,8 +103,8 @@ class Fold:
 def judged(node: Computer) -> tuple[bytes, int]:
     """Return the digest of the cores of all updates that a node stores, and the number of counted ones.
 
-    Each update has its weight by the decisions on disk. All updates must be sealed: live weights of others
-    differ.
+    Each update has its weight by the decisions on disk. All updates must be sealed, because nodes give other
+    weights to unsealed ones.
     """
     log, run, counted = node.log, node.world.run, 0
     assert log

@@ -27,13 +27,14 @@ GRACE = 5.0
 links and a dial."""
 
 TABLES = 15
-"""Maximum number of a link's tables with an entry for one feed."""
+"""Maximum number of tables of one link that have an entry for the same feed."""
 
 SPARE = 64
 """Maximum number of a link's entries that are not about feeds."""
 
 NAMES = 2 * 65_536
-"""Maximum number of entries of one hostile link: invented feeds up to the limit (SPEC 15), in two tables."""
+"""Maximum number of entries of one hostile link. It may invent feeds up to the limit of SPEC 15, which are in
+two tables."""
 
 MAX_LINKS = 12
 """Maximum number of hostile links of one node."""
@@ -50,7 +51,8 @@ class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
         self._few_since: dict[str, float] = {}
-        """Time since which a node has too few outbound links, although it could have more."""
+        """Time since which a node has too few outbound links although it could have more, keyed by the node's
+        name."""
         self._organised = OrganisedRuns(world) if world.run.organised else None
         self.stand_ins = StandIns(world) if world.elects else None
         self._total_of: dict[bytes, int | bytes] = {}
@@ -77,7 +79,8 @@ class Checks:
                 self._organised.look(node)
 
     def _exact(self, node: Computer) -> None:
-        """Check that equal sets, and only they, have equal digests, over all nodes and times."""
+        """Check that nodes have equal digests exactly if they have equal sets of updates, over all nodes and
+        moments."""
         assert node.engine
         assert node.log
         digest, total = node.machine.frontier.digest(), node.engine.total
@@ -171,8 +174,8 @@ def tables(link: Link) -> Iterator[tuple[str, Sized]]:
 
 @cache
 def _paths(kind: Any) -> tuple[str, ...]:
-    """Return the dotted names of all tables in a dataclass and its parts, by their types; () for another
-    class."""
+    """Return the dotted names of all attributes of a dataclass, and of its parts, whose types are tables; ()
+    for another class."""
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     found: list[str] = []
     for name, hint in hints.items():
@@ -187,8 +190,8 @@ def _is_table(hint: Any) -> bool:
 
 
 tables_of: Callable[[Link], tuple[Sized, ...]] = attrgetter(*_paths(Link))
-"""Returns the tables of a link and of its parts. Searching for them each time took a third of a fuzzed
-run."""
+"""Function that returns the tables of a link and of its parts. Their names are found once, because searching
+each time took a third of a fuzzed run."""
 
 
 def _size(holder: Any) -> int:
@@ -203,7 +206,8 @@ def _size(holder: Any) -> int:
 
 
 def equal(world: World) -> bool:
-    """Return whether all staying nodes are up, with one digest that is on disk. Cheap."""
+    """Return whether all staying nodes are up, have equal digests, and have everything on disk. This check is
+    cheap."""
     nodes = list(world.staying())
     return (
         all(node.up and node.synced for node in nodes)
@@ -218,7 +222,8 @@ def stored(node: Computer, feed: Feed) -> int:
 
 
 def delivered(world: World) -> float:
-    """Return the mean share of all stored updates that staying nodes have now."""
+    """Return the share of all stored updates that a staying node has now, as the mean over those that are
+    up."""
     nodes = list(world.staying())
     ends = [max(node.counted(feed) for node in nodes) for feed in world.oracle.stories]
     there = [node.machine.frontier.known for node in nodes if node.up]
@@ -226,7 +231,8 @@ def delivered(world: World) -> float:
 
 
 def complete(world: World) -> str:
-    """Describe the updates of the union that equal nodes are missing; empty if there are none."""
+    """Describe updates that are on some disk and that the nodes, which are equal, have not admitted; empty if
+    there are none."""
     nodes = list(world.staying())
     frontier = nodes[0].machine.frontier
     ends: dict[Feed, int] = {}
@@ -251,7 +257,8 @@ def complete(world: World) -> str:
 
 
 def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
-    """Describe what is wrong with a forked feed. If two branches survived, it must be cut at the fork."""
+    """Describe the fault of a forked feed: if two branches survived, it must be cut at the fork. Empty
+    without a fault."""
     common = world.oracle.stories[feed].common
     branches = {
         node.log.past(feed, common + 1)[0] for node in nodes if node.log and stored(node, feed) > common
@@ -263,7 +270,8 @@ def _cut_right(world: World, nodes: list[Computer], feed: Feed) -> str:
 
 
 def differences(world: World) -> tuple[str, tuple[str, ...]]:
-    """Describe how much each node has, and return the nodes that differ from the majority."""
+    """Describe how many updates the nodes know, and return the names of up to three nodes that differ from
+    the majority."""
     counts: dict[tuple[int, bytes], list[str]] = {}
     for node in world.staying():
         if node.up:

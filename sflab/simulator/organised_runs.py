@@ -21,7 +21,8 @@ from sfprotocol.run_state import RunState, Span
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 
 WORKED_OUT = ("_credits", "_judged")
-"""Attributes that a RunState computes on demand. Nodes differ in them, because they are asked differently."""
+"""Names of attributes that a RunState computes on demand. Equal nodes may have computed different ones, so
+they are not compared."""
 
 
 class OrganisedRuns:
@@ -30,10 +31,11 @@ class OrganisedRuns:
     def __init__(self, world: World) -> None:
         self._world = world
         self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Span, ...]]]] = {}
-        """Number of a node's decisions, the chain hash after them, and the runs counted by seals, at the last
-        check."""
+        """Each node's state at its last check, keyed by name: the number of decisions, the chain hash after
+        them, and the spans that seals counted, keyed by feed number."""
         self._looked: dict[tuple[str, Feed], tuple[int, bytes, bytes]] = {}
-        """Next step and chain of a feed, and the chain of decisions, at its last successful check."""
+        """Next step and chain of a feed, and the chain of decisions, at the last successful check; keyed by
+        node and feed."""
 
     def look(self, node: Computer) -> None:
         """Check a node. Raises Violation."""
@@ -102,7 +104,7 @@ class OrganisedRuns:
 
 
 def applied(node: Computer, feed: Feed) -> tuple[Span, ...]:
-    """Return the factors with which a node's engine applied the updates of a feed."""
+    """Return the spans of a feed that a node's engine applied, each with its factor."""
     thread = node.running.model.thread
     found = thread._applied.get(feed) if thread else None
     return found.spans if found else ()
@@ -116,7 +118,7 @@ def total(node: Computer) -> int | bytes | None:
 def labels_of(node: Computer, feed: Feed, stop: int) -> list[tuple[int, int]]:
     """Return the labels of the first `stop` steps in order, each with its number of updates.
 
-    Of the steps before the feed's base, only the last label is returned.
+    Labels that end at the feed's base, or before it, are left out.
     """
     found: list[tuple[int, int]] = []
     while stop > node.disk.base(feed).step:
@@ -156,9 +158,10 @@ def lacking(world: World) -> str:
 
 
 def _waits(node: Computer, state: FeedState, named: int) -> bool:
-    """Return whether unlisted steps wait for a close.
+    """Return whether a feed has unlisted steps for which an epoch must be closed.
 
-    At least one of them must change the weights, or not be on disk yet. Others alone close no epoch.
+    This is so if one of them changes the weights, or is not on disk yet. Steps without effect alone close no
+    epoch.
     """
     if named >= state.next:
         return named > state.next
@@ -224,9 +227,9 @@ class StandIns:
     elections: list[float] = field(default_factory=list)
     """Seconds from each death of the organising node until another one organised."""
     counting: list[float] = field(default_factory=list)
-    """Seconds from each such death until more updates were counted."""
+    """Seconds from each death of the organising node until more updates were counted."""
     _seen: dict[str, tuple[object, int]] = field(default_factory=dict)
-    """Node object and number of decisions of each computer, at the last check."""
+    """Node object and number of decisions at the last check, keyed by the computer's name."""
     _fallen: float | None = None
     _counted: int = 0
 

@@ -56,19 +56,19 @@ MOST_AUTHORS = 32
 thousand authors and a few hundred updates a run would consist of little else."""
 
 KNOWN = 2
-"""Addresses that a node knows first, if it finds its neighbours itself."""
+"""Number of addresses that a node knows at first, if it finds its neighbours itself."""
 
 APPOINTED = 60.0
 """Maximum seconds until members are admitted and named as stand-ins. A lost offer is repeated after 30 s."""
 
 MORE = 20
-"""Updates that complete a run with stand-ins at the end."""
+"""Number of further counted updates with which a run with stand-ins is completed at the end."""
 
 AFTERMATH = 3.0
 """Seconds after convergence in which nothing may change."""
 
 LAST_ENTRIES = 40
-"""Entries of the trace to show with a failure."""
+"""Number of entries of the trace to show with a failure."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,19 @@ class Outcome:
     latency_p99: float = 0.0
     latency_max: float = 0.0
     copies: float = 0.0
-    """Payload copies sent per delivery."""
+    """Number of copies of an update that were sent, per delivery of an update."""
     messages: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     peak_entries: int = 0
     bytes_in: float = 0.0
-    """Mean bytes per second that an honest node receives; `bytes_out`: sends."""
+    """Mean bytes per second that an honest node receives (`bytes_out`: that it sends)."""
     bytes_out: float = 0.0
     elections: list[float] = field(default_factory=list)
     """Seconds from each death of an organising stand-in until another one organised."""
     counting: list[float] = field(default_factory=list)
-    """Seconds from each such death until more updates were counted."""
+    """Seconds from each death of an organising stand-in until more updates were counted."""
     drops: dict[str, int] = field(default_factory=dict)
-    """Links that honest nodes dropped, by the broken rule."""
+    """Number of links that honest nodes dropped, keyed by the broken rule."""
     steps: int = 0
     trace_hash: str = ""
     wall: float = 0.0
@@ -144,8 +144,8 @@ class Run:
         trace_file: TextIO | None = None,
         patience: float = 0.0,
     ) -> None:
-        """A run that takes more than `patience` seconds of real time hangs; 0: no limit. Other values work
-        only in the main thread."""
+        """A run that takes more than `patience` seconds of real time is taken to hang, and fails; 0: no
+        limit. Other values work only in the main thread."""
         self.patience = patience
         self.scenario = scenario
         self.nodes = nodes or scenario.nodes
@@ -297,7 +297,7 @@ class Run:
             self._finish()
 
     def _finish(self) -> None:
-        """Complete the run by its budget, for which somebody must organise."""
+        """Complete the run by a decision on its budget. Raises Violation if nobody organises."""
         world = self.world
         start, staying = world.now, list(world.staying())
         leader = next((node for node in [*staying, *self._false()] if node.leads), None)
@@ -439,7 +439,8 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _pairs(topology: str, names: list[str], random: Random) -> list[tuple[str, str]]:
-    """Return pairs of nodes, of which the first knows the second: the links, or some first addresses."""
+    """Return pairs of nodes. The first node of a pair knows the address of the second at the start. The pairs
+    are the topology's links or, if nodes find their neighbours themselves, KNOWN addresses for each."""
     if topology != MANAGED:
         return TOPOLOGIES[topology](names, random)
     return [(name, names[n - back]) for n, name in enumerate(names) for back in range(1, KNOWN + 1)]
@@ -466,7 +467,8 @@ ASKING: tuple[tuple[Any, str], ...] = (
     (subprocess, "Popen"),
     (threading.Thread, "start"),
 )
-"""Calls that ask the system for time, randomness or other processes, or that take real time."""
+"""Functions, as module and name, that ask the system for time, randomness or other processes, or that take
+real time."""
 
 HARMLESS = {
     "sfnode.store.data_folder": "the lock of a folder has the process in it, and waits for others that look",
@@ -476,12 +478,13 @@ HARMLESS = {
     "sfnode.peers.contacts": "a file for people says when it was written",
     "sfnode.node.state": "the status tells the process",
 }
-"""Modules that may make such calls, because the behaviour of a node does not depend on them."""
+"""Modules that may make these calls, each with the reason why the behaviour of a node does not depend on
+them."""
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Forbid such calls to `sfnode` within the block. Libraries, such as SQLite, may make them."""
+    """Forbid the calls in ASKING to `sfnode` within the block. Libraries, such as SQLite, may make them."""
     before = [(module, name, getattr(module, name)) for module, name in ASKING]
     try:
         for module, name, function in before:

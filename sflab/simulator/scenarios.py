@@ -1,7 +1,7 @@
 """The table of scenarios. A scenario has everything that a run needs besides its seed, as data.
 
-First come network conditions and faults of every kind, one at a time and all together. Then come attacks like
-those of gossipsub-hardening, with limits that honest nodes must keep. In these, nodes find their neighbours
+First come network conditions and faults of every kind, one at a time and all together. Then come attacks as
+in gossipsub-hardening, with limits that honest nodes must keep. In these, nodes find their neighbours
 themselves. The adversaries stay until the end, and honest nodes must become equal nevertheless.
 """
 
@@ -34,10 +34,11 @@ class Limits:
     """Limits that a run must keep, besides convergence; None: no limit."""
 
     p99: float | None = None
-    """Seconds from the signing of an update to its admission: 99th percentile over honest nodes."""
+    """Maximum 99th percentile, over honest nodes, of the seconds from the signing of an update to its
+    admission."""
     worst: float | None = None
     copies: float | None = None
-    """Payload copies sent per delivery."""
+    """Maximum number of copies of an update that are sent, per delivery of an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class Scenario:
     judged: bool = False
     """Whether its seals have all kinds of factors, set rates of coming epochs, and skip and recount feeds."""
     first_order: bool = False
-    """Whether updates have a scalar for every cell with any seed. Other organised runs have it with every
-    fourth seed."""
+    """Whether the run is first-order, with a scalar for every cell, whatever the seed. Other organised runs
+    are first-order with every fourth seed."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -80,7 +81,7 @@ PROMPT = Limits(p99=1.0, worst=3.0)
 
 HONEST = 12
 SYBILS = 480
-"""Number of adversaries that makes forty connections for every honest one."""
+"""Number of adversaries. With it there are forty hostile connections for every honest one."""
 
 
 def _attack(name: str, says: str, attack: Attack, limits: Limits = PROMPT, **more: object) -> Scenario:

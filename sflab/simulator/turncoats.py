@@ -1,6 +1,6 @@
 """Adversaries that run the real machine and alter its messages, so that they look like honest nodes.
 
-Some stand in for the organiser, and lie in their statements (SPEC O22, O23).
+Some of them stand in for the organiser, and lie in their statements (SPEC O22, O23).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEGRADED_SHARE = 0.9
 """Share of all segments that a degrading node does not forward."""
 
 DEGRADED_DELAY = 1.0
-"""Seconds by which it delays the other segments."""
+"""Delay, in seconds, of the segments that a degrading node does forward."""
 
 
 class Turncoat(Computer):
@@ -70,7 +70,7 @@ class Turncoat(Computer):
             self.running.driver.post(Writable(send.link))
 
     def tamper(self, message: Message) -> Message | None:
-        """Return the message to send instead; None for nothing."""
+        """Return the message to send instead of `message`; None to send nothing."""
         return message
 
 
@@ -95,7 +95,7 @@ class Censor(Turncoat):
 
 
 class Degrader(Turncoat):
-    """Forwards few segments, and those late."""
+    """Forwards few segments, and forwards them late."""
 
     def _tampered(self, send: Send) -> list[Effect]:
         if not isinstance(send.message, Segment):

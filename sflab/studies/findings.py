@@ -63,11 +63,12 @@ class Group(NamedTuple):
     """Number of the group's cells in the study."""
 
     def of(self, name: str) -> Interval | None:
-        """Return the mean of an end value over seeds."""
+        """Return the mean over seeds of the end value `name`, with its interval; None without finite
+        values."""
         return interval([value for _, value in self.by_seed(name)])
 
     def by_seed(self, name: str) -> list[tuple[int, float]]:
-        """Return the seed and an end value of each finished cell."""
+        """Return the seed and the end value `name` of each finished cell."""
         ends = ((result.cell.seed, result.end or {}) for result in self.results)
         return [(seed, end[name]) for seed, end in ends if name in end]
 
@@ -76,7 +77,7 @@ class Tuning(NamedTuple):
     """The trials of one method on one task."""
 
     trials: tuple[tuple[Cell, Interval | None], ...]
-    """Cells of all rates with their validation losses; None: not run or failed."""
+    """Cells of all rates, each with its validation loss, or None if it did not run or failed."""
     winner: Cell | None
 
     @property

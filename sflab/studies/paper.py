@@ -19,7 +19,7 @@ from sflab.studies.study import Study, StudyEntry, first_order
 SEEDFLOOD = "seedflood"
 
 PAPER_METHODS = (SEEDFLOOD, "dsgd", "dzsgd", "chocosgd", "dsgd-lora", "dzsgd-lora", "chocosgd-lora")
-"""The paper's own table."""
+"""Methods in the paper's own table."""
 
 RATE = 6e-6
 """SeedFlood's default learning rate per update, in the middle of its grid: the best of a sweep with
@@ -30,25 +30,26 @@ GRID = (1 / 3, 1.0, 3.0)
 """Grid of SeedFlood's rates, as multiples of the middle rate."""
 
 MOST = 1.0
-"""Maximum rate of a trial, which is that of a manifest."""
+"""Maximum learning rate of a trial, which is also the maximum in a manifest."""
 
 LORA_RANK = 8
 """Rank of adapters, as in the paper."""
 
 SEGMENT = 32
-"""Local steps between two rounds in the cells where a client signs full segments."""
+"""Number of local steps between two rounds in the cells where a client signs full segments."""
 
 
 class StudySize(NamedTuple):
-    """Size of a study. The defaults are those of the default size."""
+    """Size of a study. The default values make the default size."""
 
     clients: int = 16
     zeroth_steps: int = 160
-    """Local steps of a client with two-point estimates."""
+    """Number of local steps of a client with two-point estimates."""
     first_steps: int = 40
-    """Local steps of a client with gradients."""
+    """Number of local steps of a client with gradients."""
     short_steps: int = 80
-    """Local steps of zeroth-order cells outside the table of methods. Others make proportionally fewer."""
+    """Number of local steps of zeroth-order cells outside the table of methods. First-order cells make
+    proportionally fewer."""
     refresh: int = 80
     batch_size: int = 4
     rows: int = 1024
@@ -56,7 +57,7 @@ class StudySize(NamedTuple):
     test_rows: int = 400
     min_words: int = 4
     evaluations: int = 3
-    """Evaluations on validation rows during a run."""
+    """Number of evaluations on validation rows during a run."""
     methods: Sequence[str] = PAPER_METHODS
     topologies: Sequence[Topology] = ("ring",)
     sizes: Sequence[int] = (16, 32, 64, 128)
@@ -68,13 +69,13 @@ class StudySize(NamedTuple):
     dirichlets: Sequence[float] = (1.0, 0.1)
     sharded_methods: Sequence[str] = (SEEDFLOOD, "dsgd")
     all_tasks: bool = False
-    """Whether all tasks have the parts besides the table of methods, or only the first task."""
+    """Whether the parts besides the table of methods are for all tasks, not only for the first one."""
     rank: int = 32
     local_steps: int = 5
     beyond: int = 4
     """Maximum number of trials beyond the edge of a method's grid."""
     segments: int = 2
-    """Full segments that a client signs in the cells that count bytes."""
+    """Number of full segments that a client signs in the cells that count bytes."""
     rate: float = RATE
 
 
@@ -140,7 +141,7 @@ PRESETS = {"smoke": SMOKE, "default": DEFAULT, "long": LONG, "full": FULL}
 TOO_SMALL: dict[str, tuple[str, ...]] = {
     "smoke": ("A study of this size shows that everything works. Its figures mean nothing.",)
 }
-"""Notes of a size."""
+"""Notes for the report, keyed by the preset that is too small for conclusions."""
 
 FULL_MODELS = ("facebook/opt-125m", "facebook/opt-1.3b", "facebook/opt-2.7b")
 FULL_TASKS = ("sst2", "rte", "boolq", "wic", "multirc", "record")
@@ -169,7 +170,7 @@ def study(name: str, problems: Sequence[Problem], seeds: int, rate: float, comma
 
 
 def rates(method: str, rate: float) -> list[float]:
-    """Return the grid of a method's learning rates, ascending. `rate` is the middle of SeedFlood's."""
+    """Return the grid of a method's learning rates, ascending. `rate` is the middle of SeedFlood's grid."""
     if method == SEEDFLOOD:
         return [rate * factor for factor in GRID]
     usual = registry.METHODS[method].rates

@@ -195,13 +195,13 @@ def _is(findings: StudyFindings, group: Group, task: str, method: str) -> bool:
 # -- claims of the paper -------------------------------------------------------------------------------
 
 PAPER_UPDATES = 80_000
-"""Updates of the paper's longest run: 16 clients with 5,000 steps each."""
+"""Number of updates of the paper's longest run: 16 clients with 5,000 steps each."""
 
 PAPER_BYTES = 400_000
-"""Bytes per edge of these updates in the paper."""
+"""Bytes per edge that the paper states for these updates."""
 
 PAPER_GAP = -0.06
-"""Lowest score of SeedFlood relative to DSGD in the paper (the highest is -4 %)."""
+"""Lowest relative difference between the scores of SeedFlood and DSGD in the paper (the highest is -4 %)."""
 
 RIVALS = ("dzsgd", "dzsgd-lora", "chocosgd-lora")
 """Methods that do not score higher than SeedFlood in the paper."""
@@ -251,7 +251,8 @@ def _claims(findings: StudyFindings) -> Iterator[str]:
 
 
 def _not_below(words: str, ours: Group | None, theirs: Group | None) -> PaperClaim:
-    """Judge whether the mean score of `ours` is at least that of `theirs`, seed by seed."""
+    """Judge whether the mean score of `ours` is at least the mean score of `theirs`, compared seed by
+    seed."""
     difference = paired(ours, theirs) if ours and theirs else None
     if ours is None or theirs is None or difference is None:
         return PaperClaim(words, None)
@@ -281,7 +282,8 @@ def noise(difference: Interval) -> str:
 
 
 def _bytes(findings: StudyFindings, task: str) -> Iterator[PaperClaim]:
-    """Judge the bytes of an edge in both directions, with signatures, which the paper does not count."""
+    """Judge the bytes of an edge, in both directions and with signatures. The paper does not count
+    signatures."""
     words = f"{task}: an edge carries at most {PAPER_BYTES // 1000} KB for {PAPER_UPDATES:,} updates"
     for group in findings.groups("bytes"):
         cell, size = group.cell, group.of("bytes_per_edge")

@@ -33,9 +33,9 @@ class StudyEntry(Section):
     part: str
     cell: Cell
     tuning: int | None = Field(default=None, ge=0)
-    """Number of the tuning whose best learning rate replaces the cell's own."""
+    """Number of the tuning whose best learning rate replaces the cell's own; None keeps the cell's rate."""
     times: float = Field(default=1.0, gt=0)
-    """Factor of that rate."""
+    """Factor by which the tuning's rate is multiplied."""
 
     def at(self, rate: float) -> Cell:
         """Return the cell with a tuning's learning rate."""
@@ -97,7 +97,7 @@ class StudyProgress(NamedTuple):
     done: int
     total: int
     fresh: int
-    """Part of `done` since this start."""
+    """Part of `done` that was done since this start."""
     cell: Cell
     """Cell that ended last."""
     failure: str
@@ -136,7 +136,7 @@ def trials(study: Study, found: Mapping[str, CellResult], failed: Mapping[str, s
 def resolved(
     study: Study, found: Mapping[str, CellResult], failed: Mapping[str, str]
 ) -> list[tuple[StudyEntry, Cell | None]]:
-    """Return the entries with their final cells; None while the tuning has not ended."""
+    """Return the entries with their final cells; None for a cell whose tuning has not ended."""
     winners = [winner(tuning, found, failed) for tuning in tried(study, found, failed)]
     return [(entry, _cell(entry, winners)) for entry in study.entries]
 
@@ -168,7 +168,7 @@ def winner(tuning: Iterable[Cell], found: Mapping[str, CellResult], failed: Mapp
 def run(
     study: Study, folder: Path, pool: Pool, advance: Callable[[StudyProgress], None] = lambda _: None
 ) -> dict[str, str]:
-    """Run the unfinished cells of a study. Return the reasons of failed cells, by name.
+    """Run the unfinished cells of a study. Return the reason of each failed cell, keyed by the cell's name.
 
     Raises UserError RESULTS_UNUSABLE. After a KeyboardInterrupt the study can continue from the folder.
     """
@@ -299,7 +299,7 @@ def training_work(cell: Cell) -> int:
 
 
 def evaluation_work(cell: Cell) -> int:
-    """Return the rows that a cell evaluates: all rows before and after training, validation rows in
+    """Return the number of rows that a cell evaluates: all rows before and after training, validation rows in
     between."""
     problem = cell.problem
     between = (cell.steps - 1) // cell.evaluate_every if cell.evaluate_every else 0

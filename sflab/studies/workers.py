@@ -26,7 +26,8 @@ class CellJob(NamedTuple):
     """Function that runs cells, and its arguments."""
 
     run: Callable[[Cell, Path, str, int], object]
-    """Runs a cell to its end and writes its results to a folder. Takes the device and the threads, too."""
+    """Function that runs a cell to its end and writes its results to a folder. Its other arguments are the
+    device and the number of threads."""
     folder: Path
     device: str = "cpu"
     threads: int = 1
@@ -78,7 +79,7 @@ class Here:
 
 
 class Processes:
-    """Runs cells in processes of this machine, each of which runs one cell after the other.
+    """Runs cells in several processes of this machine. Each process runs one cell after the other.
 
     Each process has its own executor: an executor is lost as a whole when one of its processes dies.
     """

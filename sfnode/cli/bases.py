@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device: str, dtype: str) -> None:
     """Make bases for the run of a node's folder, and write them to a file.
 
-    They are made on the run's public training rows, at the model of the last seal (of an open run: as of
-    now). `sfnode organise bases FILE` publishes them.
+    They are computed from the run's public training rows, with the model of the last seal (of an open run: as
+    of now). `sfnode organise bases FILE` publishes them.
     """
     from sfnode.cli.trained_model import load
     from sfnode.engine import making_bases
@@ -54,7 +54,7 @@ def make_bases(out: Path, kind: str, data_dir: Path, model: Path | None, device:
 
 
 def words(kind: str, found: Made) -> str:
-    """Describe bases: how much of each layer they hold, and what making them cost."""
+    """Describe bases: the share of each layer's signal that they hold, and the work of making them."""
     rank = found.pairs[0][0].shape[1]
     directions = "1 direction of every layer holds" if rank == 1 else f"{rank} directions of every layer hold"
     what = "mean gradient" if kind == "gradients" else "inputs' share in the errors"
@@ -67,10 +67,10 @@ def words(kind: str, found: Made) -> str:
 
 
 REWARDED = tuple(name for name, one in PRESETS.items() if one.task.is_rewarded)
-"""Ready-made tasks with rewards."""
+"""Names of the ready-made tasks with rewards."""
 
 MOST_PROMPTS = 512
-"""Maximum number of prompts. With 512 the mean reward is known to 4 points in any case."""
+"""Maximum number of prompts. 512 prompts give the mean reward to within 4 percentage points."""
 
 
 @click.command
@@ -106,9 +106,9 @@ def try_reward(
 ) -> None:
     """Score a base model on some prompts of a reward run.
 
-    Shows typical answers with their rewards and this machine's speed. Several answers are drawn to each
-    prompt, as in training. Shows the number of prompts whose answers differ in reward, because the others
-    teach nothing. Without any such prompt the command fails.
+    Shows typical answers with their rewards and this machine's speed. Several answers are drawn for each
+    prompt, as in training. A prompt teaches something only if its answers differ in reward. Shows the number
+    of such prompts, and fails if there are none.
     """
     manifest = _manifest(run, {"preset": preset, "train": train} | ({} if run else {"model": model}))
     manifest = _changed(manifest, temperature)
@@ -132,7 +132,8 @@ def try_reward(
 
 
 def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
-    """Return the manifest in a file, or of a ready-made task. Raises UserError."""
+    """Return the manifest in the file `run` or, without a file, of the ready-made task in `given`. Raises
+    UserError."""
     chosen = {name: value for name, value in given.items() if value is not None}
     if (run is None) == ("preset" not in chosen) or (run and chosen):
         raise UserError(
@@ -151,7 +152,7 @@ def _manifest(run: Path | None, given: dict[str, str | None]) -> Manifest:
 
 
 def _changed(manifest: Manifest, temperature: float | None) -> Manifest:
-    """Return the manifest with another temperature. Raises UserError BAD_OPTION."""
+    """Return the manifest with this temperature; None changes nothing. Raises UserError BAD_OPTION."""
     from pydantic import ValidationError
 
     from sfnode.manifest.task import Task

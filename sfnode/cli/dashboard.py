@@ -50,7 +50,7 @@ DEFAULT_ADDRESS = "127.0.0.1:8380"
 
 
 def parse_token(_context: Any, _parameter: Any, value: str) -> str:
-    """Return a token that is long enough and fits a request header, or an empty one."""
+    """Return the token if it is empty, or long enough and usable in a request header. Otherwise refuse it."""
     if value and (len(value) < MIN_TOKEN or not value.isascii() or not value.isprintable()):
         raise click.BadParameter(f"give at least {MIN_TOKEN} printable ASCII characters")
     return value

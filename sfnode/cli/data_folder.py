@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def running_node(data_dir: Path) -> SyncClient:
-    """Return a client of the node in this folder whose answers are printed without validation."""
+    """Return a client of the node in this folder. Answers are only printed, so it does not validate them."""
     return SyncClient(Layout(data_dir).control_socket, checked=False)
 
 
 def watched_node(data_dir: Path, *, checked: bool) -> Client:
-    """Return a client of the node in this folder for an event loop."""
+    """Return a client for an event loop, of the node in this folder. It validates answers if `checked`."""
     return Client(Layout(data_dir).control_socket, checked=checked)
 
 
@@ -47,7 +47,7 @@ def awaited_folder(data_dir: Path) -> None:
 
 
 def runs_here() -> dict[str, tuple[Manifest, Path]]:
-    """Return the runs in the folders of this user by their ids, each with its manifest and its folder."""
+    """Return the manifest and the folder of each run in this user's folders, keyed by run id."""
     from sfnode.manifest import Manifest
 
     found: dict[str, tuple[Manifest, Path]] = {}

@@ -36,14 +36,14 @@ LOOK = 0.5
 """Seconds between two checks of whether the run is complete."""
 
 SETTLING = 30.0
-"""Maximum time after completion until the model's last state was measured and its answers recorded, in
-seconds."""
+"""Maximum time, in seconds, to wait after completion until the model's last state was measured and its
+answers were recorded."""
 
 MEASURED = 256
-"""Test rows on which a node measures the model for its owner, if no published result exists."""
+"""Number of test rows on which a node measures the model for its owner, if no published result exists."""
 
 LONGEST = 76
-"""Maximum length of an example's text, in characters. Of a longer text the end is shown."""
+"""Maximum length of an example's text, in characters. A longer text is cut to its end."""
 
 
 class Learnt(NamedTuple):
@@ -52,7 +52,7 @@ class Learnt(NamedTuple):
     before: Evaluation | None
     now: Evaluation | None
     classes: Evaluation | None = None
-    """A result by class, if `now`, such as an organiser's published result, has none."""
+    """Result whose scores by class are shown, if `now` has none (as an organiser's published result)."""
     beside: Sequence[str] = ()
     """Results of baselines on the same rows, in words."""
 
@@ -63,7 +63,7 @@ def complete(name: str) -> str:
 
 
 def changed(now: Evaluation | None, *before: Evaluation | None) -> Learnt:
-    """Return a model's gain, measured against the first of the results `before` with the same measure."""
+    """Return `now` beside the first of the results `before` that has the same measure."""
     alike = (one for one in before if one and now and measure_of(one) == measure_of(now))
     return Learnt(next(alike, None), now)
 
@@ -120,8 +120,8 @@ def commands(
 ) -> list[str]:
     """Return the next commands for the run in a node's folder, each with its purpose.
 
-    `key` is the member whose part is shown. `budget` is the budget with which the run would continue, for
-    others as well.
+    `key` is the member whose work one command shows. `budget` is the larger budget of the commands that
+    invite others and continue the run with them; None leaves these commands out.
     """
     from sfnode.cli.use import example
 
@@ -188,8 +188,8 @@ class Ending:
         echo(card(title, change or _published(status), samples, _work(status, counted), next_))
 
     def _settled(self, status: Status) -> bool:
-        """Return whether the model's last state was measured by the organiser, and its answers to test rows
-        recorded."""
+        """Return whether the organiser measured the model's last state, and this node recorded its answers to
+        test rows."""
         run, sampling = status.organised, self._node.running.sampling
         latest = run.health.latest if run else None
         return (sampling is None or sampling.current) and (
@@ -197,8 +197,8 @@ class Ending:
         )
 
     async def _measured(self) -> Learnt:
-        """Return the published results. Without them, measure the model here if somebody watches the
-        terminal."""
+        """Return the published results. If there are none, and somebody watches the terminal, measure the
+        model here."""
         node = self._node
         found = _published(node.status())
         looked = sys.stdout.isatty() and node.settings.role == "trainer" and not node.status().pauses
@@ -217,15 +217,15 @@ class Ending:
 
 
 def _published(status: Status) -> Learnt:
-    """Return the organiser's results: of the current model, and of the model at the beginning with the same
-    measure."""
+    """Return the organiser's last result, beside its result of the base model with the same measure. Both are
+    None if nothing was published."""
     if status.organised is None or (now := status.organised.health.latest) is None:
         return Learnt(None, None)
     return changed(now, status.organised.health.calibrated, status.organised.health.base)
 
 
 def _counted(node: Node, status: Status) -> int | None:
-    """Return how many updates of a node count; None in an open run, or if that is not settled yet."""
+    """Return how many updates of a node count; None in an open run, and before the run is complete."""
     reports, run = node.running.reports, status.organised
     if reports is None or run is None or not reports.run_state.complete:
         return None
@@ -233,8 +233,8 @@ def _counted(node: Node, status: Status) -> int | None:
 
 
 def _budget_for_others(node: Node) -> int | None:
-    """Return twice the budget if the organiser used it up alone here, often before it could invite anybody.
-    Otherwise return None."""
+    """Return twice the budget if this node's organiser used it up without other members, as often happens
+    before it can invite anybody. Otherwise return None."""
     reports = node.running.reports if node.running.organising else None
     run_state = reports.run_state if reports else None
     if run_state is None or not run_state.complete or run_state.finished or len(run_state.members) > 1:
@@ -243,7 +243,7 @@ def _budget_for_others(node: Node) -> int | None:
 
 
 def _work(status: Status, counted: int | None) -> list[str]:
-    """Describe this node's work: its updates that count, or all of them before that is settled."""
+    """Describe this node's work: the `counted` updates or, if that is None or 0, all of its updates."""
     if not status.contributed:
         return []
     if counted == 0:

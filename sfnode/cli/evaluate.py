@@ -50,16 +50,16 @@ def evaluate(
 ) -> None:
     """Measure the base model and the trained model on the run's test rows.
 
-    If a task has fixed answers, the base model is measured a second time, less its prior over the answers. Up
-    to 512 training rows without their labels show this prior. Only a gain beyond the second result was
-    learnt. If the run's loss is centred, the trained model is measured less its own prior, too. For a reward
-    run the result is the share of right greedy answers, and their mean reward (docs/rewards.md).
+    If the task has fixed answers, the base model is measured a second time, with its prior over the answers
+    subtracted. The prior is measured on up to 512 training rows without their labels. Only a gain over the
+    second result was learnt. If the run's loss is centred, the trained model's prior is subtracted, too. For
+    a reward run the result is the share of right greedy answers, and their mean reward (docs/rewards.md).
 
-    If only a linear head is trained, a linear probe is fitted here, to training rows with kept states. It
-    shows what one machine with all rows would reach, without another forward pass.
+    If only a linear head is trained, a linear probe is fitted here to the training rows whose states are
+    stored, without another forward pass. It shows the result that one machine with all rows would reach.
 
-    The line on the drift says how far the model is from the base model: by its weights, and by its
-    expectations on text unrelated to the task.
+    The drift is the distance between model and base model: in their weights, and in their predictions on text
+    unrelated to the task.
 
     An organised run is measured at its last seal, an open run with all updates.
     """
@@ -116,8 +116,8 @@ def _measured(trained: TrainedModel, limit: int) -> EvalResult:
 
 
 def _calibrated(trainer: Trainer, limit: int) -> Evaluation | None:
-    """Measure the base model less its prior. If its rows cannot be read, warn on standard error and return
-    None."""
+    """Measure the base model with its prior subtracted. Return None for a task without such a prior and,
+    after a warning on standard error, if the rows for the prior cannot be read."""
     manifest = trainer.manifest
     if not manifest.task.labelled or not (manifest.data.train or manifest.task.prior):
         return None

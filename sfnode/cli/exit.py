@@ -42,7 +42,8 @@ def warn(error: UserError) -> None:
 
 
 def show_usage(error: click.ClickException) -> int:
-    """Print click's own message, and the source of a bad value unless it is the command line."""
+    """Print click's own message, with the source of a bad value unless it is the command line. Return the
+    exit status."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     fix = f"See `{context.command_path if context else 'sfnode'} --help`."
     if context and parameter and context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP:
@@ -64,8 +65,8 @@ def interrupted() -> int:
 
 
 def _printed_as_json(status: int, **error: str) -> bool:
-    """Print the error as the JSON object of a command with --json that printed none. Return whether it was
-    printed."""
+    """Print the error as a JSON object, if the command has --json and has printed no object yet. Return
+    whether the error was printed."""
     if not output.state.as_json or output.state.printed:
         return False
     echo(json.dumps({"error": {**error, "status": status}}, indent=2, ensure_ascii=False))

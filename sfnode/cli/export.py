@@ -92,7 +92,8 @@ def export(
 ) -> None:
     """Write the model of a node's folder to a new folder.
 
-    It is the model of the last seal, unless --seal names another; of an open run the model with all updates.
+    It is the model of the last seal, unless --seal names another one. In an open run it is the model with all
+    updates.
     """
     from sfnode.cli.trained_model import best_epoch, check, load, write
 

@@ -44,11 +44,12 @@ CHOICES = {
     *("epsilon", "learning_rate", "scalar_delta", "scalar_limit", "measure", "dtype"),
     *("epoch_updates", "update_budget", "subspace_epochs", "quota", "description"),
 }
-"""Options of `sfnode init` that may change the new run, by parameter name."""
+"""Parameter names of the options of `sfnode init` with which a fork can differ from the old run."""
 
 
 def _options_of_init() -> list[click.Parameter]:
-    """Return these options of `sfnode init`. Their defaults are the old run's values."""
+    """Return the options of `sfnode init` in CHOICES, without their defaults: the old run's values apply
+    instead."""
     found = [copy(one) for one in init.params if one.name in CHOICES]
     for one in found:
         if isinstance(one, click.Option):
@@ -85,10 +86,10 @@ def fork(
 ) -> None:
     """Write a new run to a new folder, starting from the seal of EPOCH of this folder's run.
 
-    Its base model is the exported model, with each weight rounded once. Its task, data and numbers are the
-    same unless you change them, and it continues at the seal's rate. With other layers (you then name all of
-    them), rank, bases, loss or groups, it gets new bases and numbers, as `sfnode init` finds them. You
-    organise it with new keys, and it has no members yet.
+    The new run's base model is the old run's model at that seal, with each weight rounded once. Task, data
+    and numbers stay the same unless you change them, and the learning rate continues at the seal's. With
+    other layers (you then name all of them), rank, bases, loss or groups, it gets new bases and numbers, as
+    `sfnode init` finds them. You organise it with new keys, and it has no members yet.
     """
     from sfnode.cli import init_output
     from sfnode.cli.trained_model import load
@@ -156,8 +157,8 @@ def _old_run(data_dir: Path, epoch: int, out: Path) -> tuple[Manifest, RunState]
 
 
 def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
-    """Return the training section of a run that continues at the rate, unit and limit of a label of another
-    run."""
+    """Return training options with which a fork continues at `rate`: the rate, unit and limit of a label of
+    the old run."""
     found: dict[str, Any] = {"learning_rate": rate.rate / RATE_ONE}
     if old.training.is_first_order:
         delta = old.training.scalar_delta * rate.unit / UNIT_ONE
@@ -166,7 +167,7 @@ def going_on(old: Manifest, rate: RateFrom) -> dict[str, Any]:
 
 
 def _bases_file(data_dir: Path, run_state: RunState, subspace: int) -> Path | None:
-    """Return the file with the published bases of a subspace that has begun; None if they are random. Raises
+    """Return the file with the published bases that `subspace` uses; None if they are random. Raises
     UserError BASES_MISSING."""
     from sfnode.models import bases
 
@@ -240,11 +241,11 @@ def _differs(what: str) -> UserError:
     )
 
 
-# -- the runs from which a run has come ----------------------------------------------------------------
+# -- ancestors of a run ---------------------------------------------------------------------------------
 
 
 class Ancestor(NamedTuple):
-    """A run from which another was forked."""
+    """A run of which another run is a fork."""
 
     seal: Parent
     """The state with which the fork began."""

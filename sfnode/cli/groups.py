@@ -18,21 +18,21 @@ LAB = "sflab"
 
 
 MEANT = {"train": "join", "start": "join", "stop": "leave", "finish": "leave --finish", "ask": "use"}
-"""Existing commands, by words that people may type for them."""
+"""Existing commands, keyed by other words that people may type for them."""
 
 SHELLS = ("bash", "zsh", "fish")
 
 PROGRAM = "sfnode"
 VARIABLE = "_SFNODE_COMPLETE"
-"""Environment variable with which the script requests completions. click derives it from the program's
-name."""
+"""Environment variable with which a shell's completion script requests completions. click derives it from the
+program's name."""
 
 
 # -- a group that imports a command when it is run -----------------------------------------------------
 
 
 class Lazy(NamedTuple):
-    """A command that was not imported yet."""
+    """Description of a command that may not be imported yet."""
 
     where: str
     """Place of the command, `module:attribute`, or the module alone if the attribute has the command's name.
@@ -40,15 +40,17 @@ class Lazy(NamedTuple):
     help: str
     """One line for lists of commands."""
     example: str = ""
-    """An example at the end of its help, without the name of the program; groups have none."""
+    """Example at the end of the command's help, without the program's name; empty for a group."""
 
 
 Entry = tuple[str, str] | tuple[str, str, str]
-"""A `Lazy` as written in a table. Its example lacks the names of the groups, too."""
+"""Fields of a `Lazy` as written in a table of commands. The example also lacks the names of the command's
+groups."""
 
 
 class LazyGroup(click.Group):
-    """A group of the commands in `entries`, by heading and name. `path` is what users type for the group."""
+    """A group of commands. `entries` has them under headings, keyed by name. `path` is the text that users
+    type for the group."""
 
     def __init__(
         self, *arguments: Any, entries: Mapping[str, Mapping[str, Entry]], path: str = "", **settings: Any
@@ -79,7 +81,7 @@ class LazyGroup(click.Group):
         return " ".join(filter(None, ("sfnode", self.path, self.entries[name].example)))
 
     def load_installed(self, names: Iterable[str]) -> Iterator[click.Command]:
-        """Yield these commands, without the ones that are not installed."""
+        """Yield the commands called `names` that are installed."""
         for name in names:
             with suppress(UserError):
                 yield self.load(name)
@@ -118,7 +120,7 @@ class LazyGroup(click.Group):
 
 
 def _paths(group: click.Command) -> Iterator[str]:
-    """Yield the commands of a group and its installed subgroups, by what users type for them."""
+    """Yield the texts that users type for the commands of a group, and of its installed subgroups."""
     assert isinstance(group, LazyGroup)
     for name, entry in group.entries.items():
         yield name
@@ -146,7 +148,7 @@ def _imported(name: str, where: str) -> click.Command:
 
 
 def inner_commands(group: click.Group) -> Mapping[str, click.Command]:
-    """Return the commands of a group by name, importing them if necessary."""
+    """Return the commands of a group, keyed by name. Imports them if necessary."""
     return group.load_all() if isinstance(group, LazyGroup) else group.commands
 
 

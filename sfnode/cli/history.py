@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 SHOWN = 4
-"""Maximum number of origins shown for an epoch, the most updates first."""
+"""Maximum number of origins shown for an epoch: those with the most updates."""
 
 DIGITS = 8
-"""Hex digits of an origin's key without a name."""
+"""Number of hex digits of the key that are shown for an origin without a name."""
 
 WHEN = 16
 """Width of a time of arrival, in columns."""
@@ -104,7 +104,7 @@ def _why_lines(found: WhyResult) -> Iterator[str]:
 
 
 def _begins(manifest: Manifest) -> Iterator[str]:
-    """Yield the ancestors of this run, the oldest first."""
+    """Yield a line for each ancestor of this run, the oldest first."""
     from sfnode.cli.fork import ancestors
 
     for one in reversed(ancestors(manifest)):

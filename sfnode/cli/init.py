@@ -161,9 +161,10 @@ def _write_planned(answers: Answers, table: DataTable, found: Plan, said: dict[s
 
 
 def _set(pair: str, said: dict[str, Any]) -> dict[str, Any]:
-    """Set an option by KEY=VALUE. Return the name of the answer that it sets, if it sets one.
+    """Set an option by `pair`, KEY=VALUE. If the option is an answer on the screen, return the answer's name
+    with the value. Otherwise add the value to `said` and return an empty dict.
 
-    Raises UserError or click.UsageError for an invalid one.
+    Raises UserError or click.UsageError for an invalid pair.
     """
     keys = {one.key: one for one in init.params if isinstance(one, Option) and one.key}
     key, value = require_key(pair, keys)
@@ -233,14 +234,15 @@ def _write(out: Path, organised: bool, given: dict[str, Any], plan: Plan | None 
 
 
 def _price(given: dict[str, Any]) -> None:
-    """Price an open run. Raises UserError BAD_OPTION if its keys are to be encrypted: it has none."""
+    """Set the default proof of work of an open run. Raises UserError BAD_OPTION if keys must be encrypted,
+    because an open run has no keys."""
     if given.get("encrypt"):
         raise UserError(Code.BAD_OPTION, "keys.encrypt: an open run has no keys", "Leave out --open.")
     given.setdefault("work_bits", OPEN_WORK_BITS)
 
 
 def check_bases(file: Path | None, kind: str | None) -> None:
-    """Raise UserError BAD_OPTION for a file with bases if other bases must be made."""
+    """Raise UserError BAD_OPTION if both a file with bases and a kind of bases to make are given."""
     if file and kind:
         raise UserError(
             Code.BAD_OPTION,
@@ -250,20 +252,21 @@ def check_bases(file: Path | None, kind: str | None) -> None:
 
 
 def published(file: Path) -> dict[str, Any]:
-    """Return the options of a run with the bases in a file. Raises UserError BASES_MISSING."""
+    """Return the training options of a run that uses the bases in `file`. Raises UserError BASES_MISSING."""
     from sfnode.models.bases import digest_of
 
     return {"basis": "published", "bases": digest_of(file)}
 
 
 def organising_options(keys_dir: Path) -> list[str]:
-    """Return the options of a node that organises with a key in this folder."""
+    """Return the options with which `sfnode join` organises by a key in this folder."""
     elsewhere = [] if keys_dir == located(KEYS_DIR) else ["--keys-dir", str(keys_dir)]
     return ["--organise", *elsewhere]
 
 
 def keys_folder(keys_dir: Path, out: Path) -> Path:
-    """Return `keys_dir`. It must not be the manifest's folder, which people pass on."""
+    """Return `keys_dir`. Raises UserError BAD_OPTION if the manifest `out` is in it, because people pass on
+    the manifest's folder."""
     if keys_dir.resolve() == out.resolve().parent:
         raise UserError(
             Code.BAD_OPTION,

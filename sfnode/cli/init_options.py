@@ -22,7 +22,7 @@ from sfnode.verifiers.specs import PRESETS as VERIFIERS
 KINDS = ("classification", "sequence-classification", "choice", "completion", "text", "chat", "reward")
 
 NO_MODULES = "none"
-"""Value in place of patterns, to train no linear layers but only other parameters."""
+"""Value that stands for no patterns: no linear layers are trained, only other parameters."""
 
 
 def parse_patterns(_context: Any, _parameter: Any, value: str | None) -> tuple[str, ...] | None:
@@ -52,8 +52,8 @@ def parse_stops(_context: Any, _parameter: Any, values: tuple[str, ...]) -> tupl
 
 
 def _key(key: str, metavar: str, text: str, *names: str, **extra: Any) -> Callable[[Any], Any]:
-    """Return the option of a key. Its flag, from which its variable is named, is the key's end unless `names`
-    has another."""
+    """Return the option of a key. Its variable is named after its flag, which is the last part of the key
+    unless `names` has another flag."""
     flag = "--" + key.rpartition(".")[2].replace("_", "-")
     names = names if any(name.startswith("--") for name in names) else (flag, *names)
     kind = {"COUNT": int, "NUMBER": float}.get(metavar)
@@ -256,5 +256,5 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 def key_options(function: F) -> F:
-    """Add all of these options."""
+    """Add all options of this module to a command."""
     return reduce(lambda done, add: add(done), reversed(OPTIONS), function)

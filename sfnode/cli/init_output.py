@@ -1,4 +1,4 @@
-"""Messages on what `sfnode init` made, measured and chosen."""
+"""Messages on the files, measurements and choices of `sfnode init`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sfnode.tasks.public_files import inside, typed
 from sfnode.verifiers.plugins import is_plugin
 
 MOST = 0.5
-"""Share of scalars that are 0 or clipped, above which `init` warns."""
+"""Threshold share of scalars that are 0 or clipped. Above it `init` warns."""
 
 RARE_SHOWN = 8
 
 FAR_OFF = 10.0
-"""Factor by which a given number may be too large or too small before `init` warns."""
+"""Maximum factor between a given number and the suitable one. Beyond it `init` warns."""
 
 UNCHECKED = "Whether one update could wreck the model has not been checked either."
 
@@ -44,10 +44,10 @@ def bases_words(file: Path, size: int, out: Path) -> str:
 
 
 def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
-    """Describe problems with the rows for measurements, and the number of rows that were not encoded.
+    """Describe problems with the rows for measurements, and the `unread` rows, which were not encoded.
 
-    With `counted` also describe the numbers of training and held-out rows. Only files are read: nodes check
-    other sources. For first-order runs it also describes their updates.
+    With `counted`, also describe the numbers of training and held-out rows. For first-order runs, also
+    describe the updates. Only rows in files are read: nodes check other sources.
     """
     data, task, numbers = manifest.data, manifest.task, manifest.training
     said = [
@@ -76,7 +76,7 @@ def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
 
 
 def _doubts(role: HeldOut, manifest: Manifest, train: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield reasons why measurements on some rows are unreliable."""
+    """Yield warnings about held-out `rows` that make measurements unreliable."""
     if shared := dataset.shared(manifest.task, train, rows):
         yield (
             f"Warning: {shared:,} of the {len(rows):,} {role} rows have the text of a row that is trained "
@@ -92,8 +92,7 @@ def _doubts(role: HeldOut, manifest: Manifest, train: Sequence[Row], rows: Seque
 
 
 def data_words(beside: Shared, out: Path, shared: bool) -> list[str]:
-    """Describe which data lie beside the manifest and whether others get them; empty if no data are in
-    files."""
+    """Describe the data files beside the manifest, and whether others get them; empty without such files."""
     if not beside.names:
         return []
     copied = f" (copied there: {', '.join(beside.copied)})" if beside.copied else ""
@@ -175,7 +174,7 @@ def _warnings(training: Training, found: SlopeSample) -> list[str]:
 
 
 def _unmeasured(training: Training, reason: str) -> str:
-    """Return the consequences of a failed measurement of scalars."""
+    """Describe the consequences if no scalars were measured. `reason` tells why they were not."""
     said = f"No scalars were measured ({reason}). scalar_limit is {training.scalar_limit}"
     if training.scalar_limit < training.largest_scalar:
         return f"{said}."
@@ -187,9 +186,8 @@ def _unmeasured(training: Training, reason: str) -> str:
 
 
 def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[str]:
-    """Return notes on the manifest: a head that the base model already had, the slopes of a mixture of
-    experts unless its epsilon was given, and a base model that is only on this machine (in the folder
-    `home`)."""
+    """Return a note for each case that applies. The base model has a head for other classes. It is a mixture
+    of experts, and no epsilon was given. It is only on this machine, in the folder `home`."""
     notes = []
     base = manifest.model
     folder = files.resolve(base.source, base.revision, home)

@@ -42,7 +42,7 @@ WAYS = {
     "text": "the texts themselves",
     "chat": "what the assistant says in a conversation",
 }
-"""Words for a task, by its kind."""
+"""Words for each kind of task."""
 
 ESTIMATORS = {
     "first-order": "by gradients: it learns most for the time",
@@ -233,8 +233,8 @@ def confirm(
 ) -> Answers:
     """Show the proposals until the user accepts them, and return the answers.
 
-    `told` are the options that were set by their keys. `set_key` sets an option by KEY=VALUE, and returns the
-    answer that it sets, if any.
+    `told` has the options that were set by keys. `set_key` sets an option by KEY=VALUE. If that option is an
+    answer on the screen, it returns the answer.
     """
     while True:
         found = plan(table, answers, told)
@@ -303,7 +303,8 @@ def _model(said: str) -> str:
 
 
 def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
-    """Return the number of held-out rows, or the file with other held-out rows."""
+    """Return the answers about held-out rows: their number or, if `said` is no number, a file with other
+    rows."""
     if not said.isdecimal():
         rows, bad = dataset.sift(said, read_table(said).placed, found.task)
         if (bad and not skip) or not rows:
@@ -319,7 +320,7 @@ def _measuring(said: str, found: Plan, skip: bool) -> dict[str, Any]:
 
 
 def free(out: Path) -> Path:
-    """Return the path of a new file. Raises UserError BAD_OPTION if it exists."""
+    """Return `out`, the path of a new file. Raises UserError BAD_OPTION if it exists."""
     if out.exists():
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file, or add --force.")
     return out

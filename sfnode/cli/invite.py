@@ -143,7 +143,7 @@ def _drawn(link: str) -> str:
 def peer_id_command(data_dir: Path) -> None:
     """Print the libp2p peer id of this folder's node. Make the folder and its key if they do not exist.
 
-    So the address of a node is known before it runs, from its host and port: /dns4/HOST/tcp/PORT/p2p/PEER-ID.
+    With the host and port this gives the node's address before it runs: /dns4/HOST/tcp/PORT/p2p/PEER-ID.
     """
     from sfnode.store.data_folder import Layout, open_data_dir
     from sfnode.transport.libp2p.keys import ensure_key, peer_id

@@ -71,7 +71,7 @@ GROUPS = {
     "Organising": "--organise --keys-dir",
     "Views, and more options": "--dashboard --metrics --log-to --log-level --notify --set --help-all -h",
 }
-"""Options by the heading under which the help lists them."""
+"""Options of each heading in the help."""
 
 
 @click.command(cls=Command, groups=GROUPS)
@@ -245,11 +245,11 @@ def _run(
     narration: Narration,
     passphrase: bytes | None = None,
 ) -> int | str:
-    """Run the node to its end, within the block of `beside`. Return the exit status, and the link to another
-    run if it continues there.
+    """Run the node to its end, within the block of `beside`. Return the exit status or, if the node continues
+    in another run, the link to that run.
 
-    `tell` is called with the error that ends it. At a terminal a missing passphrase does not count as such an
-    error yet.
+    `tell` is called with the error that ends the node. At a terminal the user is first asked for a missing
+    passphrase.
     """
     import uvloop
 
@@ -271,7 +271,7 @@ def _run(
 
 async def _live(settings: Settings, narration: Narration, passphrase: bytes | None) -> str | None:
     """Run the node until a signal, a request through the control socket, or the end of its work. Return the
-    link to the run in which it continues, if any."""
+    link to the run in which the node continues; None if it does not."""
     from sfnode.daemon import Node
 
     async with Node(settings, make_transport=_transport, passphrase=passphrase) as node:
@@ -307,7 +307,8 @@ OWN_ROWS = (
 
 
 def told_first(manifest: Manifest, *, own_rows: bool, noisy: bool = False) -> str:
-    """Describe what a node with its own rows reveals of them, if that is more than one number at a time."""
+    """Return a warning about what a first-order node's updates reveal of its own rows. Return an empty text
+    for other nodes, whose updates are one number each."""
     told = NOISY_ROWS if noisy else OWN_ROWS
     return told if own_rows and manifest.training.is_first_order else ""
 

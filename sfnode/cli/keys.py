@@ -1,7 +1,7 @@
 """Rarely needed options as keys of --set, and the command that has them.
 
 An option with a `key` is not a flag: users give it as `--set section.key=value`, and only --help-all lists
-it. Its environment variable and its key in the configuration file are those of every other option.
+it. Like every other option it has an environment variable and a key in the configuration file.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Option(click.Option):
         return hint.replace(flags, f"'--set {self.key}'") if self.key else hint
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return its flag or key, with its help. The variable's name, and keys, are shown with --help-all
-        only."""
+        """Return the option's flag or key, and its help. With --help-all the variable's name is shown, too.
+        Without it, return None for an option with a key."""
         everything = bool(ctx.meta.get(ALL))
         if self.key and not everything:
             return None
@@ -72,7 +72,7 @@ def _split(pair: str) -> tuple[str, str, str]:
 class Command(click.Command):
     """A command whose help lists its options under headings. It has --set if an option has a key.
 
-    `groups` are flags by heading, in the order of the help.
+    `groups` has the flags of each heading, in the order of the help.
     """
 
     def __init__(self, *arguments: Any, groups: Mapping[str, str] | None = None, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""`sfnode leaderboard`: what the members of an organised run contributed, and its worth."""
+"""`sfnode leaderboard`: the contributions of the members of an organised run, and their worth."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def leaderboard(
     details: bool,
     as_json: bool,
 ) -> None:
-    """Show what each member of an organised run contributed, by its worth.
+    """Show the contribution of each member of an organised run, the greatest worth first.
 
     Computed from the manifest and the log of a node's folder alone, whether the node runs or not. With the
-    same decisions everybody sees the same digits. A member's gain is its share of the gain of all members. It
-    is measured by how much its counted updates lowered the loss on the organiser's validation rows, as signed
-    (docs/judging.md). --details shows it in nats, or in reward.
+    same decisions everybody sees the same digits. A member's worth is the amount by which its counted updates
+    lowered the loss on the organiser's validation rows, as signed (docs/judging.md). Its gain is its share of
+    the worth of all members. --details shows the worth in nats, or in reward.
     """
     with opened_run(data_dir) as (manifest, update_log):
         from sfnode.node.startup import settled
@@ -131,7 +131,7 @@ def _compared(one: Remeasured) -> str:
 
 
 def _lines(found: LeaderboardResult, unit: str) -> Iterator[str]:
-    """Yield the lines of the table; with a `unit` also the worths in it."""
+    """Yield the lines of the table. With a `unit`, they also show the worths in that unit."""
     whole = sum(abs(one.worth) for one in found.members)
     gain = ["gain"] * bool(whole)
     worths = ["measured", f"worth, {unit}"] if unit else []

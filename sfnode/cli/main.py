@@ -1,7 +1,7 @@
-"""The command `sfnode`: its commands by name, and the handling of errors.
+"""The command `sfnode`: a table of its commands, and the handling of errors.
 
 A command's module is imported when the command is run, and loads torch, asyncio or pydantic only if it needs
-them. `sfnode status` ends before such a library would have been imported.
+them. `sfnode status` takes less time than the import of such a library.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sfnode.errors import Code, UserError
 from sfnode.printable import read_toml
 
 COLLECTED_AFTER = 10_000
-"""Number of objects after which Python looks for garbage, instead of 700. Imported objects are never garbage,
-and looking takes an eighth of the time in which a node loads its libraries."""
+"""Threshold number of new objects at which Python looks for garbage, instead of 700. Imported objects are
+never garbage, and looking takes an eighth of the time in which a node loads its libraries."""
 
 COMMANDS = {
     "Join": {
@@ -195,7 +195,7 @@ def _status(arguments: Sequence[str] | None) -> int:
 
 
 def _no_name(error: OSError) -> UserError:
-    """Return the error for an invalid file name, which a manifest of others may contain."""
+    """Return the error for a file name that is too long. A manifest made by others may contain one."""
     return UserError(
         Code.BAD_OPTION,
         f"a name is too long for a file: {error.filename}",
@@ -204,12 +204,12 @@ def _no_name(error: OSError) -> UserError:
 
 
 Options = dict[str, click.Option]
-"""Options by their key in the file: the flag without its dashes."""
+"""Options, keyed by their name in the configuration file: the flag without its dashes."""
 
 
 def read_config(file: Path, command: click.Command, others: Iterator[click.Command]) -> dict[str, Any]:
-    """Return the values in `file` for the options of `command`, by parameter name, as text; for a group also
-    those of its commands, by name.
+    """Return the values in `file` for the options of `command`, as text, keyed by parameter name. For a
+    group, return such a dict for each of its commands, keyed by the command's name.
 
     The options of `others` are read only until every key is known. Raises UserError BAD_OPTION for a file
     that cannot be read or parsed, for an unknown key, and for a value of the wrong type. The option itself
@@ -236,7 +236,8 @@ def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict
 
 
 def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
-    """Return options by key: the command's own, and those of other commands until all keys are known."""
+    """Return the command's own options and, until all keys in `values` are known, options of other
+    commands."""
     known, unknown = dict(own), set(values) - own.keys()
     while unknown and (command := next(others, None)) is not None:
         known = _options(command) | known

@@ -1,9 +1,9 @@
 """Declares options: each is a flag, an environment variable and a key of the configuration file.
 
-`--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. One that few need is a key of --set instead
-of a flag (`sfnode.cli.keys`). The file is flat TOML: a key applies to every command that has the option.
-Order of precedence: command line, environment, file, default. Options of a node are derived from the fields
-of `sfnode.settings`; this module does not know what they mean.
+`--data-dir` is also `SFNODE_DATA_DIR` and `data-dir` in the file. An option that few need is a key of --set
+instead of a flag (`sfnode.cli.keys`). The file is flat TOML: a key applies to every command that has the
+option. Order of precedence: command line, environment, file, default. Options of a node are derived from the
+fields of `sfnode.settings`; this module does not know their meaning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIRST = (
 """Sources of an option's value, in order of precedence."""
 
 MAX_LINE = 4_096
-"""Maximum length of a line that is read, in characters: a link has half as many
+"""Maximum length, in characters, of a line that is read. A link has at most half as many
 (`sfprotocol.invitation.MAX_LINK`)."""
 
 
@@ -71,12 +71,12 @@ link_option = option(
 link_argument = click.argument(
     "link", required=False, metavar="[LINK|-]", envvar=variable("--link"), callback=_typed_link
 )
-"""Argument without a key in the file; `-` asks for a link that is typed or piped."""
+"""Argument for a link, without a key in the file. With `-` the link is asked for, or read from a pipe."""
 
 
 def asked_link() -> str:
-    """Return the link that is typed at a terminal, or the first line of standard input: other users can see
-    command lines."""
+    """Return the link that is typed at a terminal, or the first line of standard input. Unlike a command
+    line, other users cannot see these."""
     if sys.stdin.isatty():
         return output.ask("Link", err=True).strip()
     line = sys.stdin.readline(MAX_LINE).strip()
@@ -127,8 +127,8 @@ def out_option(metavar: str, text: str, *, required: bool = True) -> Callable[[F
 
 
 def require_new_file(out: Path, *ends: str) -> None:
-    """Raise UserError BAD_OPTION unless a new file can be made with one of these endings, if any are
-    given."""
+    """Raise UserError BAD_OPTION unless `out` can be made as a new file and, if `ends` are given, ends with
+    one of them."""
     if out.exists():
         raise UserError(Code.BAD_OPTION, f"{out} exists already", "Name another file.")
     if (ends and out.suffix not in ends) or not out.absolute().parent.is_dir():
@@ -174,7 +174,8 @@ def _parse_profile(context: click.Context, _parameter: Any, value: str | None) -
 
 
 def _folder(context: click.Context, _parameter: Any, value: Path) -> Path:
-    """Return the data folder: the profile's, unless --data-dir is given in a source with precedence."""
+    """Return the data folder: the one of --profile, unless --data-dir is given in a source with
+    precedence."""
     name = context.meta["profile"]
     if name is None:
         return located(value)
@@ -197,7 +198,8 @@ def model_option(function: F) -> F:
 
 
 def device_option(function: F, key: str = "") -> F:
-    """Add --device to a command that computes on one device: the first, if a file names several for nodes."""
+    """Add --device to a command that computes on one device. If the configuration file names several devices
+    for nodes, the command uses the first."""
     return setting(
         "--device",
         key=key,
@@ -291,7 +293,7 @@ dry_run_option = option("--dry-run", is_flag=True, help="Only say what would cha
 details_option = option(
     "--details", is_flag=True, help="Say it in precise terms, too (protocol/GLOSSARY.md)."
 )
-"""Option of commands that otherwise use plain words."""
+"""Option --details, for commands that use plain words without it."""
 
 
 def _json_wanted(_context: Any, _parameter: Any, value: bool) -> bool:
@@ -316,7 +318,7 @@ def config_file(given: Path | None) -> Path:
 
 
 def long_name(names: Iterable[str]) -> str:
-    """Return the long one of an option's flags."""
+    """Return the long flag of an option."""
     return next(name for name in names if name.startswith("--"))
 
 
@@ -324,8 +326,8 @@ PROFILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 """Form of a profile's name, which is the name of a folder."""
 
 MAX_LISTED = 1_000
-"""Maximum number of lines of the list. Beyond it, folders that no longer exist leave it. Tests and swarms
-make many."""
+"""Maximum number of folders in the list of data folders. In a full list, folders that no longer exist are
+dropped: tests and swarms leave many."""
 
 
 def profile_folder(name: str) -> Path:
@@ -343,7 +345,8 @@ def place(folder: Path) -> tuple[str, ...]:
 
 
 def known_folders() -> list[Path]:
-    """Return the existing folders: the default one, those of profiles, and others in which nodes ran."""
+    """Return the existing data folders: the default one, the profiles' folders, and listed folders in which
+    nodes ran."""
     profiles = located(PROFILES)
     named = sorted(profiles.iterdir()) if profiles.is_dir() else []
     found = dict.fromkeys([located(DATA_DIR), *named, *_listed()])
@@ -351,7 +354,8 @@ def known_folders() -> list[Path]:
 
 
 def note(folder: Path) -> None:
-    """Add a folder to the list unless the list has it, or it is found without the list."""
+    """Add a data folder to the list, unless it is listed already. The default folder and profiles' folders
+    are found without the list."""
     folder = folder.expanduser().resolve()
     default, profiles = located(DATA_DIR).resolve(), located(PROFILES).resolve()
     listed = _listed()

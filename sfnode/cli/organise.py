@@ -1,4 +1,5 @@
-"""`sfnode organise`: what the owner of an organised run sees and decides, through the running node.
+"""`sfnode organise`: the owner's view of an organised run, and the owner's decisions, through the running
+node.
 
 Any node of the run answers `status` and `members`. Decisions need the node with the organiser's key.
 `sfnode.cli.succession` has the commands that replace the key itself.
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from sfprotocol.decisions import Decision
 
 PAGE = 1000
-"""Members requested at a time: as many as one answer holds (`sfnode.schema.views.MAX_PAGE`)."""
+"""Number of members requested at a time: the maximum of one answer (`sfnode.schema.views.MAX_PAGE`)."""
 
 KEY_DIGITS = 8
-"""Minimum hex digits of a key that names a member. Fewer digits are its number, which is below 2^24."""
+"""Minimum number of hex digits with which a key names a member. Fewer digits are the member's number, which
+is below 2^24."""
 
 SECRET_BYTES = 16
 """Size of a new invitation's secret, in bytes: it cannot be guessed, and the link stays short."""
@@ -134,10 +136,9 @@ def members(waiting: bool, data_dir: Path, as_json: bool) -> None:
 
 
 def deciding(make: Callable[..., Decision]) -> Callable[..., None]:
-    """Return a command, with its own options, for the decision that `make` returns when given a client of the
-    node.
+    """Return a command that has the running node sign the decision of `make`, and prints the change.
 
-    The node signs the decision, and the command prints the change.
+    `make` takes a client of the node and the command's own options. It returns the decision.
     """
 
     @dry_run_option
@@ -221,7 +222,8 @@ def admit(node: SyncClient, origin: str, quota: int | None) -> Decision:
 )
 @deciding
 def revoke(node: SyncClient, member: str | None, number: int | None, from_epoch: int | None) -> Decision:
-    """Revoke MEMBER: nothing of it counts from an epoch on. Sealed epochs stay; `void` takes them back.
+    """Revoke MEMBER: from an epoch on, none of its updates counts. Sealed epochs stay; `void` takes them
+    back.
 
     MEMBER is a number, or 8 or more digits of the key, as `sfnode organise members` shows them.
     """
@@ -346,9 +348,11 @@ def announce_next(_: SyncClient, link: str) -> Decision:
 @click.command
 @data_dir_option
 def stand_in(data_dir: Path) -> None:
-    """Offer that this member stands in for the organiser, until it is named, also after a restart.
+    """Offer this member as a stand-in for the organiser. The offer lasts until the member is named, also
+    after a restart.
 
-    More than half of the stand-ins decide, and they elect one of them when the organiser falls silent.
+    Every decision needs more than half of the stand-ins. They elect one of themselves when the organiser
+    falls silent.
     """
     running_node(data_dir).stand_in()
     echo("this node tells everybody that it would stand in; the organiser names it with `stand-ins`")
@@ -362,8 +366,8 @@ def stand_ins(node: SyncClient, numbers: tuple[int, ...], nobody: bool) -> Decis
     """Name the members who stand in for you, by their numbers: two or four that made the offer with
     `stand-in`. They replace earlier ones.
 
-    With you they hold every decision: none takes effect before more than half of you have it. So the run
-    continues without any one of you, with nobody awake. Your recovery key outranks them all.
+    They and you store every decision: none takes effect before more than half of you have it. So the run
+    continues if any one of you fails, even while nobody is awake. Your recovery key outranks all of you.
     """
     from sfprotocol.decisions import StandIn, StandIns
 
@@ -404,7 +408,7 @@ def _decide(node: SyncClient, decision: Decision, dry_run: bool) -> told.Decisio
 
 
 def _tell(result: told.DecisionResult, as_json: bool) -> None:
-    """Print what a decision changed, or would change."""
+    """Print the changes of a decision or, after a dry run, those that it would make."""
     if as_json:
         echo(json.dumps(plain(result), indent=2))
         return
@@ -447,7 +451,8 @@ def _chosen(node: SyncClient, names: Iterable[str]) -> tuple[int, ...]:
 
 
 def _origin(node: SyncClient, digits: str) -> str:
-    """Return the key of the newcomer or member that begins with these digits."""
+    """Return the key, of a newcomer or a member, that begins with these digits. A whole key is returned as it
+    is."""
     _check_digits(digits)
     if len(digits) == 64:
         return digits
@@ -519,7 +524,7 @@ def _told_of(one: told.StandInStatus) -> str:
 
 
 def _doubted(one: told.EvidenceStatus) -> str:
-    """Describe the work that a member's evidence makes seals skip, and what to do about it."""
+    """Describe the work that seals skip because of a member's evidence, and what to do about it."""
     measured = f"loss lowered by {nats(one.worth)} with {one.updates} measured updates"
     about = f"member {one.member} ({one.origin[:16]}): {measured}"
     if one.harmful_since is not None:

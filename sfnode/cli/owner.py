@@ -27,7 +27,7 @@ EXAMPLES = (
     "not_while=steam,blender mb_per_day=500 upload_rate=500k download_rate=2M"
 )
 NAMES = dict(one.split("=") for one in EXAMPLES.split())
-"""Example values of the fields of `Limits`, whose import takes long."""
+"""Example values of limits, keyed by the field of `Limits`. Importing `Limits` itself takes long."""
 
 NO_LIMIT = ("none", "off", "")
 """Values that remove a limit."""
@@ -36,7 +36,7 @@ LEAVE_DEADLINE = 10.0
 """Time limit for a node to end, in seconds; it takes less than two."""
 
 _POLL = 0.05
-"""Seconds between two checks of whether it has ended."""
+"""Seconds between two checks of whether the node has ended."""
 
 
 # -- pause and resume ----------------------------------------------------------------------------------
@@ -113,11 +113,12 @@ def limit_lines(limits: object) -> str:
 
 
 _SEVERAL = re.compile(r",(?=[ ]*[a-z_-]+[ ]*=)")
-"""Separator of limits in one word: a comma before a name. A comma within a value has no name after it."""
+"""Pattern of the comma between two limits in one word. Unlike a comma within a value, it has a name after
+it."""
 
 
 def _changes(words: Iterable[str]) -> dict[str, str | None]:
-    """Return the limits in words such as `cpu=50,hours=22:00-07:00`, by field. None removes a limit."""
+    """Return the limits in words such as `cpu=50,hours=22:00-07:00`, keyed by field. None removes a limit."""
     return dict(_change(text) for word in words for text in _SEVERAL.split(word))
 
 
@@ -142,9 +143,9 @@ def _form(names: Iterable[str]) -> str:
 def leave(finish: bool, data_dir: Path) -> None:
     """End the node that runs in this folder within two seconds, as Ctrl-C does, and wait for that.
 
-    A running step is discarded, unless --finish is given. --finish waits for the step. Without a neighbour it
-    takes some seconds more, and at most half a minute if no neighbour accepts the step. Interrupting the
-    command does not revoke it.
+    A running step is discarded. With --finish the node completes the step and hands it to a neighbour first.
+    If it has no neighbour this takes some seconds more, and if no neighbour accepts the step, half a minute
+    at most. Interrupting the command does not withdraw the request.
     """
     node = running_node(data_dir)
     if finish:

@@ -38,12 +38,14 @@ def passphrase_file_option(function: F, key: str = "") -> F:
 
 
 def chosen(file: Path | None, of: str = "the keys") -> bytes:
-    """Return a new passphrase. Raises UserError BAD_OPTION for a file without one."""
+    """Return a new passphrase, from `file` or typed twice. Raises UserError BAD_OPTION if the file has
+    none."""
     return _typed(f"Passphrase of {of}", confirm=True) if file is None else _read(file)
 
 
 def unlocked(load: Callable[[bytes | None], T], file: Path | None) -> T:
-    """Return the result of `load`, with a passphrase if it needs one (WRONG_PASSPHRASE)."""
+    """Return the result of `load`. If a passphrase is needed (WRONG_PASSPHRASE), take it from `file` or ask
+    for it."""
     try:
         return load(None)
     except UserError as error:
@@ -98,9 +100,9 @@ def backup(out: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: Pa
 def restore(file: Path, keys_dir: Path, passphrase_file: Path | None, data_dir: Path) -> None:
     """Restore the keys of a backup to their places. Existing keys are not replaced.
 
-    The updates that a restored key signed since may be unknown here. So a node begins a new feed, as the same
-    member. A restored organiser's key cannot know its later decisions: with stand-ins it signs nothing in a
-    term that had begun. Otherwise it signs once others reported that they have no more decisions.
+    Updates that were signed after the backup may be unknown here. So the node begins a new feed, as the same
+    member. The organiser's later decisions may be unknown, too. With stand-ins its key signs nothing in a
+    term that had begun. Without them it signs once others reported that they have no more decisions.
     """
     from sfnode.store import key_backup
 

@@ -36,10 +36,11 @@ LINES = 10.0
 """Seconds without output before the next line of progress, where there is no terminal."""
 
 TELLING = 0.05
-"""Share of the work after which its own speed replaces the expected time."""
+"""Threshold share of finished work. Above it the time left follows from the work's own speed, below it from
+the expected time."""
 
 MINUTES = 100.0
-"""Seconds above which a time is shown in minutes."""
+"""Threshold in seconds. Longer times are shown in minutes."""
 
 Advance = Callable[[int, int], None]
 """Function that is called with the amount done and the total."""
@@ -51,8 +52,8 @@ T = TypeVar("T")
 def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
     """Show `what` as running within the block, and its progress once the block reports it.
 
-    On a terminal it is a bar, elsewhere a line every LINES seconds. `seconds` is the expected duration. It
-    determines the time left until the work's own speed is known.
+    On a terminal it is a bar, elsewhere a line every LINES seconds. `seconds` is the expected duration. The
+    time left follows from it until the work's own speed is known.
     """
     if not sys.stderr.isatty():
         with _lines(what, seconds) as advance:
@@ -70,7 +71,8 @@ def waiting(what: str, seconds: float = 0.0) -> Iterator[Advance]:
 
 
 class _Told(ProgressColumn):
-    """A column with a function's text about the work, whose name may contain a stranger's text."""
+    """A column of a progress bar, with a function's text about the work. Names in the text may be
+    strangers'."""
 
     def __init__(self, say: Callable[[Task], str] = lambda task: paragraph(task.description)) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class _Bar(BarColumn):
 
 
 def _far(task: Task) -> str:
-    """Return the amount done, once the total is known; before that rich would show `0/?`."""
+    """Return the amount done; empty until the total is known, where rich would show `0/?`."""
     return f"{task.completed:,.0f}/{task.total:,.0f}" if task.total else ""
 
 
@@ -120,9 +122,9 @@ def _lines(what: str, seconds: float) -> Iterator[Advance]:
 
 
 def left_text(done: float, elapsed: float, expected: float) -> str:
-    """Return the time left for work of which the share `done` took `elapsed` seconds.
+    """Return the time left for some work, as text. The share `done` of it took `elapsed` seconds.
 
-    `expected` is its expected duration (0 if unknown). Empty if nothing is known.
+    `expected` is the expected duration of the whole work; 0: unknown. The text is empty if nothing is known.
     """
     total = elapsed / done if done >= TELLING else expected
     if not total:
@@ -141,8 +143,8 @@ class Narration:
     def __init__(
         self, *, terminal: bool, plain: bool = True, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`terminal` says whether there is one, and `plain` whether the log is for people. A log for programs
-        gets a line when work begins, but no progress."""
+        """`terminal`: whether standard error is a terminal; `plain`: whether the log is for people. A log for
+        programs gets a line when work begins, but no progress."""
         self._terminal = terminal and plain
         self._beats = plain and not terminal
         self._clock = clock
@@ -166,8 +168,8 @@ class Narration:
         self._done()
 
     def heard(self, record: logging.LogRecord) -> bool:
-        """Follow the log: work lasts until other work begins. Return whether to print the record. On a
-        terminal, records that only begin work are not printed."""
+        """Take note of a log record: it may begin new work, which ends the work before. Return whether to
+        print the record. On a terminal, records that begin work are not printed."""
         if getattr(record, BEGINS, False):
             self._done()
             self._what, self._since = record.getMessage(), self._clock()
@@ -182,7 +184,7 @@ class Narration:
             begins("%s", what)
 
     def advance(self, far: str) -> None:
-        """Record its progress: `12,000 of 31,000`."""
+        """Record the progress of the current work, such as `12,000 of 31,000`."""
         self._far = far
         self._draw()
 
@@ -191,7 +193,7 @@ class Narration:
         self._done()
 
     def end(self, last: str = "") -> None:
-        """Print the last line, and nothing more."""
+        """Stop reporting. Print `last`, if it is not empty."""
         self._done()
         self._ended.set()
         if last:
@@ -234,7 +236,7 @@ _followers: set[asyncio.Task[None]] = set()
 
 
 def follow(status: Callable[[], Status], narration: Narration) -> None:
-    """Have the narration report what a node that joined waits for, until it trains or has nothing to do."""
+    """Report through `narration` the work of a node that joined, until it trains or has nothing to do."""
     task = asyncio.create_task(_follow(status, narration))
     _followers.add(task)
     task.add_done_callback(_followers.discard)
@@ -253,7 +255,8 @@ async def _follow(status: Callable[[], Status], narration: Narration) -> None:
 
 
 def doing(now: Status) -> tuple[str, str]:
-    """Return a node's work before it trains, with its progress; after that nothing, and a last line."""
+    """Return a node's work before its first update, and its progress. Later return an empty text, and the
+    last line to print."""
     match now.state:
         case NodeState.STARTING if now.fetch:
             return (

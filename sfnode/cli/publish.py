@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from sfnode.store.log import UpdateLog
 
 LEAST_EVERY = 10.0
-"""Minimum time between two publications, in seconds: publishing a long run takes longer."""
+"""Minimum time between two publications, in seconds: publishing a long run takes longer than that."""
 
 KEY_DIGITS = 8, 64
-"""Minimum and maximum hex digits of a key to be hidden: as many as a page shows, and all."""
+"""Minimum and maximum number of hex digits that name a key to hide: the digits that a page shows, and the
+whole key."""
 
 LOCAL = {
     "network": "The page's link has addresses of your own network only: nobody can join over the internet.",
@@ -46,7 +47,7 @@ NOWHERE = "The page has no link: this node does not run and has met nobody. Star
 
 
 def _every(context: Any, parameter: Any, value: str | None) -> float | None:
-    """Return the interval in seconds."""
+    """Return the interval in seconds; None if it is not given."""
     seconds = parse_duration(context, parameter, value)
     if seconds is not None and seconds < LEAST_EVERY:
         raise click.BadParameter(f"{LEAST_EVERY:.0f}s or more")
@@ -123,8 +124,8 @@ def page(
 
     The page is one file without scripts that needs no other file. Beside it are run.json, for programs, and
     the run's manifest. It shows the contents of the signed log: the model's quality by the organiser's
-    evaluations, the contributors, and how to join and to verify. Without a running node its contacts are the
-    recorded ones. With the organiser's key run.json is signed, and a directory prefers it.
+    evaluations, the contributors, and how to join and to verify. Without a running node it has the recorded
+    contacts. With the organiser's key here, run.json is signed. A directory prefers signed files.
     """
     from sfnode.publish.run_file import NAME
     from sfnode.publish.site import PublishedFolder, remove_partial
@@ -169,7 +170,8 @@ def _publish(
     key: tuple[Path, Path | None],
     said: str,
 ) -> str:
-    """Publish once and report it. Return the warnings, which are printed only when they change."""
+    """Publish once and report it. Print the warnings if they differ from `said`, the previous ones, and
+    return them."""
     from sfnode.manifest import names_folders
     from sfnode.publish.asking import ask
     from sfnode.publish.run_file import utc_now
@@ -197,7 +199,8 @@ def _publish(
 def _signer(
     manifest: Manifest, update_log: UpdateLog, keys_dir: Path, passphrase_file: Path | None
 ) -> tuple[Signer | None, list[str]]:
-    """Return the signer of run.json, or the reason why the key here cannot sign; neither without a key."""
+    """Return the signer of run.json and no reason; or None and the reason why the key here cannot sign. In an
+    open run, or without a key, return None and no reason."""
     from sfnode.publish.signature import Signer
     from sfnode.store.replay import kept_control, sound_control
     from sfnode.store.run_keys import load_organiser_key, read_passphrase
@@ -226,9 +229,9 @@ def _signer(
 def directory(sources: tuple[str, ...], out: Path, title: str) -> None:
     """Write a page about several runs, from the run.json files of their pages.
 
-    Each is a file or an address (https://...). Files that cannot be read are listed on the page and here. Of
-    several files about one run, the last one that its organiser signed is shown; without a signed one, the
-    first.
+    Each is a file or an address (https://...). Files that cannot be read are listed on the page and here. If
+    several files are about one run, the last one that its organiser signed is shown or, if none is signed,
+    the first.
     """
     from sfnode.publish.directory import MAX_RUNS, directory_page
     from sfnode.publish.run_file import utc_now

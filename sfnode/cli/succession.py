@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sfprotocol.messages import Authority, Succession
 
 MAX_FILE = 65_536
-"""Maximum size of a succession file, in bytes: with the keys and votes of 64 deputies it has 20,000."""
+"""Maximum size of a succession file, in bytes. With the keys and votes of 64 deputies a file has 20,000."""
 
 
 @click.command
@@ -55,10 +55,10 @@ def hand_over(
     dry_run: bool,
     data_dir: Path,
 ) -> None:
-    """Let another node organise: a stand-in, at once (--to); or any key, by a proposal (--out) that the
-    deputies `sign` and you then --submit.
+    """Let another node organise. --to hands over to a stand-in at once, and needs the organiser's node.
 
-    --to needs the organiser's node, the others any running node of the run.
+    --out proposes any other key. The deputies `sign` the proposal, and you then --submit it. Both work at any
+    running node of the run.
     """
     if sum(given is not None for given in (out, submit, to)) != 1:
         raise click.UsageError(

@@ -34,8 +34,8 @@ from sfnode.swarm import MOST_NODES, LocalSwarm
 from sfnode.tasks.verifying import permit
 
 MOST = 0.75
-"""Minimum share of updates that count in a successful run. The others were under way when it ended, or were
-skipped by a defence."""
+"""Threshold share of updates that count. Below it the output says that many do not count. Some updates always
+are under way when a run ends, or are skipped by a defence."""
 
 MADE_UP = "The data are made up by a program: this shows how training works, not what a model can learn."
 
@@ -131,8 +131,8 @@ def swarm(
 def _made(
     preset: str | None, model: str | None, organised: bool, device: str, dtype: str, folder: Path
 ) -> Manifest:
-    """Return the manifest of a ready-made task. With another model its numbers are measured, and bases are
-    written to the folder."""
+    """Return the manifest of a ready-made task. If `model` is given, the manifest's numbers are measured with
+    it, and its bases are written to `folder`."""
     with waiting("loading libraries"):
         from sfnode.models.files import named_folder
         from sfnode.preparing.manifest import build, usual_estimator
@@ -207,7 +207,8 @@ def measurement_line(when: str, found: Evaluation) -> str:
 
 
 def _what_does_not_count(result: SwarmResult) -> list[str]:
-    """Explain that a run ended before its budget, or that many updates do not count."""
+    """Explain that a run ended before its budget, or that many updates do not count; empty if neither is the
+    case."""
     counted, made = result.counted, result.updates
     if counted is None or (counted >= result.update_budget and counted >= made * MOST):
         return []

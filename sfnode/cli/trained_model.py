@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla", "ipu", "maia", "privateuseone")
-"""Kinds of devices that torch knows for computing."""
+"""Names of the kinds of devices on which torch can compute."""
 
 
 class TrainedModel(NamedTuple):
-    """A model of the last seal, or as of now."""
+    """The model at a seal (by default the last one), or as of now."""
 
     trainer: Trainer
     digest: str
-    """State digest in hex; for a seal the core digest of the updates that it counts."""
+    """Digest in hex: at a seal the core digest of the updates that it counts, otherwise the state digest."""
     updates: int
     seal: int | None
     """Epoch of the seal; None in an open run, and with --as-of-now."""
@@ -43,7 +43,7 @@ class TrainedModel(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """The state in words."""
+        """The seal and the number of updates, in words."""
         after = "" if self.seal is None else f"after round {self.seal}, "
         return f"{after}{self.updates} updates"
 
@@ -133,7 +133,7 @@ def write(trained: TrainedModel, out: Path, form: str, rank: int | None = None) 
 
 
 def best_epoch(data_dir: Path) -> int:
-    """Return the epoch of the best seal, to which a guard would return.
+    """Return the epoch of the seal with the best evaluation, to which an organiser's guard would return.
 
     Raises UserError BAD_OPTION if no seal was evaluated.
     """
@@ -152,7 +152,7 @@ def best_epoch(data_dir: Path) -> int:
 
 
 def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Mapping[Feed, Counted]:
-    """Return the updates of each feed that `load` applies. Raises and warns like `load`."""
+    """Return, for each feed, the updates that `load` applies. Raises and warns like `load`."""
     from sfnode.node.startup import settled
 
     machine = settled(manifest.parameters(), update_log)
@@ -163,7 +163,8 @@ def counted(manifest: Manifest, update_log: UpdateLog, *, as_of_now: bool) -> Ma
 
 
 def _checked_out(machine: Machine, update_log: UpdateLog, epoch: int | None = None) -> Checkout | None:
-    """Return the seal of an `epoch`, or the last complete one of an organised run; None for an open run."""
+    """Return the state at the seal of `epoch` or, if that is None, at the last complete seal of an organised
+    run; None for an open run."""
     from sfnode.store.checkout import at_seal, last_seal, warning
 
     if epoch is not None:

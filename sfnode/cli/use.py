@@ -1,4 +1,4 @@
-"""`sfnode use`: the trained model's answers to one text, to texts one after the other, or to rows of a
+"""`sfnode use`: answers of the trained model, to one text, to one text after the other, or to the rows of a
 table."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 _NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?([eE][+-]?[0-9]+)?")
 
 BETWEEN = "|"
-"""Separator of the answers to choose from that a user types."""
+"""Separator that a user types between the answers to choose from."""
 
 
 @click.command
@@ -246,7 +246,7 @@ def _line(name: str) -> str:
 
 
 def _table(task: Task, file: str, skip_bad: bool) -> list[tuple[Row, str]]:
-    """Return the rows of a file, each with the reason why it can have no answer.
+    """Return the rows of a file, each with the reason why it can have no answer; empty if it can.
 
     Raises UserError DATA_* if a column is missing or, unless they may be skipped, for a bad row.
     """
@@ -314,8 +314,8 @@ def _cell(value: object) -> object:
 
 
 def _no_formula(value: object) -> object:
-    """Return an answer as a cell that spreadsheet programs do not take for a formula: with a quote before it.
-    The owner's own columns stay unchanged."""
+    """Return an answer as a cell of a table. A quote is put before an answer that spreadsheet programs would
+    take for a formula. (The owner's own columns stay unchanged.)"""
     if isinstance(value, str) and value.startswith(FORMULAS) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

@@ -80,7 +80,8 @@ def verify(
 
 
 def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
-    """Check the run's origin in its parent, if the parent is available."""
+    """Check that a fork's base model is its parent's state, if `parent` is given. Return the result in words;
+    for a run that is no fork, an empty text."""
     if parent is not None:
         from sfnode.cli.fork import check_parent
 
@@ -96,7 +97,8 @@ def _parent(manifest: Manifest, data_dir: Path, parent: Path | None) -> str:
 
 
 def _bases(manifest: Manifest, update_log: UpdateLog, folder: Path) -> str:
-    """Return how many of the published bases of the run are stored here and valid.
+    """Describe how many of the run's published bases are stored here, after checking these; empty for a run
+    without published bases.
 
     Raises UserError BASES_UNUSABLE for bases that do not match.
     """

@@ -60,7 +60,7 @@ def http_response(received: bytes) -> tuple[int, bytes]:
 async def exchange(path: Path, message: bytes, deadline: float) -> bytes:
     """Send `message` to the Unix socket `path` and return the reply, within `deadline` seconds.
 
-    Raises OSError, of which TimeoutError is a subclass.
+    Raises OSError, also (as TimeoutError) after the deadline.
     """
     import asyncio
 
@@ -75,7 +75,8 @@ async def exchange(path: Path, message: bytes, deadline: float) -> bytes:
 
 
 async def exchange_blocking(path: Path, message: bytes, deadline: float) -> bytes:
-    """Do the same without an event loop. The coroutine never suspends."""
+    """Send `message` to the Unix socket `path` and return the reply, as `exchange` does, but without an event
+    loop. The coroutine never suspends."""
     end = time.monotonic() + deadline
     received = bytearray()
     with socket.socket(socket.AF_UNIX) as connection:
@@ -97,16 +98,17 @@ Kind = Callable[[], type[T]]
 answer."""
 
 ANSWER_DEADLINE = 10.0
-"""Time limit for an answer without a model, in seconds."""
+"""Time limit, in seconds, for an answer that needs no computation by the language model."""
 
 DECISION_DEADLINE = 60.0
-"""Time limit for a decision to be signed and stored, in seconds. The organiser signs one after the other."""
+"""Time limit for a decision to be signed and stored, in seconds. The organiser signs decisions one after the
+other."""
 
 EVALUATE_DEADLINE = 3600.0
 """Time limit for an evaluation, in seconds: a large model on a CPU is slow."""
 
 FEEDS_PAGE = 1000
-"""Feeds requested at a time: as many as one answer holds (`sfnode.schema.views.MAX_PAGE`)."""
+"""Number of feeds requested at a time: the maximum of one answer (`sfnode.schema.views.MAX_PAGE`)."""
 
 
 class Client:
@@ -217,16 +219,16 @@ class Client:
         return await self._ask(lambda: schema.organising.JoinRequestList, "/organising/petitions")
 
     async def decide(self, decision: bytes, *, dry_run: bool = False) -> schema.organising.DecisionResult:
-        """Have the organiser on the node sign an encoded decision, or with `dry_run` report what it would
-        change."""
+        """Have the organiser on the node sign an encoded decision, or with `dry_run` only report its
+        changes."""
         body = {"decision": decision.hex(), "dry_run": dry_run}
         return await self._tell(
             lambda: schema.organising.DecisionResult, "/organising/decision", body, DECISION_DEADLINE
         )
 
     async def propose(self, key: str, *, kept: int | None = None) -> schema.organising.SuccessionFile:
-        """Propose that `key` (hex) signs after the first `kept` decisions, or after all decisions stored
-        there."""
+        """Propose that `key` (hex) signs after the first `kept` decisions, or, if `kept` is None, after all
+        decisions that the node stores."""
         query = urlencode({"key": key} | ({} if kept is None else {"kept": kept}))
         return await self._ask(lambda: schema.organising.SuccessionFile, f"/organising/succession?{query}")
 
@@ -276,7 +278,7 @@ class Client:
 def waiting(
     call: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncClient, P], R]:
-    """Return a method that waits for the answer of a client's `call`."""
+    """Return a method of `SyncClient` that waits for the answer of `call`, a method of `Client`."""
 
     @wraps(call)
     def wait(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -382,11 +384,11 @@ def _refused(answer: bytes) -> UserError:
 # alone takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but
 # not its methods. So it may be used, and type-checked, in place of the model.
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
-"""Fields of type float that may not be finite. Such values are strings in JSON."""
+"""Names of the fields whose numbers can be infinite or NaN. JSON has these values as strings."""
 
 
 _WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""Strings that stand in JSON for numbers that are not finite, by Python's names."""
+"""Strings that JSON has for infinities and NaN, keyed by Python's words for them."""
 
 
 class UncheckedAnswer(SimpleNamespace):
@@ -408,7 +410,7 @@ def unchecked(text: bytes) -> Any:
 
 
 def plain(answer: object) -> Any:
-    """Return an answer as it was before it was read, for `json.dumps`."""
+    """Return an answer as plain dicts and lists again, for `json.dumps`."""
     if isinstance(answer, UncheckedAnswer):
         return {name: plain(value) for name, value in vars(answer).items()}
     if isinstance(answer, list):

@@ -28,14 +28,14 @@ PATH = "/metrics"
 
 INFO = ("version", "run_id", "run_name", "role", "peer", "origin")
 LINK = ("peer", "role")
-"""Labels of the metrics of a link; those of sfnode_info are `INFO`."""
+"""Labels of the metrics of a link. `INFO` has the labels of sfnode_info."""
 
 ALARMS = ("SF012", "SF070", "SF071", "SF072", "SF073", "SF086")
 """Numbers of the alarms (`sfnode.organising.reporting.alarms`)."""
 
 
 PAUSES = ("asked", "disk", "room", "hours", "idle", "mains", "not_while", "celsius", "memory", "mb_per_day")
-"""Reasons for a pause: the owner's request, a full disk, a device without room, and limits by their names."""
+"""Reasons for a pause: the owner's request, a full disk, a device without room, or the name of a limit."""
 
 
 class MetricSample(NamedTuple):
@@ -61,33 +61,37 @@ class Described(NamedTuple):
 
 
 def _info(status: Status) -> list[MetricSample]:
-    """Return the labels. A label without a value, such as the origin of a relay, is empty."""
+    """Return the sample of sfnode_info, which is always 1. A label without a value, such as the origin of a
+    relay, is empty."""
     return [MetricSample(tuple(getattr(status, name) or "" for name in INFO), 1.0)]
 
 
 def _state(status: Status) -> list[MetricSample]:
-    """Return all states: a state that disappeared would look as if it lasted."""
+    """Return a sample for each state: 1 for the current one, else 0. A past state that disappeared would look
+    as if it lasted."""
     return [MetricSample((state.value,), float(state is status.state)) for state in NodeState]
 
 
 def _paused(status: Status) -> list[MetricSample]:
-    """Return all reasons, so that a reason is seen to end."""
+    """Return a sample for each reason for a pause: 1 if it applies, else 0, so that its end is visible."""
     return [MetricSample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
 
 
 def _trained(status: Status, trained: Trained) -> float | None:
-    """Return the trained quantity over this node's mini-batches, if it is `trained`."""
+    """Return the loss or reward of this node's mini-batches; None if the run trains another quantity than
+    `trained`, or before the first update."""
     there = status.loss is not None and trained_by(status.task) is trained
     return trained.of(status.loss) if there and status.loss is not None else None
 
 
 def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
-    """Return the trained quantity of an evaluation, if it is `trained`."""
+    """Return the loss or reward of an evaluation; None if its run trains another quantity than `trained`."""
     return trained.of(found.loss) if metric_of(found.metric).trained is trained else None
 
 
 def _alarms(status: Status) -> list[MetricSample]:
-    """Return all alarms, so that an alarm is seen to end; none in an open run."""
+    """Return a sample for each alarm: 1 if it is raised, else 0, so that its end is visible. Empty in an open
+    run."""
     if status.organised is None:
         return []
     rung = {alarm.code for alarm in status.alarms}
@@ -101,7 +105,7 @@ Labelled = Iterable[tuple[tuple[str, ...], Any]]
 def _each(
     parts: Callable[[Status], Labelled], *labels: str
 ) -> Callable[[str, str | Callable[[Any], float | None], str], Described]:
-    """Return a constructor of metrics of these parts of a status.
+    """Return a constructor of metrics that have a sample for each of these parts of a status.
 
     Each metric reads a field or a function of a part. It is absent if the part does not exist or the value is
     None.
@@ -120,8 +124,8 @@ def _each(
 
 
 def _results(status: Status) -> Labelled:
-    """Return the organiser's results: of the base model as it is compared, of the calibrated base model, of
-    the last seal, and of the best seal."""
+    """Return the organiser's results: of the base model measured like the last seal, of the calibrated base
+    model, of the last seal, and of the best seal."""
     health = status.organised.health if status.organised else None
     names = {"base": "base", "calibrated": "calibrated", "best": "best", "last": "latest"}
     told = ((of, getattr(health, name, None)) for of, name in names.items())

@@ -146,7 +146,7 @@ def invalid(fault: ValidationError) -> web.Response:
 
 
 def _view_routes(node: RunningNode) -> list[web.RouteDef]:
-    """Return the routes that only read, or only occupy the engine."""
+    """Return the routes that change nothing: they read, or occupy the engine for a while."""
     views = node.views
 
     def evaluate(

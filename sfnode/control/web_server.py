@@ -117,8 +117,8 @@ def is_known(host: str, names: Collection[str]) -> bool:
 def is_from_elsewhere(request: web.Request) -> bool:
     """Return whether the browser says that a page of another site sends the request.
 
-    Either header may be missing: the first over plain HTTP to other machines, the second in requests that
-    change nothing.
+    Browsers leave out Sec-Fetch-Site over plain HTTP to other machines, and Origin in requests that change
+    nothing.
     """
     if request.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
         return True

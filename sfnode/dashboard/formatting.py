@@ -28,10 +28,10 @@ REACHES = {
     "join with --auto-relay.",
     "machine": "It holds addresses of this machine only: nobody can join from another one.",
 }
-"""Notes on an invitation, by the networks from which its addresses can be reached (`Reach`)."""
+"""Notes on an invitation, keyed by the networks from which its addresses can be reached (`Reach`)."""
 
 UNITS = {"cpu": " %", "gpu": " %", "watts": " W", "celsius": " °C", "idle": " min", "mb_per_day": " MB"}
-"""Units of other limits."""
+"""Units of the other limits, keyed by the limit's name."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -95,8 +95,8 @@ def beside(found: Evaluation, digits: int = 4) -> str:
 
 
 def probe_in_words(probe: ProbeEvaluation, fork: str = "") -> list[str]:
-    """Format a linear probe's result on the same held-out rows. If it is better than the model, add the
-    command `fork` that makes a run of it, if there is one."""
+    """Format a linear probe's result on the same held-out rows. If the probe is better than the model, add
+    the command `fork`, which makes a run of it, unless that is empty."""
     said = f"a linear probe on {count(probe.rows)} training rows: {measured(probe)}{beside(probe, 3)}"
     if not probe.better:
         return [said]
@@ -141,7 +141,7 @@ def _value(found: Evaluation) -> str:
 
 
 def download_in_words(fetch: FetchStatus) -> str:
-    """Name what is being downloaded, in plain words instead of the protocol's."""
+    """Describe the object of a download in plain words, not in the protocol's."""
     return "directions of training" if fetch.what == "bases" else fetch.what
 
 
@@ -158,7 +158,7 @@ def qr_svg(link: str) -> str:
 
 
 def limits_in_words(limits: object) -> dict[str, str]:
-    """Format the limits in force, by name. `limits` is a `Limits`, validated or not."""
+    """Format the limits in force, keyed by name. `limits` is a `Limits`, validated or not."""
     return {name: _limit(name, value) for name, value in vars(limits).items() if value}
 
 

@@ -30,46 +30,47 @@ if TYPE_CHECKING:
 
 
 HEADLINE_LINES = 2
-"""Lines for the sentence on whether the model gets better."""
+"""Number of lines for the sentence on whether the model gets better."""
 
 WIDE = 140
-"""Minimum width for two tables side by side, in columns."""
+"""Minimum width, in columns, at which two tables are shown side by side."""
 
 TALL = 30
-"""Minimum height for this node's contribution and use of its machine, in lines."""
+"""Minimum height, in lines, at which this node's contribution and use of its machine are shown."""
 
 COURSE = 24
 """Width of the curve of results beside the sentence, in columns."""
 
 GAP = 4
-"""Columns between two tables."""
+"""Number of columns between two tables."""
 
 BESIDE_COURSE = 64
-"""Columns beside a curve of the loss or the rate, for its value now and its range."""
+"""Number of columns beside a curve of the loss or the rate, for its value now and its range."""
 
 ACTIVITY_LINES = 2
-"""Lines for the sentence on what the node is doing."""
+"""Number of lines for the sentence on the node's activity."""
 
 ALARM_LINES = 5
-"""Lines for the most severe alarm: what is wrong, and what to do first."""
+"""Number of lines for the most severe alarm: what is wrong, and what to do first."""
 
 LIMITS = "limits  "
 
 LIMIT_LINES = 2
-"""Lines for the limits in force, some of which have long names."""
+"""Number of lines for the limits in force, some of which have long names."""
 
 STYLES = {Mood.GOOD: "green", Mood.NEUTRAL: "", Mood.WARN: "yellow", Mood.BAD: "red"}
 
 T = TypeVar("T")
 
 CHOSEN = frozenset(("peer", "who", "team"))
-"""Columns with names that people chose. Only these columns are cut where space is short."""
+"""Names of the columns with texts that people chose. Only these columns are cut where space is short."""
 
 ORIGIN_ROWS = 50
 """Number of origins requested at a time: as many as a tall terminal has lines for."""
 
 ROOMY = 100
-"""Minimum width for a column of bytes beside names. In narrower terminals names need the space."""
+"""Minimum width, in columns, at which bytes are shown beside names. In narrower terminals names need the
+space."""
 
 
 class Shown(NamedTuple):
@@ -235,7 +236,7 @@ def _number(value: float | None) -> str:
 
 
 def _state(now: Now) -> Text:
-    """Draw agreement and lag."""
+    """Draw a line on the neighbours' agreement and lag, and on this node's missing updates."""
     words = together(now)
     line = Text().append("neighbours  ", "bold").append(words.text, STYLES[words.mood])
     if now.near:

@@ -40,7 +40,7 @@ class Point:
     count: int
     """Rows."""
     name: str = ""
-    """Name of a result that the others are compared with; empty for all others."""
+    """Name of a result of the base model, with which others are compared; empty for other results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,15 @@ class Quality:
     across: str
     """Unit of the x-axis, `round` or `updates`."""
     compared: list[Point]
-    """The base model: first as the model is compared with it, then, if that differs, uncalibrated."""
+    """Results of the base model: first the one measured like the model, then, if there is one, the result
+    with or without calibration instead."""
     now: Point | None
     best: Point | None
     points: list[Point]
     """Oldest first."""
     headline: Words
     metric: str | None = None
-    """Metric of the points; None before the first measurement, when the name is empty."""
+    """Metric of the points; None before the first measurement, and then `name` is empty."""
     name: str = ""
     """The metric for people."""
     is_share: bool = False
@@ -108,7 +109,8 @@ def _told(
     base: Evaluation | None,
     early: str = "",
 ) -> Quality:
-    """Return a quality with a sentence on the last result, or without a result with the reason `early`."""
+    """Return `found` with its headline: a sentence on the last result or, if there is none, on the reason
+    `early`."""
     compared = [*([_point(base, 0, BEFORE)] if base else []), *found.compared]
     course = [one.value for one in (*compared[:1], *found.points)]
     if latest is None:
@@ -144,7 +146,7 @@ def quality(
 def verdict(health: RunHealth, latest: Evaluation | None, base: Evaluation | None, *, rises: bool) -> Words:
     """Return a sentence on whether a model gets better, the same in every view.
 
-    `rises` says that the last results show a gain and that more will come.
+    `rises`: whether the last results show a gain and more will come.
     """
     if latest is None:
         return Words("Too early to tell")
@@ -194,7 +196,8 @@ def compare(latest: Evaluation, base: Evaluation | None) -> RunHealth:
 
 
 def beside(latest: Evaluation | None, base: Evaluation | None) -> str:
-    """Return the sentence on the trained quantity if people understand it: rewards, but no losses."""
+    """Return a sentence on the mean reward, now and before training; empty for losses, which few people
+    understand."""
     trained = metric_of(latest.metric).trained if latest else LOSS
     if latest is None or not trained.rises:
         return ""

@@ -1,10 +1,10 @@
-"""The web dashboard: static files, and JSON answers made from those of the control socket.
+"""The web dashboard: static files, and JSON answers made from the control socket's answers.
 
 It may run in the node's process or in its own. Either way it reaches the node only through the client.
 
-The dashboard shows what only the node's user may see, but every user of the machine can reach its port. So it
-always requires a token. It accepts only known host names, against DNS rebinding. It refuses requests from
-other sites' pages, and its own page loads nothing from elsewhere.
+Only the node's user may see the contents of the dashboard, but every user of the machine can reach its port.
+So it always requires a token. It accepts only known host names, against DNS rebinding. It refuses requests
+from other sites' pages, and its own page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ NO_CONTROL = (
 
 
 def now_in_words(now: snapshot.Now) -> dict[str, Any]:
-    """Return the page's answer for every two seconds: three answers of the node, with sentences on them."""
+    """Return the answer that the page requests every two seconds: three answers of the node, with sentences
+    on them."""
     drift = now.status.drift
     return {
         **now._asdict(),
@@ -181,7 +182,7 @@ def _url(host: str, port: int, token: str) -> str:
 
 
 def _pages() -> list[web.RouteDef]:
-    """Return the routes of the static files, by their names. The page itself is at /."""
+    """Return the routes of the static files. A file's path is its name, and the page itself is at /."""
 
     def page(file: Path) -> Callable[[web.Request], Awaitable[web.Response]]:
         body, kind = file.read_bytes(), guess_type(file.name)[0] or "text/plain"

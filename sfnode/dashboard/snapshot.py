@@ -26,8 +26,8 @@ PATIENCE = 30.0
 rarely have the same set of updates."""
 
 MEASURED_ROWS = 200
-"""Test rows of an evaluation that the dashboard requests. They take seconds on a CPU, and the wide interval
-shows that they are few."""
+"""Number of test rows of an evaluation that the dashboard requests. They take seconds on a CPU, and the wide
+interval shows that they are few."""
 
 
 class Mood(StrEnum):
@@ -60,7 +60,7 @@ class Now(NamedTuple):
 
     @property
     def known(self) -> int:
-        """Updates known when the node described its neighbours."""
+        """Number of updates that the node had when it described its neighbours."""
         return self.swarm.nodes[0].known
 
 
@@ -75,10 +75,10 @@ async def look_at_all(client: Client) -> tuple[Now, Curves]:
 
 
 async def measure(client: Client) -> None:
-    """Have the model of the last seal (open run: as of now) evaluated.
+    """Ask the node to evaluate the model of the last seal (open run: as of now).
 
-    The base model is evaluated before it, unless that was done: as it is, and calibrated if its prior can be
-    measured. Raises UserError.
+    The base model is evaluated first, unless that was done. It is measured uncalibrated and, if its prior can
+    be measured, calibrated. Raises UserError.
     """
     known = (await client.curves()).measurements
     if base_of(known) is None:
@@ -115,7 +115,7 @@ def contributed(s: Status, own: OwnStanding | None) -> Words:
 
 
 def doing(now: Now) -> Words:
-    """Describe in one sentence what the node is doing, for the owner of the machine."""
+    """Describe the node's activity in one sentence, for the owner of the machine."""
     words = doing_in(now.status)
     if now.near or now.status.state in (NodeState.STARTING, NodeState.COMPLETE):
         return words
@@ -131,7 +131,7 @@ PASSING: dict[str, str] = {
 
 
 def doing_in(s: Status) -> Words:
-    """Describe what a node in this state is doing."""
+    """Describe the activity of a node in this state."""
     share = percent(s.contributed / max(s.known, 1))
     match s.state:
         case NodeState.TRAINING if not s.contributed:
@@ -162,7 +162,8 @@ def doing_in(s: Status) -> Words:
 
 
 def _room(s: Status) -> str:
-    """Return how many updates a member of an organised run may still make in the open epoch."""
+    """Describe how many updates this member of an organised run may still make in the open epoch; empty for
+    others."""
     run = s.organised
     if run is None or run.room is None or run.quota is None:
         return ""
@@ -170,7 +171,7 @@ def _room(s: Status) -> str:
 
 
 def _busy(s: Status) -> str:
-    """Describe what the model does beside updates."""
+    """Describe the model's work beside updates; empty without such work."""
     return f"; busy with {doing_in_words(s.doing)}" if s.doing else ""
 
 

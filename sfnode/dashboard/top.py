@@ -1,6 +1,6 @@
 """`sfnode top`: requests a node's state once a second and keeps a terminal up to date, until q is pressed.
 
-Without a node it says so and waits for one.
+Without a node, it shows that there is none and waits for one.
 """
 
 from __future__ import annotations

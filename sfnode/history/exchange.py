@@ -1,8 +1,8 @@
-"""An exchange between two logs of a run in one process. So archives are imported without a network.
+"""An exchange between two logs of a run in one process, by which archives are imported without a network.
 
-Each log gets a machine of its own. One link connects the two, and their clock runs as fast as they work. So
-everything is verified, bounded and decided as among peers: new updates enter, forks are resolved as the
-organiser decides, and known updates change nothing.
+Each log gets a machine of its own. One link connects the two machines, and their clock runs as fast as they
+work. So everything is verified, bounded and decided as among peers: new updates enter, forks are resolved as
+the organiser decides, and known updates change nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LINK = 1
 """Number of the link, on both sides."""
 
 QUIET = 60 * SYNC_INTERVAL
-"""Seconds without news, on the clock of the two, after which nothing more will come. By then whatever was
-delayed or failed was requested again."""
+"""Seconds without news, on the clock of both machines, after which the exchange ends. By then everything that
+was delayed or lost was requested again."""
 
 
 class PartedError(Exception):
@@ -51,14 +51,14 @@ class _Side:
         self._host = Host(self.machine, self._store)
         self._host.post(LinkUp(LINK, ""))
         self._unwritten = False
-        """Whether a segment was sent for which the other side has no room yet."""
+        """Whether a segment was sent since the machine was last allowed to send more."""
 
     def due(self) -> float:
         """Return the time of the next deadline."""
         return float("-inf") if self._host.waiting else self._host.next_deadline()
 
     def round(self, now: float, other: _Side) -> bool:
-        """Do a round, and return whether it brought news. Raises PartedError."""
+        """Do a round of the machine, and return whether it stored anything. Raises PartedError."""
         commit = self._host.decide(now)
         if commit is not None:
             self._store.append(commit)
@@ -83,7 +83,7 @@ def _no_own_feed(feed: Feed) -> None:
 
 
 def exchange(run: RunParameters, one: UpdateLog, other: UpdateLog) -> tuple[Machine, Machine]:
-    """Give each log the segments that it may have from the other, and return their machines.
+    """Give each log the segments that it lacks and may have from the other log, and return their machines.
 
     Takes as long as verifying what is new to either. Raises PartedError, UserError DISK_FULL, LOG_CORRUPT.
     """
@@ -103,7 +103,7 @@ def take_in(file: Path, data_dir: Path) -> ImportResult:
     """Verify the archive of a run, and then import all of it into a data folder, new or of the same run.
 
     Raises UserError ARCHIVE_UNUSABLE, WRONG_RUN, DATA_DIR_IN_USE, DATA_DIR_UNUSABLE, DISK_FULL. The folder
-    then stays as before, except that an existing log keeps what was found valid.
+    then stays as before, except that an existing log keeps the updates that were found valid.
     """
     with disk_faults(data_dir), TemporaryDirectory(prefix=".sfnode-", dir=_existing(data_dir)) as scratch:
         unpacked = archive.unpack(file, Path(scratch))

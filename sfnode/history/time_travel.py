@@ -181,11 +181,11 @@ class Past:
         return self._known[epoch]
 
     def counted(self, epoch: int) -> Mapping[Feed, Counted]:
-        """Return the updates of each feed that counted at that seal."""
+        """Return, for each feed, the updates that counted at the seal of `epoch`."""
         return self.checkout(epoch).counted
 
     def cores(self, wanted: Mapping[Feed, Counted]) -> dict[int, I64]:
-        """Return the cores of these updates, (layers, rank, rank) each, by subspace. Raises as
+        """Return the cores of these updates, (layers, rank, rank) each, keyed by subspace. Raises as
         `replay.changes`."""
         advance(self._core, self._log, self._applied, wanted, self.run.subspace_of)
         self._applied = whole(self._applied, wanted)
@@ -209,9 +209,9 @@ class Past:
 # Worths of members, measured again and compared with the organiser's (SPEC O16). Needs the run's validation
 # rows.
 TOLERANCE = 0.05
-"""Largest relative difference between signed and measured worths that still agrees. On one machine all digits
-were equal in a real run. Number formats differ by more, but bfloat16 and float32 were not compared within one
-run."""
+"""Maximum relative difference at which signed and measured worths are taken to agree. On one machine all
+digits were equal in a real run. Number formats differ by more, but bfloat16 and float32 were not compared
+within one run."""
 
 
 def remeasure(
@@ -222,7 +222,7 @@ def remeasure(
     engine: Trainer,
     tell: Callable[[told.Remeasured], None],
 ) -> list[told.Remeasured]:
-    """Measure the worths of the last `epochs` epochs again, and compare them with the signed ones.
+    """Measure the worths of the last `epochs` epochs again, and compare them with the signed worths.
 
     `engine` has applied no updates yet. Raises UserError LOG_CORRUPT, DATA_*.
     """
@@ -246,7 +246,8 @@ def remeasure(
 
 
 def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
-    """Return the worths that decisions state, with the parts of an epoch together."""
+    """Return the signed worths, keyed by epoch. If several decisions hold an epoch's worths, they are
+    joined."""
     found: dict[int, Worth] = {}
     for entry in entries:
         decision = decisions.read(entry.record).decision
@@ -262,11 +263,12 @@ State = dict[Feed, Counted]
 def _asked(
     manifest: Manifest, entries: Sequence[Entry], wanted: Mapping[int, Worth]
 ) -> Iterator[tuple[Worth, RunState, State, State, State]]:
-    """Yield the worths that were published before their epoch was sealed, with the states that were measured:
-    the state before the epoch, the state after its step, and the state with all updates that its close lists.
+    """Yield each wanted worth that was published before its epoch was sealed, with the run state before that
+    seal and three sets of updates: those before the epoch, those after its step, and all that its close
+    lists.
 
-    A step left out the members that the evidence doubted then, and the feeds that the seal skipped for other
-    reasons.
+    The step leaves out the members that the evidence doubted then, and the feeds that the seal skipped for
+    other reasons.
     """
     run = manifest.parameters()
     run_state, origins = RunState.of(run), MembersEvidence.of(manifest.training)

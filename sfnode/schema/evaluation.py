@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Answer(BaseModel):
-    """A frozen record that survives JSON."""
+    """An immutable record that can be written as JSON and read back."""
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
     """Numbers that are not finite are strings in JSON. Fields of type float accept these strings."""
@@ -32,19 +32,20 @@ class Evaluation(Answer):
     low: float
     """Lower end of the value's 95 % confidence interval."""
     high: float
-    """Upper end; infinite for the perplexity of a single row."""
+    """Upper end of this interval; infinite for the perplexity of a single row."""
     loss: float
-    """Mean loss of the rows in nats, as trained on; in a reward run 1 less the mean reward."""
+    """Mean loss of the rows in nats, which is the loss that training lowers; in a reward run 1 minus the mean
+    reward."""
     count: int
     """Number of rows."""
     calibrated: bool = False
     """Whether the model's prior over the answers was subtracted from their scores (docs/tasks.md)."""
     by_class: tuple[ClassScore, ...] = ()
-    """Right answers by class, of the classes that have rows; empty for a task without classes."""
+    """Right answers of each class that has rows; empty for a task without classes."""
 
     @property
     def on_rows(self) -> str:
-        """The rows for people."""
+        """Number and kind of the rows, in words."""
         return f"on {self.count:,} test rows"
 
 
@@ -56,25 +57,26 @@ class EvaluationOfRows(Evaluation):
 
 
 class StepShare(NamedTuple):
-    """The share of a feed's updates in an epoch's step, by its effect on validation rows.
+    """The part of an epoch's step that is due to one feed's updates, measured by its effect on validation
+    rows.
 
-    With q the scalar of an update, s, i and j its signs and coordinates (SPEC R6), and G the derivatives of
-    the validation loss by the entries of every layer's core at the middle of the epoch's step, p = sum over
-    layers of s * G[i, j] is the scalar that the validation rows would have given. For first-order updates
-    `sum` is the score in standard deviations, and `squares` is 1.
+    Let q be the scalar of an update, and s, i and j its signs and coordinates (SPEC R6). Let G be the
+    derivatives of the validation loss by the entries of every layer's core, at the middle of the epoch's
+    step. Then p, the sum of s * G[i, j] over layers, is the scalar that the validation rows would have given.
+    For first-order updates `sum` is the score in standard deviations, and `squares` is 1.
     """
 
     updates: int
     sum: float
     """Sum of the square roots of |q * p| with the signs of q * p; positive if the scalars agree with the
-    slopes. Products have heavy tails, so a few of them dominate their sum. With square roots half of the
-    updates are equally informative."""
+    slopes. Without the roots, a few products would dominate the sum, because their tails are heavy. With the
+    roots, half of the updates are equally informative."""
     squares: float
-    """Sum of |q * p|: the variance of `sum` if the scalars had random signs."""
+    """Sum of |q * p|, which would be the variance of `sum` if the scalars had random signs."""
     worth: float
-    """Nats by which the updates lower the validation loss with factor 1: the Aumann-Shapley value of the feed
-    in the epoch's step, by the midpoint rule. The worths of all feeds add up to the gain of the whole step,
-    to third order."""
+    """Decrease of the validation loss by the updates with factor 1, in nats. It is the Aumann-Shapley value
+    of the feed in the epoch's step, by the midpoint rule. The worths of all feeds add up to the gain of the
+    whole step, to third order."""
     error: float
     """Standard error of `worth` over the validation rows."""
 
@@ -85,7 +87,7 @@ class ProbeEvaluation(Evaluation):
     rows: int
     """Training rows that the probe was fitted to."""
     lead: float
-    """Mean over the rows of the nats by which its loss is lower than the model's."""
+    """Mean over the rows of the model's loss minus the probe's, in nats; positive if the probe is better."""
     error: float
     """Standard error of the lead."""
 
@@ -101,7 +103,7 @@ class BaselineEvaluation(Evaluation):
     name: str
     """The commonest label, or TF-IDF with logistic regression."""
     rows: int
-    """Training rows that the baseline was fitted to: those of this node, and the run's public ones."""
+    """Training rows that the baseline was fitted to: this node's own rows, and the run's public rows."""
 
 
 class LayerDrift(Answer):
@@ -111,7 +113,7 @@ class LayerDrift(Answer):
     norm: float
     """Frobenius norm of the change by training."""
     distance: float
-    """The same relative to the norm of the base weights."""
+    """This norm divided by the norm of the base weights."""
 
 
 class Drift(Answer):
@@ -120,12 +122,12 @@ class Drift(Answer):
     norm: float
     """Frobenius norm of the change by training, over all trained matrices."""
     distance: float
-    """The same relative to the norm of these matrices in the base model."""
+    """This norm divided by the norm of these matrices in the base model."""
     kl: float | None
     """Mean of KL(base || model), in nats a token, over neutral text and the base model's continuation of each
     line; None for a classifier."""
     tokens: int
-    """Tokens that were predicted; 0 for a classifier."""
+    """Number of predicted tokens over which `kl` is the mean; 0 for a classifier."""
 
 
 class LayeredDrift(Drift):
@@ -135,7 +137,7 @@ class LayeredDrift(Drift):
 
     @property
     def whole(self) -> Drift:
-        """The drift without the matrices."""
+        """The drift in total, without the single matrices."""
         return Drift(norm=self.norm, distance=self.distance, kl=self.kl, tokens=self.tokens)
 
 
@@ -145,7 +147,7 @@ class NodeEvaluation(Evaluation):
     seconds: float
     """Time at which it finished, in seconds since the start of the node."""
     known: int
-    """Updates in the model; 0 for the base model."""
+    """Number of updates in the model; 0 for the base model."""
     base: bool
     """Whether the base model was evaluated."""
     digest: str | None

@@ -20,15 +20,15 @@ class OriginPart(Answer):
 
 
 class EpochEntry(Answer):
-    """One epoch; in an organised run a sealed one."""
+    """An epoch; in an organised run a sealed epoch."""
 
     epoch: int
     named: int
-    """Updates that its close lists; in an open run updates with its label."""
+    """Number of updates that its close lists; in an open run updates with its label."""
     counted: int
-    """Its updates that count now, after all decisions."""
+    """Number of its updates that count now, after all decisions."""
     factor: float | None
-    """Factor of its seal. This field and the following ones are None in an open run."""
+    """Factor of its seal. Like `digest` and `evaluation`, None in an open run."""
     rate: float
     """Learning rate of updates with its label."""
     digest: str | None
@@ -69,14 +69,14 @@ class HistoryResult(Answer):
     sealed: int | None
     """Number of sealed epochs; None in an open run."""
     counted: int
-    """Updates that count."""
+    """Number of updates that count."""
     waiting: int
-    """Updates stored here that no seal has judged; 0 in an open run."""
+    """Number of updates stored here that no seal has judged; 0 in an open run."""
     complete: bool
-    """Whether the run is complete. Then no more updates are made, and waiting ones never count."""
+    """Whether the run is complete. Then no more updates are made, and updates that wait never count."""
     budget: int
     parent: Parent | None
-    """The state with which it began; None if it is not a fork."""
+    """The state of the other run from which this run was forked; None if it is not a fork."""
     entries: list[HistoryEntry]
     """Decisions and seals, the oldest first."""
 
@@ -90,12 +90,12 @@ class Ranked(Answer):
     name: str | None
     """Display name that the member chose; None without one."""
     counted: int
-    """Its updates that count."""
+    """Number of its updates that count."""
     measured: int
     """Counted updates with a measured worth."""
     worth: int
-    """Nats by which these updates lowered the validation loss, by the figures in the control feed (SPEC O16),
-    in units of 10^-9."""
+    """Decrease of the validation loss by these updates, in units of 10^-9 nats, from the figures in the
+    control feed (SPEC O16)."""
     revoked: bool
     left_out: str | None = None
     """Reason why its latest work was left out; None if it counts."""
@@ -129,11 +129,12 @@ class Remeasured(Answer):
     epoch: int
     rows: int
     said: int
-    """Sum of the worths in the control feed over all feeds, with factor 1, in units of 10^-9 nats."""
+    """Sum over all feeds of the worths in the control feed, with factor 1, in units of 10^-9 nats."""
     found: int
-    """The same as measured here."""
+    """The same sum, as measured here."""
     off: float
-    """Sum of the absolute differences over feeds, relative to the sum of the absolute signed worths."""
+    """Sum over feeds of the absolute difference between both worths, divided by the sum of the absolute
+    signed worths."""
     agrees: bool
     """Whether `off` is within the tolerance."""
 
@@ -151,7 +152,7 @@ class LeaderboardResult(Answer):
     """Whether every signature and every seal of the log was checked."""
     members: list[Ranked]
     tolerance: float | None = None
-    """Largest `off` that agrees; None if nothing was measured again."""
+    """Maximum `off` at which an epoch agrees; None if nothing was measured again."""
     epochs: list[Remeasured]
     """Epochs that were measured again."""
 
@@ -162,7 +163,7 @@ class CheckoutResult(Answer):
     run_id: str
     epoch: int
     updates: int
-    """Updates that counted at its seal."""
+    """Number of updates that counted at its seal."""
     named_digest: str
     """Named digest in the seal (SPEC O10)."""
     core_digest: str
@@ -180,7 +181,7 @@ class Contributor(NamedTuple):
     name: str
     """Display name and team that the origin chose; empty without one."""
     updates: int
-    """Its updates that count."""
+    """Number of its updates that count."""
 
 
 class EvaluatedModel(NamedTuple):

@@ -48,7 +48,7 @@ class Metric(NamedTuple):
 
 
 PASS_AT_1 = "pass_at_1"
-"""Name of the metric of reward runs: the share of right answers, one to each row, of the likeliest tokens."""
+"""Name of the metric of reward runs: the share of rows whose greedy answer is right."""
 
 EXPECTS = "how well it expects the right words: 1 is surely, and lower is better"
 
@@ -92,18 +92,18 @@ def measured(found: Evaluation) -> str:
 
 
 CLASSES_SHOWN = 5
-"""Maximum number of classes whose figures are shown, the worst ones."""
+"""Maximum number of classes whose figures are shown: those with the worst figures."""
 
 CHANCE = 3.0
-"""Minimum difference between classes that is not chance, in standard deviations."""
+"""Threshold in standard deviations. Above it, a difference between classes is not taken for chance."""
 
 
 def by_class(found: Evaluation) -> str:
     """Return the accuracy of the worst classes if classes differ by more than chance: `by class: complaint
     12.5 % of 8 rows, other 98.2 % of 380 rows`. Otherwise return an empty text.
 
-    Chance is judged by Pearson's chi-square of right and wrong answers. Its mean is its degrees of freedom,
-    its variance twice that.
+    Chance is judged by Pearson's chi-square of right and wrong answers. Its mean is the number of its degrees
+    of freedom, its variance twice that number.
     """
     classes = found.by_class
     right, count = sum(one.right for one in classes), sum(one.count for one in classes)
@@ -120,7 +120,7 @@ def by_class(found: Evaluation) -> str:
 
 
 TENTH = 0.0005
-"""Smallest share that is rounded to at least `0.1 %`."""
+"""Minimum difference that is shown: a smaller one would be rounded to 0.0 %."""
 
 
 def better_by(metric: str, before: float, after: float) -> str:
@@ -128,7 +128,7 @@ def better_by(metric: str, before: float, after: float) -> str:
 
     For shares it is the difference in percentage points, such as `better by 3.1 points`. For other values it
     is relative to `before`, such as `better by 15.0 %`. Empty if the difference is not a number, too small to
-    show, or larger than `before`.
+    show, or above 100 %.
     """
     kind = metric_of(metric)
     gain = after - before if kind.is_share else (after - before) / (abs(before) or math.nan)
@@ -152,8 +152,8 @@ def result_in_words(found: EpochEvaluation) -> str:
 
 
 def drift_in_words(drift: Drift) -> str:
-    """Return the drift of a model from its base in precise terms. Some models have no KL; a head begins at
-    zero."""
+    """Describe the drift of a model from its base, with its figures. Classifiers have no KL. A head that
+    begins at zero has no relative distance."""
     if math.isinf(drift.distance):
         return moved_in_words(drift.distance)
     moved = f"weights moved by {drift.distance:.3g} of the base's norm"

@@ -30,7 +30,7 @@ class EpochEvaluation(Evaluation):
     epoch: int
     """The sealed epoch whose model was evaluated; for the base model, the epoch when it was measured."""
     base: bool
-    """Whether it is of the base model."""
+    """Whether the base model was evaluated, instead of the epoch's model."""
 
     @property
     def on_rows(self) -> str:
@@ -38,8 +38,8 @@ class EpochEvaluation(Evaluation):
 
 
 class HealthStatus(Answer):
-    """Comparison of the model with the base model and its own best. They differ if their 95 % intervals do
-    not overlap."""
+    """Comparison of the model with the base model and its own best. Two models differ if their 95 % intervals
+    do not overlap."""
 
     verdict: RunHealth
     latest: EpochEvaluation | None
@@ -53,30 +53,32 @@ class HealthStatus(Answer):
 
 
 class EvidenceStatus(Answer):
-    """Evidence on a member's work by the organiser's figures, for counted and skipped updates (SPEC O16)."""
+    """Evidence on a member's work, from the organiser's figures on its counted and skipped updates (SPEC
+    O16)."""
 
     member: int
     origin: str
     updates: int
-    """Updates that were measured."""
+    """Number of updates that were measured."""
     worth: int
-    """Nats by which they lower the loss with factor 1, in units of 10^-9."""
+    """Decrease of the validation loss by these updates with factor 1, in units of 10^-9 nats."""
     evidence: float
-    """Log-likelihood ratio for useful work. A harmful epoch lowers it only in part."""
+    """Log-likelihood ratio that the member's work is useful. One harmful epoch lowers it by a bounded
+    amount."""
     bound: float
-    """Evidence above which its work counts at the run's last seals at the latest, after subtracting the full
-    effect of harmful epochs, unless it is an outlier too often."""
+    """Threshold of the evidence, at which skipped work counts at the run's last seals after all. There
+    harmful epochs lower the evidence in full, and the work of a frequent outlier does not count."""
     counts_at_last: bool
     """Whether its waiting work would count if the run ended now, as far as these figures show."""
     agreement: float
-    """Agreement of its scalars with the validation rows, relative to the usual member's, as far as members
-    differ by more than chance."""
+    """Agreement of its scalars with the validation rows, divided by the usual member's. Differences between
+    members that may be chance are left out."""
     outlier_share: float
-    """Share of its latest measured epochs whose work was far too large and will never count."""
+    """Share of its latest measured epochs in which its work was far too large. Such work never counts."""
     skipped: bool
     """Whether seals currently skip its work, unless the owner decided otherwise."""
     harmful_since: int | None
-    """First epoch since which its work clearly does harm; None if that is not clear."""
+    """Epoch since which its work clearly does harm; None if that is not clear."""
 
 
 class SubspaceBases(Answer):
@@ -87,7 +89,8 @@ class SubspaceBases(Answer):
 
 
 class StandInStatus(Answer):
-    """A stand-in: more than half of them hold each decision and elect the organiser (SPEC O21)."""
+    """A stand-in for the organiser. More than half of the stand-ins must store each decision, and must agree
+    to elect the organiser (SPEC O21)."""
 
     member: int
     key: str
@@ -95,7 +98,7 @@ class StandInStatus(Answer):
     """Whether it was heard within a minute."""
     organises: bool
     lied: bool = False
-    """Whether it voted twice in one election, and is out (SPEC O24)."""
+    """Whether it voted twice in one election, and is excluded (SPEC O24)."""
 
 
 class OrganiserStatus(Answer):
@@ -107,7 +110,7 @@ class OrganiserStatus(Answer):
     """Term of the key that signs now: 0 for the manifest's key. Every succession and every election begins a
     term."""
     term_since: float | None
-    """Time at which its first decision arrived here, in seconds since 1970; None before that."""
+    """Time at which the first decision of this term arrived here, in seconds since 1970; None before that."""
     stand_ins: list[StandInStatus]
     decisions: int
     chain: str
@@ -122,15 +125,15 @@ class OrganiserStatus(Answer):
     sealed: int
     """Number of sealed epochs."""
     counted: int
-    """Updates that count after these seals."""
+    """Number of updates that count after the seals so far."""
     budget: int
     complete: bool
     quota: int
-    """Default limit of an admission on the updates of one feed with one label."""
+    """Default maximum number of updates with one label in one feed of an admitted member."""
     members: int
     invitations: int
     behind: int
-    """Updates that the organiser listed but that are missing here."""
+    """Number of updates that the organiser listed but that are missing here."""
     bases: list[SubspaceBases]
     """Published bases, ascending from subspace 0; none if bases are random."""
     next_subspace: int
@@ -140,15 +143,14 @@ class OrganiserStatus(Answer):
     waits: str | None
     """Reason why it does not sign yet, and how that ends; None if it signs, or if it is elsewhere."""
     petitions: int | None
-    """Newcomers that wait for the owner; None if the organiser is elsewhere."""
+    """Number of newcomers that wait for the owner; None if the organiser is elsewhere."""
     health: HealthStatus
     evaluations: list[EpochEvaluation]
-    """The last ones, oldest first."""
+    """The last published evaluations, oldest first."""
     announcements: list[str]
-    """The last ones, oldest first."""
+    """The last announcements, oldest first."""
     doubted: list[EvidenceStatus]
-    """Members whose work seals skip because of the evidence, the highest evidence first, a hundred at
-    most."""
+    """Members whose work seals skip because of the evidence, the lowest evidence first, a hundred at most."""
 
 
 class MemberStatus(Answer):
@@ -157,17 +159,17 @@ class MemberStatus(Answer):
     number: int
     origin: str
     quota: int
-    """Its updates that may have the label of the open epoch."""
+    """Maximum number of its updates with the label of the open epoch."""
     vouched: bool
     """Whether it has a quota of its own, by an invitation or the organiser's decision."""
     proven: bool
-    """Whether its work counts before it was measured, until a seal judges it."""
+    """Whether its new work counts at once, before it was measured, until a seal judges it."""
     invitation: int | None
     """Number of the invitation by which it joined, counted from 1; None without one."""
     revoked: int | None
     """First epoch label whose updates do not count; None if it was not revoked."""
     counted: int
-    """Its updates that count."""
+    """Number of its updates that count."""
 
 
 class Members(Answer):
@@ -184,7 +186,7 @@ class JoinRequestStatus(Answer):
 
     origin: str
     work: int
-    """Leading zero bits of its proof of work."""
+    """Number of leading zero bits of its proof of work."""
     invitation: int | None
     """Number of the invitation that it shows, counted from 1; None without one."""
     invited: bool
@@ -205,7 +207,7 @@ class JoinRequestList(Answer):
 
     petitions: list[JoinRequestStatus]
     offers: list[OfferStatus]
-    """Members that offer to stand in, or do; none if the organiser is elsewhere."""
+    """Members that stand in for the organiser or offer it; empty if the organiser is elsewhere."""
 
 
 class Change(Answer):
@@ -223,7 +225,7 @@ class DecisionResult(Answer):
     """False for a dry run."""
     changes: list[Change]
     invitation: int | None
-    """Number of the invitation that was published, counted from 1."""
+    """Number of the invitation that was published, counted from 1; None if none was."""
 
 
 class DeputyVote(Answer):
@@ -239,7 +241,7 @@ class DeputyVote(Answer):
 class SuccessionFile(Answer):
     """A succession that deputies sign: a file, `POST /organising/succession`, and the answer to a proposal.
 
-    It holds everything that they need, so that they can sign on a machine without a network.
+    It holds everything that deputies need, so that they can sign on a machine without a network.
     """
 
     model_config = _STRICT
@@ -248,7 +250,7 @@ class SuccessionFile(Answer):
     run_name: str = Field(max_length=64)
     term: int = Field(ge=1, lt=1 << 32)
     kept: int = Field(ge=0, lt=1 << 63)
-    """Number of decisions that are kept."""
+    """Number of decisions that stay in force, from the first one on."""
     chain: Hex32
     """The chain hash after these decisions."""
     key: Hex32

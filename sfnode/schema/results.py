@@ -44,7 +44,7 @@ class EvalResult(Answer):
     loss: Literal["plain", "centred", "calibrated"]
     """The run's loss."""
     prior: dict[str, float] | None
-    """Prior of each answer of the trained model in nats that was subtracted; None if none was."""
+    """Prior of the trained model for each answer, in nats, which was subtracted; None if none was."""
     drift: LayeredDrift
     """Distance of the trained model from the base model."""
 
@@ -59,7 +59,7 @@ class UpdateLine(Answer):
     seed: str
     """Seed in decimal, because many JSON readers round integers of 64 bits."""
     scalar: int | tuple[int, ...]
-    """Scalar, in a first-order run one for every cell of the cores."""
+    """Scalar of the update; in a first-order run one scalar for every cell of the cores."""
     weight: int
     """Factor of the scalar (SPEC O8); 1 in an open run."""
 
@@ -88,17 +88,17 @@ class SealsResult(Answer):
     sealed: int
     """Number of sealed epochs."""
     checked: int
-    """Seals whose digest was recomputed. For the others the log lacks updates."""
+    """Number of seals whose digest was recomputed. For the others the log lacks updates."""
     behind: int
-    """Updates that closes list but the log lacks."""
+    """Number of updates that closes list but the log lacks."""
     named_digest: str | None
     """Digest of the last seal that was checked; None without one."""
     epoch: int | None
     """Epoch of the last seal whose updates are all stored here; None without one."""
     updates: int
-    """Updates that count at that seal."""
+    """Number of updates that count at that seal."""
     lacking: int
-    """Updates that seals refer to but the log lacks."""
+    """Number of updates that seals refer to but the log lacks."""
 
 
 class ArchiveStatement(Answer):
@@ -114,7 +114,7 @@ class ArchiveStatement(Answer):
     feeds: int
     updates: int
     decisions: int
-    """Decisions of the organiser. Like `sealed`, 0 in an open run."""
+    """Number of decisions of the organiser. Like `sealed`, 0 in an open run."""
     sealed: int
     """Number of sealed epochs."""
     digest: str
@@ -131,10 +131,10 @@ class ImportResult(Answer):
     run_id: str
     run_name: str
     new_updates: int
-    """Updates that came from the archive."""
+    """Number of updates that came from the archive."""
     new_decisions: int
     updates: int
-    """Updates stored here now."""
+    """Number of updates stored here now."""
     sealed: int | None
     """Number of epochs that are sealed now; None in an open run."""
     digest: str
@@ -158,7 +158,7 @@ class InviteResult(Answer):
     """Web page with current contacts (SPEC N6) that the link names; empty without one."""
     reach: Reach
     """Networks from which the addresses can be reached, as far as the addresses show; `network` is a private
-    one."""
+    network."""
 
 
 class NodeResult(Answer):
@@ -177,9 +177,9 @@ class SwarmResult(Answer):
     run_id: str
     run_name: str
     updates: int
-    """Updates that the nodes hold."""
+    """Number of updates that the nodes hold."""
     counted: int | None
-    """Updates that count at the organiser's seals; None for an open run."""
+    """Number of updates that count at the organiser's seals; None for an open run."""
     sealed: int | None
     """Number of epochs that the organiser sealed; None for an open run."""
     announced: str | None = None
@@ -196,8 +196,8 @@ class SwarmResult(Answer):
     probe: ProbeEvaluation | None = None
     """A linear probe on the training rows of all nodes; None if more than a linear head is trained."""
     baselines: tuple[BaselineEvaluation, ...] = ()
-    """Results of baselines without a model, on the first node's rows and the public ones; empty for a task
-    without labels."""
+    """Results of baselines without a model, fitted to the first node's rows and the public rows; empty for a
+    task without labels."""
     nodes: list[NodeResult]
     bytes_per_update: float
     bytes_sent: int
@@ -211,25 +211,26 @@ class BatchResult(Answer):
     """One size of a mini-batch in `sfnode lab bench`."""
 
     batch: int
-    """Rows of each mini-batch."""
+    """Number of rows of each mini-batch."""
     tokens: int
-    """Tokens in a step's mini-batches, without padding."""
+    """Number of tokens in a step's mini-batches, without padding."""
     forwards_seconds: float
-    """Time of plain forward passes, as many as a step has points: two, or the updates of a group."""
+    """Time of plain forward passes, one for each point of a step (two points, or one for each update of a
+    group)."""
     step_seconds: float
     step_ratio: float
-    """Time of a step divided by the time of these forward passes."""
+    """`step_seconds` divided by `forwards_seconds`."""
     tokens_per_second: float
-    """Tokens through the step, at all points."""
+    """Number of tokens that a step processes per second, counted at each of its points."""
     updates_per_hour: float
     inference_peak_bytes: int | None
-    """Peak memory of a plain forward pass with as many rows as the step; None if unknown."""
+    """Peak memory of a plain forward pass with as many rows as a step; None if unknown."""
     training_peak_bytes: int | None
     memory_ratio: float | None
     mezo_matrices_seconds: float | None
     """Time of MeZO's step on the same matrices; None unless requested, or if MeZO's step is impossible."""
     mezo_matrices_ratio: float | None
-    """The same divided by the time of our step."""
+    """`mezo_matrices_seconds` divided by `step_seconds`."""
     mezo_all_seconds: float | None
     """Time of MeZO's step on all parameters."""
     mezo_all_ratio: float | None
@@ -239,13 +240,14 @@ class IncomingResult(Answer):
     """The cost of applying others' updates, in `sfnode lab bench`."""
 
     updates: int
-    """Updates that arrive during a step."""
+    """Number of updates that arrive during a step."""
     add_seconds: float
-    """Time to add them to the core."""
+    """Time to add these updates to the core."""
     fold_seconds: float
-    """Time to merge the core into the weights once, whatever its number of updates."""
+    """Time to merge the core into the weights once. It does not depend on the number of updates."""
     shares: dict[int, float]
-    """Long-run share of the time for applying updates beside steps, by mini-batch."""
+    """Share of the time, in the long run, that applying these updates takes beside steps; keyed by the rows
+    of a mini-batch."""
 
 
 class FitResult(Answer):
@@ -274,11 +276,11 @@ class TryRewardResult(Answer):
     dtype: str
     temperature: float
     prompts: int
-    """Prompts that the base model answered, each with its likeliest tokens."""
+    """Number of prompts that the base model answered, each with its likeliest tokens."""
     reward: float
     """Mean reward of these answers."""
     reward_low: float
-    """Lower end of its 95 % confidence interval."""
+    """Lower end of the 95 % confidence interval of `reward`."""
     reward_high: float
     right: float
     """Share of answers with the reward 1."""
@@ -295,7 +297,7 @@ class TryRewardResult(Answer):
     """Drawn answers that reached the maximum number of tokens."""
     tokens: int
     seconds: float
-    """Time to draw and score these answers."""
+    """Time to draw and score the drawn answers."""
     answers_per_second: float
     tokens_per_second: float
     load_seconds: float
@@ -313,8 +315,8 @@ class TogetherResult(Answer):
     """CPU threads of each replica."""
     updates_per_hour: float
     ratio: float
-    """Speed of all devices together relative to this contestant: the median over turns, compared turn by
-    turn; 1 for all devices together."""
+    """Speed of all devices together, divided by this contestant's speed: the median of the ratios of all
+    turns. For all devices together it is 1."""
 
 
 class BenchResult(Answer):
@@ -333,15 +335,15 @@ class BenchResult(Answer):
     """Cores that other programs used while the model was loaded."""
     rank: int
     queries: int
-    """Mini-batches of a step."""
+    """Number of mini-batches of a step."""
     group: int
-    """Updates that share a mini-batch; 0 if each is measured at two points."""
+    """Number of updates that share a mini-batch; 0 if each is measured at two points."""
     repetitions: int
     batches: list[BatchResult]
     incoming: list[IncomingResult]
     weight_bytes: int
     overhead_bytes: int | None
-    """The largest training peak, without the weights."""
+    """The largest training peak minus the size of the weights."""
     free_bytes: int | None
     """Memory that was free on the device before the model was loaded."""
     fits: list[FitResult]

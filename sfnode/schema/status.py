@@ -15,9 +15,9 @@ class LinkStatus(Answer):
     outbound: bool
     role: str
     known: int
-    """Updates that it knew at its last report."""
+    """Number of updates that it knew at its last report."""
     agrees: bool
-    """Whether its last Summary carried our digest at that moment."""
+    """Whether the digest in its last Summary equalled ours at that moment."""
     bytes_sent: int
     bytes_received: int
 
@@ -31,7 +31,7 @@ class FetchStatus(Answer):
     total: int
     """Size in bytes; 0 until the listing arrived."""
     peers: int
-    """Peers that sent some of it."""
+    """Number of peers that sent some of it."""
 
 
 class WaitStatus(Answer):
@@ -60,7 +60,7 @@ class DeviceStatus(Answer):
     name: str
     """Name of the device such as `cuda:1`, with a number if several have the same name."""
     updates: int
-    """Updates measured on it since the start."""
+    """Number of updates measured on it since the start."""
     seconds: float | None
     """Time of an update, averaged over the last steps; None before the first one."""
     problem: str | None
@@ -76,7 +76,7 @@ class GpuStatus(Answer):
     """Bytes of its memory that the node holds."""
     memory_total: int
     busy: float | None
-    """Share of the time in which it was busy, for whatever program."""
+    """Share of the time in which any program kept it busy."""
     celsius: float | None
     watts: float | None
 
@@ -113,7 +113,7 @@ class PrivacyStatus(Answer):
     noise: float
     """Standard deviation of the noise, relative to the largest change of a scalar by one row."""
     clip: float
-    """The largest slope that is sent."""
+    """Maximum slope that is sent; larger ones are clipped."""
     updates: int
     """Number of updates for which epsilon was computed: the current number, or slightly more."""
     epsilon: float | None
@@ -127,10 +127,10 @@ class RunStatus(Answer):
     sealed: int
     """Number of sealed epochs."""
     counted: int
-    """Updates that count after these seals."""
+    """Number of updates that count after the seals so far."""
     members: int
     behind: int
-    """Updates that the organiser listed but that are missing here."""
+    """Number of updates that the organiser listed but that are missing here."""
     seconds_since_seal: float | None
     """Time since the last seal arrived; None if none arrived since the start."""
     organiser: str | None
@@ -138,20 +138,21 @@ class RunStatus(Answer):
     member: int | None
     """Number of this node's origin among the members; None if it is not a member."""
     quota: int | None
-    """Updates that its feed may have in one epoch."""
+    """Maximum number of updates of this node's feed in one epoch; None if it is not a member."""
     room: int | None
-    """Updates that its feed may still have in the open epoch."""
+    """Number of updates that this node's feed may still have in the open epoch; None if it is not a
+    member."""
     health: HealthStatus
     evidence: EvidenceStatus | None = None
     """Evidence on this node's own work; None before any of it was measured."""
     announced: str | None = None
-    """The organiser's last announcement."""
+    """The organiser's last announcement; None before the first one."""
     term: int = 0
     """Term of the key that organises. Every succession and every election begins a term."""
     stand_ins: int = 0
-    """Members who stand in for the organiser, including the organiser."""
+    """Number of members who stand in for the organiser, including the organiser."""
     stand_ins_here: int = 0
-    """Stand-ins that were heard within a minute."""
+    """Number of stand-ins that were heard within a minute."""
 
 
 class Status(Answer):
@@ -175,32 +176,33 @@ class Status(Answer):
     epoch: int
     """Epoch of the next update."""
     epochs: int
-    """Epochs of the whole run; in an organised run an estimate for epochs of the usual size."""
+    """Number of epochs of the whole run; in an organised run an estimate for epochs of the usual size."""
     digest: str
     """The state digest (SPEC D3): equal digests mean equal models."""
     origin: str | None
     """The public key that signs its updates; None for a relay."""
     incarnation: int | None
-    """Incarnation of the origin, and so the feed, that it continues; None for a relay."""
+    """Incarnation of the origin in this feed; None for a relay."""
     own_updates: int
-    """Updates made by this process."""
+    """Number of updates made by this process."""
     contributed: int
-    """Updates of the node's origin in the log, over all its starts and incarnations."""
+    """Number of updates of the node's origin in the log, over all its starts and incarnations."""
     updates_per_second: float
     """Own updates per second, over the last ten seconds."""
     loss: float | None
     """Recent training loss, a moving average; in a reward run 1 less the mean reward."""
     drift: Drift | None
-    """Distance from the base of the model that this node evaluated last; None before that."""
+    """Distance from the base model of the model that this node evaluated last; None before that."""
     lacking: int
-    """Updates that neighbours announced but that are missing here."""
+    """Number of updates that neighbours announced but that are missing here."""
     links: list[LinkStatus]
     feed_count: int
     bytes_sent: int
     bytes_received: int
     segment_bytes_sent: int
     updates_sent: int
-    """Updates sent, counted once for each link. The cost of one is segment_bytes_sent / updates_sent."""
+    """Number of updates sent, counted once for each link. The cost of one update is segment_bytes_sent /
+    updates_sent."""
     log_bytes: int
     uptime: float
     fetch: FetchStatus | None
@@ -208,14 +210,14 @@ class Status(Answer):
     pauses: list[str]
     """Reasons why it is paused, one sentence each."""
     paused_by: list[str]
-    """The same reasons as names: `asked`, `disk`, `room`, and names of limits."""
+    """Names of the reasons in `pauses`: `asked`, `disk`, `room`, or the name of a limit."""
     limits: Limits
     devices: list[DeviceStatus]
     """Devices that compute; none before the model is loaded, and for a relay."""
     machine: MachineStatus | None
     """Use of the machine; None before it was measured."""
     wait: WaitStatus | None
-    """Reason why it may not make updates; None if it may, for a relay, and in an open run with its bases."""
+    """Reason why it may not make updates now; None if it may, and for a relay."""
     alarms: list[AlarmStatus]
     """Alarms, the most severe first; in an open run only about problems of this node."""
     organised: RunStatus | None
@@ -229,9 +231,9 @@ class Status(Answer):
 
 
 class CoreStatus(Answer):
-    """State digest and core digest of one moment: the second checks the engine against the log."""
+    """State digest and core digest at one moment. The core digest checks the engine against the log."""
 
     digest: str
     core_digest: str | None
-    """None for a relay, which has no cores."""
+    """Digest of the cores; None for a relay, which has none."""
     known: int

@@ -40,24 +40,26 @@ class Progress(Answer):
     """Progress of the run, and its end at the current rate."""
 
     known: int
-    """Updates stored here; in an organised run updates that count after the seals so far."""
+    """Number of updates stored here; in an organised run updates that count after the seals so far."""
     update_budget: int
     epoch: int
     """Epoch of the next update, from 0."""
     epochs: int
     epoch_known: int
-    """Updates since the epoch began; in an organised run updates stored here that no close lists."""
+    """Number of updates since the epoch began; in an organised run updates stored here that no close
+    lists."""
     epoch_updates: int
-    """Updates of the whole epoch."""
+    """Number of updates of the whole epoch."""
     updates_per_second: float | None
     """Rate of all nodes together, as updates arrive here; None until the node caught up."""
     epoch_seconds_left: float | None
     seconds_left: float | None
-    """Time until the end; None if the rate is unknown or zero."""
+    """Time until the end of the run; None if the rate is unknown or zero."""
 
 
 class Curves(Answer):
-    """Measurements by this node since it started: columns of equal length, with fewer points as they grow."""
+    """Measurements by this node since it started: columns of equal length, which are thinned out as they
+    grow."""
 
     now: float
     """Seconds since the start."""
@@ -106,20 +108,21 @@ class Origin(Answer):
     """Number of incarnations."""
     first_step: int
     last_step: int
-    """Steps of its latest feed."""
+    """Last step of its latest feed. `first_step` is the first."""
     first_epoch: int
     last_epoch: int
     cut: bool
     """Whether it signed two histories. Its updates after the fork do not count."""
     counted: int | None = None
-    """Its updates that seals count; None in an open run."""
+    """Number of its updates that seals count; None in an open run."""
     worth: int | None = None
-    """Nats by which these updates lowered the validation loss, by the organiser's figures, in units of 10^-9.
-    None if nobody's were measured, and for an origin that is not a member."""
+    """Decrease of the validation loss by these updates, from the organiser's figures, in units of 10^-9 nats.
+    None if no member's updates were measured, and for an origin that is not a member."""
     left_out: str | None = None
     """Reason why its latest work was left out; None if it counts."""
     gain_share: float | None = None
-    """Its worth relative to the sum of all members' absolute worths, from -1 to 1; None as `worth`."""
+    """Its worth relative to the sum of all members' absolute worths, from -1 to 1; None if `worth` is
+    None."""
     own: bool
     """Whether it is this node's origin."""
     name: str | None
@@ -144,9 +147,9 @@ class Origins(Answer):
     """Number of matching origins."""
     offset: int
     updates: int
-    """Updates of all origins, matching or not."""
+    """Number of updates of all origins, matching or not."""
     indexed: int
-    """Updates of the log that were counted so far. Counting continues."""
+    """Number of updates of the log that were counted so far. Counting continues."""
     origins: list[Origin]
     teams: list[Team]
     """Teams of all origins, the most updates first, a hundred at most."""
@@ -157,14 +160,14 @@ class SwarmNode(Answer):
 
     peer: str
     kind: Literal["self", "neighbour", "known"]
-    """Source of what is known. `known` nodes are only in the roster, which anybody can write to."""
+    """Source of the information. `known` nodes are only in the roster, which anybody can write to."""
     role: str
     known: int
-    """Updates that it knew at its last report."""
+    """Number of updates that it knew at its last report."""
     lag: int
-    """Number of our updates that it lacked then; 0 if it had more."""
+    """Number of updates by which it was behind this node then; 0 if it was not behind."""
     agrees: bool | None = None
-    """Whether its last summary carried our digest at that moment; None unless it is a neighbour."""
+    """Whether the digest in its last Summary equalled ours at that moment; None unless it is a neighbour."""
     differs_for: float | None = None
     """Seconds for which its digest has differed, which is normal while updates are under way."""
     latency: float | None = None
@@ -199,9 +202,9 @@ class HistoryPoint(Answer):
     first_epoch: int
     last_epoch: int
     updates: int
-    """Updates made in the span."""
+    """Number of updates made in the span."""
     known: int
-    """Updates made until its end."""
+    """Number of updates made until the end of the span."""
     origins: int
     """Number of origins that contributed to it."""
 
@@ -212,7 +215,7 @@ class Leader(Answer):
     origin: str
     name: str | None
     known: list[int]
-    """Its updates until the end of each point."""
+    """Number of its updates until the end of each point in `History.points`."""
 
 
 class History(Answer):
@@ -223,7 +226,7 @@ class History(Answer):
     leaders: list[Leader]
     """The origins with most updates."""
     others: list[int]
-    """Updates of everybody else until the end of each point."""
+    """Number of updates of everybody else until the end of each point."""
 
 
 class Generated(Answer):
@@ -235,7 +238,7 @@ class Generated(Answer):
     """Continuation by the model of the last seal; in an open run, as of now."""
     digest: str
     known: int
-    """Updates in that model."""
+    """Number of updates in that model."""
 
 
 class About(Answer):
@@ -267,16 +270,16 @@ class OwnStanding(Answer):
     rank: int | None
     """Rank by worth, then by updates; None before its first update."""
     of: int
-    """Origins in the log."""
+    """Number of origins in the log."""
     updates: int
     share: float
     """Share of all updates."""
     counted: int | None
-    """Its updates that seals count; None in an open run."""
+    """Number of its updates that seals count; None in an open run."""
     worth: int | None
-    """Worth as of an `Origin`."""
+    """Its worth, as in `Origin.worth`."""
     gain_share: float | None = None
-    """Share of all worths as of an `Origin`."""
+    """Its share of all worths, as in `Origin.gain_share`."""
 
 
 class SampleRow(Answer):
@@ -296,7 +299,7 @@ class SampleMoment(Answer):
     epoch: int | None
     """The sealed epoch of the model; in an open run the epoch that was open."""
     known: int
-    """Updates in the model."""
+    """Number of updates in the model."""
     answers: list[str]
     scores: list[float]
     """Scores of these answers, like `base_score`."""
@@ -312,13 +315,14 @@ class Samples(Answer):
 
 
 class TimelineEntry(Decided):
-    """A decision and its consequences. The following fields are None unless it is a `seal`."""
+    """A decision and its consequences. `epoch`, `counted`, `origins` and `evaluation` are None unless it is a
+    `seal`."""
 
     epoch: int | None
     counted: int | None
-    """Updates of the epoch that count now."""
+    """Number of updates of the epoch that count now."""
     origins: int | None
-    """Origins with updates in it that count."""
+    """Number of origins with updates in it that count."""
     evaluation: EpochEvaluation | None
 
 

@@ -1,8 +1,8 @@
 """A simulated computer with its own disk, clock and power, on which one shipped node runs.
 
 The node starts and stops as it does for users. This module adds everything from outside: kills and power cuts
-at any moment, clocks that leap, disks that are copied or restored. It also passes all that the node writes,
-sends and counts to the oracle and the checks.
+at any moment, leaps of the clock, copies and backups of the disk. It also reports everything that the node
+writes, sends and counts to the oracle and the checks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Hardware:
     """Speed of a node's disk and processor."""
 
     commit: Range = (0.001, 0.004)
-    """Seconds until a commit is durable, as on an SSD with its journal."""
+    """Range of the seconds until a commit is durable, as on an SSD with its journal."""
     work: float = 0.0
     """Seconds of processor time per event."""
 
@@ -136,7 +136,7 @@ class Computer:
     hostile = False
 
     def __init__(self, world: World, name: str, hardware: Hardware, files: Files | None = None) -> None:
-        """With the `files` of another computer, it is a copy of it."""
+        """With the `files` of another computer, it is a copy of that one."""
         self.world = world
         self.name = name
         self.display_name = name
@@ -149,7 +149,7 @@ class Computer:
         self.organises = False
         """Whether it has the organiser's key, and signs with it."""
         self.begins_with_checkpoint = False
-        """Whether it starts from a checkpoint the next time, for which it waits."""
+        """Whether its next start waits for a checkpoint and begins with that."""
         self.prunes = False
         """Whether it deletes everything before the newest checkpoint that it compared."""
         self.island = 0
@@ -157,7 +157,7 @@ class Computer:
         """Whether the node has joined its run and still runs."""
         self.up_since = 0.0
         self.allowance = 0
-        """Maximum number of updates that it may make in this life."""
+        """Maximum number of updates that it may make between this start and the next."""
         self.bytes_in = self.bytes_out = 0
         self.faults: list[str] = []
         """Broken rules for which it dropped links."""
@@ -176,7 +176,7 @@ class Computer:
         self._program = virtual_time.Program()
         self._offset = self._reading = 0.0
         self._stops: dict[Feed, int] = {}
-        """Next step that the node counts of each feed, in this life."""
+        """Next step of each feed that the node will count, since its last start."""
         self._task: asyncio.Task[None] | None = None
         if files:
             self.layout.path.mkdir()
@@ -204,7 +204,8 @@ class Computer:
         return self.log.stop(self.machine.own) if self.up and self.log and self.machine.own else 0
 
     def counted(self, feed: Feed) -> int:
-        """Return the first step of a feed that is not counted by its disk; 0 while it is off."""
+        """Return the first step of a feed that does not count by its log: the feed's end, or an earlier fork;
+        0 while it is off."""
         if self.log is None:
             return 0
         stop = self.log.stop(feed)
@@ -509,7 +510,8 @@ class Computer:
     def _check_own_choice(self, peering: Peering, actions: list[Action]) -> None:
         """Raise Violation if the node itself closes too many outbound links.
 
-        MIN_OUTBOUND must remain. If the closed links were mute, those being opened instead count, too.
+        At least MIN_OUTBOUND must remain. If the closed links were mute, links that are being opened count,
+        too.
         """
         closed = {a.link for a in actions if isinstance(a, PeerClose) and a.reason in OWN_ACCORD}
         counts = [count for count in peering._observed().links if count.link in closed] if closed else []

@@ -23,7 +23,7 @@ SYNCED = 2
 OF_FEED = "feed = (SELECT id FROM feed WHERE origin = ? AND incarnation = ?)"
 
 Files = dict[str, bytes]
-"""Contents of a disk's files, by their paths in the folder."""
+"""Contents of a disk's files, keyed by their paths in the folder."""
 
 
 def prepare(layout: Layout, manifest: Manifest, key: Ed25519PrivateKey) -> None:
@@ -46,7 +46,7 @@ def lose_unsynced(log: UpdateLog) -> None:
 
 
 def copy(layout: Layout) -> Files:
-    """Return a backup of a folder. Of its log only commits are included."""
+    """Return a backup of a folder. Only committed changes of its log are included."""
     files = {
         str(path.relative_to(layout.path)): path.read_bytes()
         for path in sorted(layout.path.rglob("*"))
@@ -70,7 +70,7 @@ def put_back(layout: Layout, files: Files) -> None:
 
 
 def signatures(layout: Layout, feed: Feed) -> list[int]:
-    """Return the steps before which the log has a signature of a feed, except its end."""
+    """Return the first step of each of the feed's stored segments, except step 0."""
     with closing(sqlite3.connect(layout.log)) as log:
         return [
             first for (first,) in log.execute(f"SELECT first FROM segment WHERE {OF_FEED}", feed) if first
@@ -78,7 +78,7 @@ def signatures(layout: Layout, feed: Feed) -> list[int]:
 
 
 def lose(layout: Layout, feed: Feed, kept: int) -> None:
-    """Delete a feed from the log of a stopped node: all segments from the one with step `kept` on."""
+    """Delete a feed's segments from the log of a stopped node, from the segment with step `kept` on."""
     if not layout.log.exists():
         return
     with closing(sqlite3.connect(layout.log, isolation_level=None)) as log:

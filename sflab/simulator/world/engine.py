@@ -108,8 +108,8 @@ def measured(seeds: Sequence[int], run: RunParameters, salt: int) -> tuple[Value
 
 
 SIZES = (0, 5, 8, 8, 10, 13, 15, 30)
-"""Maximum scalars of vectors. With a limit of 16 in root mean square, those from 4 to 27 change the
-weights."""
+"""Maximum absolute scalars of vectors. If the limit of the root mean square is 16, vectors with maxima from 4
+to 27 change the weights."""
 
 
 def _vector(number: int, cells: int) -> tuple[int, ...]:

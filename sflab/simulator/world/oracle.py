@@ -34,7 +34,7 @@ class Story:
     """All updates ever made in one feed."""
 
     heads: list[set[bytes]]
-    """Chain heads before each step."""
+    """Chain heads that existed before each step and, as the last entry, at the end."""
     epochs: list[int] = field(default_factory=list)
     """Epoch of each step on the branch that came first."""
     made_at: array[float] = field(default_factory=lambda: array("d"))

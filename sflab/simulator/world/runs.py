@@ -1,4 +1,4 @@
-"""Simulated runs: an open one, and organised ones that last seconds, with keys, policies and judgements.
+"""Simulated runs: an open run, and organised runs of a few seconds, with keys, policies and judgements.
 
 Topologies are at the end.
 """
@@ -85,7 +85,7 @@ def falling(run_state: RunState) -> Judgement:
 
 
 def _whole(run_state: RunState, rate: RateFrom) -> RateFrom:
-    """Return a rate with the present unit and limit of its epoch."""
+    """Return `rate` with the unit and the limit that its epoch has now."""
     return run_state.rate_from(rate.epoch)._replace(epoch=rate.epoch, rate=rate.rate)
 
 
@@ -106,7 +106,7 @@ POLICY = OrganiserPolicy(
 """Policy for runs that last seconds."""
 
 SELDOM = replace(POLICY, longest_epoch=12.0)
-"""Policy for runs with elections, which take minutes."""
+"""Policy for runs with elections. Such runs take minutes, so their epochs are longer."""
 
 FACTORS = (0, 2048, 4096, 6963)
 """Factors of seals judged at random: 0, 1/2, 1 and 1.7."""
@@ -184,7 +184,7 @@ CYCLES = 3
 """Number of random rings through all nodes. Their union is the random regular graph of degree 6."""
 
 LEAVES = 8
-"""Neighbours of the middle of a star: the number of links that may be opened to one node, less some for nodes
+"""Number of neighbours of a star's middle: the links that may be opened to one node, minus some for nodes
 that join later."""
 
 
@@ -209,7 +209,7 @@ def grid(names: Sequence[str], random: Random) -> Pairs:
 
 
 def regular(names: Sequence[str], random: Random) -> Pairs:
-    """Random and connected, of degree 6 or a little less where rings share a pair."""
+    """Random connected graph, of degree 6 or, where rings share a pair, a little less."""
     pairs: dict[tuple[str, str], None] = {}
     for _ in range(CYCLES):
         order = list(names)

@@ -113,18 +113,17 @@ class Traffic:
 
     messages: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
-    """Bytes of the frames that honest nodes sent, with their length prefix, by type of message."""
+    """Bytes of the frames that honest nodes sent, with their length prefix, keyed by type of message."""
     copies_sent: int = 0
-    """Updates in segments that honest nodes sent."""
+    """Number of updates in segments that honest nodes sent."""
     deliveries: int = 0
-    """Updates that honest nodes admitted from others."""
+    """Number of updates that honest nodes admitted from others."""
     latencies: array[float] = field(default_factory=lambda: array("d"))
-    """Seconds from the time when an update is due to be signed to its admission by a node that was always
-    up."""
+    """Seconds from the making of each update to its admission by another node that was up all that time."""
 
     @property
     def copies(self) -> float:
-        """Payload copies sent per delivery."""
+        """Copies of an update that were sent, per delivery of an update."""
         return self.copies_sent / self.deliveries if self.deliveries else 0.0
 
 

@@ -75,7 +75,8 @@ class World:
     ) -> None:
         """If `managed`, all nodes reach each other; otherwise only pairs given to `want`.
 
-        If `watched`, everything that nodes write to disk is checked. Their engines must be those of integers.
+        If `watched`, everything that nodes write to disk is checked. Their engines must then be engines of
+        integers.
         """
         self.seed = seed
         self.manifest = manifest
@@ -89,12 +90,12 @@ class World:
         self.computer = computer
         self.watched = watched
         self.elects = elects
-        """Whether there are stand-ins, so that no decision that a node has shown is ever taken back."""
+        """Whether the run has stand-ins. Then no decision that a node has shown is ever taken back."""
         self.signed: dict[tuple[int, int], tuple[bytes, set[str]]] = {}
-        """Chain heads after decisions, by term and position, and the nodes that had them on disk."""
+        """Chain head after each decision, and the nodes that had it on disk; keyed by term and position."""
         self.shown: dict[int, tuple[bytes, str]] = {}
-        """In a run with stand-ins: the chain head after each decision on any disk, and the first node with
-        it."""
+        """Chain head after each decision on an honest node's disk, and the first node with it; keyed by
+        position. Empty in a run without stand-ins."""
         self.leaderless_since: float | None = None
         """Time at which the organising node died; None while somebody organises."""
         self.undone: set[bytes] = set()
@@ -127,12 +128,12 @@ class World:
         self.faults_end = float("inf")
         """Time at which the faults end. No updates are made after it."""
         self.others: dict[str, Any] = {}
-        """Adversaries, by name."""
+        """Adversaries, keyed by name."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.error: BaseException | None = None
         """First violation, or first error of a node."""
         self.who: tuple[str, ...] = ()
-        """Node of that error."""
+        """Name of the node with the first error; empty if no node is known to have it."""
         self._level = logging.getLogger("sfnode").level
         logging.getLogger("sfnode").setLevel(logging.CRITICAL + 1)
 
@@ -186,7 +187,7 @@ class World:
             self._ended.set_result(None)
 
     def failed(self, error: BaseException, who: str) -> None:
-        """Record an error, and stop."""
+        """Record an error of the node `who`, unless it is not the first one, and stop the run."""
         if not self.error:
             self.error, self.who = error, (who,) if who else ()
         self._end()
@@ -286,8 +287,8 @@ class World:
     def decided(self, node: Computer, log: UpdateLog) -> None:
         """Record the decisions that `node` has on disk now.
 
-        Raises Violation if another node had different ones of the same term, unless the scenario forks it.
-        Decisions that only the organiser's disk had may be lost.
+        Raises Violation if another node had different decisions of the same term, unless the scenario forks
+        it. Decisions that only the organiser's disk had may be lost.
         """
         chain = control_feed.genesis(self.run.run_id)
         for position, entry in enumerate(log.control()):

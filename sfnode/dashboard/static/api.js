@@ -1,4 +1,4 @@
-// Asks the node. An answer that is an error becomes an exception with the node's own words.
+// Requests to the node. An error answer becomes an exception with the node's own words.
 
 const PATIENCE = 15000; // milliseconds for an answer that needs no model
 
@@ -39,7 +39,7 @@ function printable(_key, value) {
   return value.replace(/[\p{C}\u2028\u2029]/gu, (letter) => letter === "\n" ? letter : escaped(letter));
 }
 
-/** Do `job`, which does not fail, now and again `seconds` after it has ended, while somebody looks at the page. */
+/** Run `job`, which never fails, now and again `seconds` after each end, while the page is visible. */
 export function repeat(job, seconds) {
   let waiting;
   const turn = async () => {

@@ -1,4 +1,4 @@
-// Puts the page together: what is asked how often, and where it goes.
+// Puts the page together: the requests, their intervals, and the places of their answers.
 
 import { ask, repeat } from "./api.js";
 import { curves, times, wide } from "./chart.js";
@@ -44,7 +44,7 @@ async function showNow() {
   byId("foot").title = `${status.peer}, fingerprint ${status.digest}`;
 }
 
-/** What somebody has to see to, above everything else; screen readers hear it once. */
+/** Alarms, above everything else. Screen readers announce each once. */
 function showAlarms(alarms) {
   const texts = alarms.map(([text]) => text);
   byId("alarms").hidden = !texts.length;
@@ -135,7 +135,7 @@ async function measure() {
   button.disabled = false;
 }
 
-/** A job that never fails: the page says what is wrong, and goes on when it is right again. */
+/** Return a job that never fails: the page shows the error, and continues once there is none. */
 function watched(what, job) {
   return async () => {
     try {

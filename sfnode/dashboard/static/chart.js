@@ -121,7 +121,7 @@ export function numbers(low, high, many, least = 0) {
   return multiples(low, high, step).map((value) => [value, onAxis(value, step)]);
 }
 
-/** The same for what is counted: rounds, updates. */
+/** The same for whole numbers, such as rounds or updates. */
 export const wholes = (low, high, many) => numbers(low, high, many, 1);
 
 /** Powers of ten between two numbers, and where these are few twice and five times as much. */
@@ -157,7 +157,7 @@ export function wide(values, times = 10) {
   return there.length > 0 && Math.min(...there) > 0 && Math.max(...there) > times * Math.min(...there);
 }
 
-/** Lowest and highest of all that is there, with some room. */
+/** The lowest and the highest of all values, with some room. */
 function limits(values, { fromZero = false, log = false } = {}) {
   const there = finite(values).filter((value) => !log || value > 0);
   if (!there.length) return log ? [0.1, 1] : [0, 1];

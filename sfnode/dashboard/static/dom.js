@@ -33,7 +33,7 @@ export function row(cells) {
   return line;
 }
 
-/** Who it is: a name, which anybody may choose, and always what nobody can choose beside it. */
+/** A name, which anybody may choose, and beside it always the key or id, which nobody can choose. */
 export function named(name, id, whole) {
   const both = make("span", "", "named");
   if (name) both.append(make("bdi", name, "name"), " ");

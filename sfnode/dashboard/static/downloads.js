@@ -5,7 +5,7 @@ import { make } from "./dom.js";
 const SCALE = 2; // pixels of the picture for one on the page
 const tables = new WeakMap(); // by chart: its data, the names of the columns first
 
-/** Keep the data of a chart, which the buttons beside it then offer. */
+/** Store the data of a chart for the download buttons beside it. */
 export function offer(svg, table) {
   if (!tables.has(svg)) svg.parentElement.append(buttons(svg));
   tables.set(svg, table);

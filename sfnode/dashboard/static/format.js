@@ -2,7 +2,7 @@
 
 export const count = (number) => number.toLocaleString("en");
 
-/** How much there is of what was asked for; what exceeds it is told as such. */
+/** A part of a target, such as `3 of 10`; an excess over the target is named as such. */
 export const partOf = (part, whole) => (part <= whole ? `${count(part)} of ${count(whole)}` : `${count(whole)} and ${count(part - whole)} more`);
 
 export function size(bytes) {
@@ -59,7 +59,7 @@ function thousands(value, write) {
   return `${write(value / unit, unit)}${letter}`;
 }
 
-/** How long ago, in one unit: 40 s, 5 min, 2 h, 3 d. */
+/** The time since a moment, in one unit: 40 s, 5 min, 2 h, 3 d. */
 export function ago(seconds) {
   const [unit, name] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([one]) => seconds >= one) ?? [1, "s"];
   return `${Number((seconds / unit).toFixed(1))} ${name}`;

@@ -1,4 +1,4 @@
-// The swarm as this node sees it: itself in the middle, neighbours around it, then whom else it has heard of.
+// The swarm as this node sees it: the node in the middle, neighbours around it, then other known nodes.
 
 import { draw } from "./chart.js";
 import { byId, named, row, tell } from "./dom.js";
@@ -37,7 +37,7 @@ function peer(node, agreement) {
   ]);
 }
 
-/** A neighbour that has shown its origin by that, the others by their peer ids. */
+/** The name of a neighbour: its origin if it has proved one, otherwise its peer id. */
 function called(node) {
   return named(node.name, node.origin ? key(node.origin) : short(node.peer), node.origin ? `${node.origin}, peer ${node.peer}` : node.peer);
 }
@@ -77,7 +77,7 @@ function label(node, at, above) {
   return { at, lines, below: above ? -25 : 21 };
 }
 
-/** The labels that fit beside those before them: one that would lie upon another is left out. */
+/** The labels that fit: a label that would overlap an earlier one is left out. */
 function apart(labels, width) {
   const taken = [];
   return labels.flatMap(({ at, lines, below }) => {

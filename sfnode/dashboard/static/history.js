@@ -1,4 +1,4 @@
-// The course of the run: who had contributed how much by each round, and a slider that moves over it.
+// The course of the run: each contributor's updates until each round, and a slider over the rounds.
 
 import { ask } from "./api.js";
 import { areas } from "./chart.js";

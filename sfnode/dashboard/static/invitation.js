@@ -1,4 +1,4 @@
-// The link with which others join, and its QR code: nothing while there is no address to invite to.
+// The link with which others join, and its QR code; empty while this node has no address for it.
 
 import { ask } from "./api.js";
 import { byId, tell } from "./dom.js";

@@ -1,4 +1,4 @@
-// The leaderboard, a page at a time: however many origins there are, the page holds few of them. And the teams.
+// The leaderboard, a page of origins at a time, and the teams.
 
 import { ask } from "./api.js";
 import { byId, make, named, row, tell } from "./dom.js";
@@ -8,7 +8,7 @@ const PAGE = 25;
 const view = { offset: 0, find: "", total: 0 };
 let latest = 0;
 
-/** Ask for the page that is wanted and show it, unless a later question has been asked meanwhile. */
+/** Request the wanted page and show it, unless a later request was sent meanwhile. */
 export async function showLeaders() {
   const turn = ++latest;
   const query = new URLSearchParams({ offset: view.offset, limit: PAGE, find: view.find });

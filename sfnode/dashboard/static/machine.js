@@ -1,4 +1,4 @@
-// The machine: what the node takes of it, why it is paused, and, for those who may, pause, limits and leaving.
+// The machine: the node's use of it, reasons for a pause and, for permitted visitors, pause, limits and leaving.
 
 import { ask } from "./api.js";
 import { curves, times } from "./chart.js";

@@ -32,7 +32,7 @@ function redraw() {
   tell("samples-note", `The same ${rows.length} test rows after every round, which nobody trains on.`);
 }
 
-/** One row that is answered better now than before, where everybody sees it first. */
+/** A row that is answered better now than before, for the top of the page. */
 function showExample(rows, moment) {
   const place = moment ? rows.findIndex((row, at) => moment.scores[at] > row.base_score) : -1, row = rows[place];
   if (!row) return byId("example").replaceChildren();

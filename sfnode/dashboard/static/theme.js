@@ -1,4 +1,4 @@
-// Light, dark, or as the system says; applied before anything is drawn, so that nothing flashes.
+// Light, dark, or the system's choice; applied before anything is drawn, so that nothing flashes.
 "use strict";
 (function () {
   const KEY = "sfnode-theme";
