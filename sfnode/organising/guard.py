@@ -172,7 +172,9 @@ class Guard:
         self._base: dict[tuple[str, bool], SealResult] = {}
         """Results of the base model, as it is and calibrated, keyed by measure."""
         self.results: list[SealResult] = []
-        """Results of seals that were not taken back."""
+        """Results of seals that were not taken back, all by one measure."""
+        self._top: SealResult | None = None
+        """The best of them, the earliest of equals; None if there is none."""
         self._voided: list[range] = []
         """Epochs that were taken back. Later results of these epochs belong to models that are gone."""
         self._marks: list[SealResult] = []
@@ -180,6 +182,8 @@ class Guard:
         little; the first is compared with the base model."""
         self.rows: Rows = {}
         """Losses of rows for results that are not published yet. A restart forgets all losses of rows."""
+        self._with_rows: list[int] = []
+        """Positions in `results` of those that may have losses of rows, ascending."""
         self._unjudged = False
         self._due: deque[Decision] = deque()
         self._stale: set[tuple[int, int]] = set()
@@ -221,9 +225,10 @@ class Guard:
         if result.said.base:
             self._base[measure_of(result.said)] = result
         elif not (self.discards(result.epoch) or any(result.epoch in epochs for epochs in self._voided)):
-            measure = measure_of(result.said)
-            self.results = [one for one in self.results if measure_of(one.said) == measure] + [result]
-            self._marks = [one for one in self._marks if measure_of(one.said) == measure]
+            if self.results and measure_of(self.results[-1].said) != measure_of(result.said):
+                self.results, self._with_rows, self._top, self._marks = [], [], None, []
+            self.results.append(result)
+            self._top = max(self._top or result, result, key=_goodness)
             if (mark := self._mark) is None or self._is_improved(mark, result):
                 self._marks.append(result)
             self._forget_rows()
@@ -233,8 +238,12 @@ class Guard:
         """Forget the losses of rows with which later results are not compared. The best result, the last two
         and the improvements keep theirs. After the owner's Void an older result may be the best one, and a
         difference to it has a larger error."""
-        kept = {self._best().epoch, *(one.epoch for one in self.results[-2:])}
-        self.results = [one if one.epoch in kept else one._replace(losses=None) for one in self.results]
+        last = len(self.results) - 1
+        self._with_rows.append(last)
+        kept = [at for at in self._with_rows if at >= last - 1 or self.results[at] is self._top]
+        for at in set(self._with_rows) - set(kept):
+            self.results[at] = self.results[at]._replace(losses=None)
+        self._with_rows = kept
 
     def _on_void(self, void: Void) -> None:
         if not void.members and void.first <= void.last == self._sealed - 1:
@@ -242,6 +251,8 @@ class Guard:
         self._unjudged = False
         self._voided.append(range(void.first, void.last + 1))
         self.results = [one for one in self.results if one.epoch < void.first]
+        self._top = max(self.results, key=_goodness, default=None)
+        self._with_rows = [at for at, one in enumerate(self.results) if one.losses is not None]
         self._marks = [one for one in self._marks if one.epoch < void.first]
 
     def verdict(self) -> health.HealthVerdict:
@@ -377,7 +388,8 @@ class Guard:
         return self._base.get(measure_of(result.said))
 
     def _best(self) -> SealResult:
-        return max(self.results, key=_goodness)
+        assert self._top is not None  # there are results
+        return self._top
 
     def _chance(self) -> float:
         """Return the number of standard errors above which a difference from the best result is more than
