@@ -322,10 +322,11 @@ class Peering:
 
     async def _until_written(self) -> bool:
         """Wait until the addresses that were ordered last are on disk; return whether they are."""
-        if self._written is None:
+        written = self._written  # another write may begin before this returns
+        if written is None:
             return True
-        await asyncio.wait([self._written])
-        return self._written.exception() is None
+        await asyncio.wait([written])
+        return not written.cancelled() and written.exception() is None
 
     # -- the network -------------------------------------------------------------------------------
 

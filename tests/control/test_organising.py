@@ -59,7 +59,7 @@ async def test_any_node_tells_how_the_run_is_organised(node: OrganisedNode, clie
     assert said.term_since == BEGAN
     assert (said.open_epoch, said.sealed, said.counted, said.budget) == (0, 0, 0, 99)
     assert (said.members, said.invitations, said.quota, said.behind) == (1, 1, QUOTA, 0)
-    assert (said.organiser, said.join_requests) == (None, None)
+    assert (said.organiser, said.petitions) == (None, None)
     assert said.announcements == ["we move on Monday"]
     assert not said.complete
 
@@ -69,7 +69,7 @@ async def test_the_node_with_the_key_tells_the_state_of_its_organiser(
 ) -> None:
     node.organising.state = OrganiserState.RESTARTED
     said = await client.organising()
-    assert (said.organiser, said.join_requests) == ("restarted", 0)
+    assert (said.organiser, said.petitions) == ("restarted", 0)
 
 
 async def test_health_follows_from_the_published_evaluations(node: OrganisedNode, client: Client) -> None:
@@ -116,11 +116,11 @@ async def test_members_come_page_by_page_and_by_their_keys(node: OrganisedNode, 
 
 async def test_join_requests_tell_what_speaks_for_a_newcomer(node: OrganisedNode, client: Client) -> None:
     node.organising.waiting.append(messages.JoinRequest(B, 77, 1, bytes(64), bytes(64)))
-    (join_request,) = (await client.join_requests()).join_requests
+    (join_request,) = (await client.join_requests()).petitions
     assert (join_request.origin, join_request.invitation, join_request.invited) == (B.hex(), 1, False)
     assert join_request.work == work(node.manifest.run_id, B, 77)
     node.api.organising = None
-    assert (await client.join_requests()).join_requests == []
+    assert (await client.join_requests()).petitions == []
 
 
 # -- decisions ---------------------------------------------------------------------------------------

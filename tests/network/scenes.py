@@ -187,14 +187,15 @@ def named(place: Place, address: str, delay: float) -> Iterator[None]:
     folder.mkdir(parents=True)
     (folder / "resolv.conf").write_text("nameserver 127.0.0.53\n")
     server = [*place.inside, sys.executable, "-I", "-S", str(Path(__file__).with_name("name_server.py"))]
-    process = subprocess.Popen([*server, address, str(delay)], stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline(), "the name server did not start"
-        yield
+        with subprocess.Popen([*server, address, str(delay)], stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline(), "the name server did not start"
+                yield
+            finally:
+                process.kill()
     finally:
-        process.kill()
-        process.wait()
         (folder / "resolv.conf").unlink()
         folder.rmdir()
 
