@@ -44,14 +44,8 @@ def test_every_test_that_starts_processes_is_in_a_folder_where_make_looks_for_it
     assert folders == set(of_makefile("PROCESSES").split())
 
 
-def test_all_extras_of_loggers_experiments_and_verifiers_are_tested() -> None:
-    assert set(installed_for_tests()) == {
-        "dev",
-        "lab",
-        "re2",
-        "tensorboard",
-        "wandb",
-    }
+def test_all_extras_of_loggers_and_verifiers_are_tested() -> None:
+    assert set(installed_for_tests()) == {"dev", "re2", "tensorboard", "wandb"}
 
 
 @pytest.mark.parametrize("extra", [*installed_for_tests(), "nvml", "datasets", "real-model"])

@@ -215,7 +215,7 @@ def test_every_reason_for_a_pause_has_a_metric() -> None:
     every = Limits.model_validate(limits | {"memory": 1, "mb_per_day": 1})
     bad = policy.Readings(time(12, 0), 0.0, False, frozenset({"game"}), 99.0, 2, 2.0, day_bytes=10**6)
     reasons = {reason.limit for reason in policy.pause_reasons(every, bad, ())}
-    assert set(prometheus.PAUSES) == {limiter.ASKED_BY_OWNER, limiter.ROOM, *reasons}
+    assert set(prometheus.PAUSES) == {limiter.ASKED_BY_OWNER, limiter.DISK, limiter.ROOM, *reasons}
 
 
 def test_every_alarm_that_there_is_has_a_metric() -> None:
