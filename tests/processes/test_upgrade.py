@@ -28,6 +28,7 @@ LAST = "25f799ac"
 MADE = "from sfnode.models.manifest_builder import build; print(build({'update_budget': 250_000}).to_toml())"
 """What makes a run, in that version."""
 
+
 def of(folder: Path) -> str:
     """Return the places of the packages of a version."""
     return os.pathsep.join(map(str, (folder, folder / "protocol")))
