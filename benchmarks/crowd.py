@@ -9,6 +9,9 @@ the donor would take, the copies of the model that left the donor (all its bytes
 included), and its own updates per second of its CPU time before they come and until all are served.
 
 `--virtual`: the sharing that ships, over memory transports in virtual time. There everybody sends at `rate`.
+
+Exits with 1 where 20 or more newcomers need more than QUEUE of that time, or the donor's work falls below
+PACE.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +35,12 @@ from sfnode.store.data_folder import Layout
 from tests.modelshare.crowd import crowd
 from tests.network.namespaces import Place, unavailable, world
 from tests.processes.helpers import Node, here, nodes, until
+
+QUEUE, PACE = 0.3, 0.8
+"""At most this share of the time of a queue, and at least this share of the updates per CPU second."""
+
+CROWD = 20
+"""Number of newcomers from which the first of these holds: fewer pass less on to each other."""
 
 PATIENCE = 1200.0
 """Seconds after which what should happen counts as failed."""
@@ -89,8 +99,8 @@ def served(newcomers: Sequence[Node]) -> list[float]:
     return [*seconds.values()]
 
 
-def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: float) -> None:
-    """Print the figures of processes."""
+def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: float) -> bool:
+    """Print the figures of processes; return whether they are within the limits."""
     model = Path(shutil.copytree(files.EMBEDDED / "tiny", home / "first"))
     (model / "vocab.bpe").write_bytes(os.urandom(size))
     options = [word for option in OPTIONS for word in ("--set", option)]
@@ -116,13 +126,14 @@ def real(home: Path, make: Callable[..., Node], count: int, size: int, rate: flo
         after, copies = work(donor), (sent(places[0]) - bytes_before) / size
         for node in newcomers:
             assert files.digest(node.folder / "model") == files.digest(model)
-    show(seconds, copies, count, size, rate)
+    soon = show(seconds, copies, count, size, rate)
     alone, together = before.per_second(start), after.per_second(before)
     print(f"own updates per CPU second: {alone:.1f} before, {together:.1f} then: {together / alone:.2f}")
+    return soon and together >= PACE * alone
 
 
-def show(seconds: list[float], copies: float, count: int, size: int, rate: float) -> None:
-    """Print how long it took, and what left the donor."""
+def show(seconds: list[float], copies: float, count: int, size: int, rate: float) -> bool:
+    """Print how long it took, and what left the donor; return whether it was soon enough."""
     queue, last = count * size / (rate * 125_000), max(seconds)
     print(
         f"{count} newcomers, {size / 1e6:g} MB, {rate:g} Mbit/s: half have it after "
@@ -130,6 +141,7 @@ def show(seconds: list[float], copies: float, count: int, size: int, rate: float
         f"{copies:.2f} copies left the donor",
         flush=True,
     )
+    return count < CROWD or last <= QUEUE * queue
 
 
 def main() -> None:
@@ -144,12 +156,14 @@ def main() -> None:
         if given.virtual:
             found = crowd(Path(folder), given.nodes, size, given.rate * 125_000)
             assert found.right
-            show(found.seconds, found.copies, given.nodes, size, given.rate)
+            good = show(found.seconds, found.copies, given.nodes, size, given.rate)
         elif reason := unavailable():
-            print(reason)
+            print(f"skipped: {reason}")
+            return
         else:
             with nodes(Path(folder)) as make:
-                real(Path(folder), make, given.nodes, size, given.rate)
+                good = real(Path(folder), make, given.nodes, size, given.rate)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
