@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -147,19 +146,15 @@ def _check_topology(name: str | None) -> None:
         )
 
 
-@contextmanager
-def _opened(trace: Path | None) -> Iterator[TextIO | None]:
+def _opened(trace: Path | None) -> AbstractContextManager[TextIO | None]:
     if trace is None:
-        yield None
-        return
+        return nullcontext()
     try:
-        file = trace.open("w", encoding="utf-8")
+        return trace.open("w", encoding="utf-8")
     except OSError as error:
         raise UserError(
             Code.BAD_OPTION, f"cannot write {trace}: {error.strerror}", "Name another file with --trace."
         ) from error
-    with file:
-        yield file
 
 
 COMMANDS = {

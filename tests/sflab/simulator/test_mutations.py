@@ -1,7 +1,7 @@
-"""The checkers find what they are there to find: a machine or host that is broken on purpose does not pass.
+"""The checkers find errors: a machine or host that is broken on purpose does not pass.
 
-Each test says which checker must object. What is broken is the shipped code: the machine and the host that
-the daemon runs.
+Each test names the checker that must object. The broken code is the shipped code: the machine and the host of
+the daemon.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from sfprotocol.validation import Verified
 from sfprotocol.verdicts import NamedSteps
 
 TWINS = replace(SCENARIOS["twins"], nodes=5, settle=10)
-"""Scenario in which feeds fork, with as few nodes as show it."""
+"""Scenario in which feeds fork, with few nodes."""
 
 
 def simulate(*what: Any, machine: Any = Machine, host: Any = Host, **how: Any) -> Outcome:
-    """Run a scenario with nodes that have this machine and this host."""
+    """Run a scenario whose nodes have this machine and this host."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(startup, "Machine", machine)
         patch.setattr(driver, "Host", host)
@@ -50,7 +50,7 @@ def simulate(*what: Any, machine: Any = Machine, host: Any = Host, **how: Any) -
 
 
 def caught(outcome: Outcome) -> str:
-    """The checker that objected."""
+    """Return the checker that objected."""
     assert outcome.failure, "a broken machine has passed"
     assert outcome.failure.trace, "a failure comes with its story"
     return outcome.failure.checker
@@ -61,7 +61,7 @@ def test_twins_become_equal_if_nothing_is_broken() -> None:
 
 
 class NeverAsks(Machine):
-    """Drops every question for what is missing."""
+    """Machine that drops all Wants."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
         actions = super().handle(event, now)
@@ -81,7 +81,7 @@ def test_a_machine_that_forgets_the_ttl_is_seen_by_its_hop_counts(monkeypatch: p
 
 
 class AppliesTwice(Machine):
-    """Gives every second Admit twice."""
+    """Machine that returns every second Admit twice."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
         actions = super().handle(event, now)
@@ -100,7 +100,7 @@ def test_a_machine_that_admits_twice_is_seen_at_the_disk() -> None:
 
 def test_a_machine_that_leaves_a_gap_is_seen_at_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(run: Any, state: Any, segment: Any, *_: Any) -> Verified | None:
-        """Takes whatever lies ahead, near or far."""
+        """Accept segments after a gap of any size."""
         if segment.stop <= state.next:
             return None
         return Verified(segment, bytes(32), segment.count, bytes(32))
@@ -111,7 +111,7 @@ def test_a_machine_that_leaves_a_gap_is_seen_at_the_disk(monkeypatch: pytest.Mon
 
 
 def trusting(*arguments: Any, **settings: Any) -> Machine:
-    """A machine that takes every signature for good."""
+    """Return a machine that accepts all signatures."""
     return Machine(*arguments, **{**settings, "verify": lambda *_: True})
 
 
@@ -121,7 +121,7 @@ def test_a_machine_that_takes_any_signature_is_seen_by_what_it_admits() -> None:
 
 
 def test_a_machine_that_keeps_a_forked_feed_does_not_become_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two histories are made and nobody wants to see that: every node keeps the one that it met first."""
+    """Two histories are signed and no node detects it: every node keeps the one that it received first."""
     monkeypatch.setattr(fork_proofs, "judge", lambda *_: None)
     monkeypatch.setattr(fork_proofs, "holds", lambda *_: False)
     assert caught(simulate(TWINS, 0, seconds=8)) == "convergence"
@@ -149,7 +149,7 @@ def test_a_machine_that_raises_is_a_finding_and_not_a_crash() -> None:
 
 
 class SendsBeforeItWrites(Host):
-    """Has nothing to write and carries everything out at once."""
+    """Host that writes nothing and carries everything out at once."""
 
     def decide(self, now: float, **how: Any) -> Commit | None:
         super().decide(now, **how)
@@ -157,7 +157,7 @@ class SendsBeforeItWrites(Host):
 
 
 class AppliesBeforeItWrites(SendsBeforeItWrites):
-    """The same, where nobody is there to be sent anything."""
+    """The same host without links, so that it sends nothing."""
 
     def carry_out(self) -> list[Effect]:
         self._links.clear()
@@ -177,7 +177,7 @@ def test_a_host_that_applies_before_the_commit_is_durable_is_seen_at_the_disk() 
 
 
 class AppliesCutsTwice(Host):
-    """Goes back twice for every cut."""
+    """Host that applies every cut twice."""
 
     def carry_out(self) -> list[Effect]:
         effects = super().carry_out()
@@ -186,14 +186,14 @@ class AppliesCutsTwice(Host):
 
 
 class AppliesNoCuts(Host):
-    """Never goes back."""
+    """Host that applies no cut."""
 
     def carry_out(self) -> list[Effect]:
         return [e for e in super().carry_out() if not isinstance(e, Advanced) or e.stop > e.before]
 
 
 class ForgetsCuts(Host):
-    """Keeps no proof."""
+    """Host that stores no proof."""
 
     def decide(self, now: float, **how: Any) -> Commit | None:
         commit = super().decide(now, **how)
@@ -201,7 +201,7 @@ class ForgetsCuts(Host):
 
 
 class ForgetsItsFeed(Host):
-    """Does not write down that its own feed is a new one."""
+    """Host that does not record its new feed."""
 
     def decide(self, now: float, **how: Any) -> Commit | None:
         commit = super().decide(now, **how)
@@ -209,7 +209,7 @@ class ForgetsItsFeed(Host):
 
 
 class NeverLooks(Host):
-    """Does not look up what its own log has of a feed."""
+    """Host that does not look up a feed in its own log."""
 
     def _examine(self, examine: Examine) -> None:
         pass
@@ -233,7 +233,7 @@ def test_a_host_that_treats_forks_otherwise_is_seen(host: type[Host], checker: s
 
 
 class ServesWithoutHops(Host):
-    """Forwards every segment as if it were the origin's own message."""
+    """Host that forwards every segment with hop count 0, as the origin does."""
 
     def _serve(self, serve: Serve, frames: Any) -> Send:
         return super()._serve(replace(serve, hops=0), frames)
@@ -356,7 +356,7 @@ def test_an_organiser_that_gives_nothing_up_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 class AppliesNoDecisions(Host):
-    """Does not look again at what counts when nothing else has changed."""
+    """Host that does not apply decisions without new updates."""
 
     def carry_out(self) -> list[Effect]:
         return [e for e in super().carry_out() if not isinstance(e, Advanced) or e.stop != e.before]
@@ -371,7 +371,7 @@ def test_a_host_that_does_not_apply_decisions_is_seen_by_what_is_applied() -> No
 
 
 def test_a_manager_that_opens_no_links_of_its_own_choice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its links are those that others open, of whom enough come."""
+    """All its links are opened by others, and these are enough."""
     calm = replace(SCENARIOS["calm"], topology="managed")
     assert simulate(calm, 0, nodes=5, seconds=8).failure is None
     monkeypatch.setattr(selection, "missing", lambda links: 0 if links else 1)
@@ -380,7 +380,7 @@ def test_a_manager_that_opens_no_links_of_its_own_choice_is_seen(monkeypatch: py
 
 
 def test_a_manager_that_gives_up_the_links_of_its_own_choice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It lets go of whoever it has dialled as soon as it can."""
+    """It closes its outbound links as soon as it can."""
     calm = replace(SCENARIOS["calm"], topology="managed")
     monkeypatch.setattr(
         selection, "whom_to_let_go", lambda links, *_: [link.peer for link in links if link.outbound]
