@@ -41,9 +41,7 @@ def simulate() -> None:
     """Try the protocol on simulated networks, and training on virtual clients. Nothing is sent."""
 
 
-# `sfnode lab simulate network`: nodes under faults and attacks, on a virtual clock.
-#
-# Every run follows from one integer, so every failure can be reproduced.
+# -- networks --------------------------------------------------------------------------------------------
 
 
 ALL = "all"
