@@ -271,8 +271,8 @@ def short(failure: str) -> str:
 
 
 TWO_POINT, GRADIENT = 2, 3
-"""Example-forwards of a row of a mini-batch, for a two-point estimate and for a gradient: a forward pass counts
-1, and a backward pass 2. In a group, each update counts 1. The end values have the actual number."""
+"""Example-forwards of a row of a mini-batch, for a two-point estimate and for a gradient. A forward pass
+counts 1, and a backward pass 2. In a group, each update counts 1. The end values have the actual number."""
 
 SEEDFLOOD_SPEED, ZEROTH_SPEED, FIRST_SPEED = 400, 100, 140
 """Measured example-forwards per second of one core, with opt-mini-sst on sentences of SST-2. SeedFlood's
