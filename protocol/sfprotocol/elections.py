@@ -141,7 +141,7 @@ class Elections:
     @property
     def takes_part(self) -> bool:
         """Whether this node is a stand-in."""
-        return self._sign is not None and self.key in self._everybody()
+        return self._sign is not None and self._accepts(self.key)
 
     @property
     def settled(self) -> bool:
@@ -205,7 +205,7 @@ class Elections:
         newest = before or (known.said if known else None)
         proof = self._double_vote(said)
         old = newest is not None and said.number <= newest.number
-        if said.key not in self._everybody() or (old and not proof):
+        if not self._accepts(said.key) or (old and not proof):
             return []
         if said.number > LAST_NUMBER or not all(map(self._is_near, (said.term, said.voted or said.term))):
             return []
@@ -286,7 +286,7 @@ class Elections:
 
     def review(self, now: float) -> list[Action]:
         """Answer, elect, become a candidate or decide, as follows from the known statements."""
-        for key in [key for key in self._heard if key not in self._everybody()]:
+        for key in [key for key in self._heard if not self._accepts(key)]:
             for known in (self._heard, self._votes, self._told_at):
                 known.pop(key, None)
         self._wake_at = now + BEAT
@@ -630,17 +630,16 @@ class Elections:
         names."""
         return [group for group in (self._feed.stand_ins, *_named(self._tail[1])) if group]
 
-    def _everybody(self) -> set[bytes]:
-        """Return the keys whose statements we accept. They are the keys of all stand-ins, including stand-ins
-        that are only named by a proposal, if it follows from our decisions. Keys with a proven double vote
-        are left out."""
-        told = (
-            group
-            for one in self._heard.values()
-            for group in _named(one.said.entries)
-            if self._with(one.said)
+    def _accepts(self, key: bytes) -> bool:
+        """Return whether we accept statements with this key. Accepted are the keys of all stand-ins,
+        including stand-ins that only a proposal names, if the proposal follows from our decisions. Keys with
+        a proven double vote are not."""
+        if key in self._feed.liars:
+            return False
+        followed = (one.said.entries for one in self._heard.values() if self._with(one.said))
+        return key in self._feed.stand_ins or any(
+            key in group for entries in (self._tail[1], *followed) for group in _named(entries)
         )
-        return {key for group in (*self._groups(), *told) for key in group} - self._feed.liars.keys()
 
     def _most(self, keys: Iterable[bytes]) -> bool:
         """Return whether these keys, with ours, are more than half of the present stand-ins, and of those

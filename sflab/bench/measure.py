@@ -4,7 +4,6 @@ All use the same model, the same mini-batch and the same output positions. They 
 a disturbance of the machine affects them alike. The order changes from turn to turn, so that no candidate
 always follows the same other one. Medians are compared. On a CPU that other programs also use, candidates
 have one thread, and only its own CPU seconds count: threads that wait for each other take meaningless times.
-
 """
 
 from __future__ import annotations

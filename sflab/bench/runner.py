@@ -32,16 +32,16 @@ from sfnode.resources.sensors import Sensors
 from sfnode.schema.results import BatchResult, BenchResult, IncomingResult, TogetherResult
 from sfprotocol.seeds import update_seeds
 
-# Times several devices together and each of them alone, in turns, by the wall clock.
-#
-# Every contestant measures the same batches as a node, with the same replicas. A device alone does the whole
-# step. Replicas on a CPU share its threads, so the first replica is also timed with all threads.
-
 
 def measure_together(
     spec: SubjectSpec, subject: BenchSubject, sizes: Sequence[int], queries: int, repetitions: int
 ) -> list[TogetherResult]:
-    """Time steps of `queries` mini-batches, for each of `sizes`. Raises UserError MODEL_*, DEVICE."""
+    """Time steps of `queries` mini-batches, for each of `sizes`. Raises UserError MODEL_*, DEVICE.
+
+    All devices together and each of them alone take turns, and are timed by the wall clock.
+    Every contestant measures the same batches as a node, with the same replicas. A device alone does the
+    whole step. Replicas on a CPU share its threads, so the first replica is also timed with all threads.
+    """
     together = subject.manifest.training.batch_updates
     threads = torch.get_num_threads()
     with ReplicatedTrainer(subject.manifest, subject.loaded, subject.rows) as trainer:

@@ -2,7 +2,6 @@
 
 The model is one that a node could train, or a shape with random weights. The mini-batches are those of a run,
 or sentences of random tokens: time and memory do not depend on the tokens.
-
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _say(what: str) -> None:
         echo(what, err=True)
 
 
-# Formats the results of `sfnode lab bench` for 80 columns.
+# -- the results as tables of 80 columns ----------------------------------------------------------------
 
 
 GB = 1e9

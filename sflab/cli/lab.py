@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -42,9 +41,7 @@ def simulate() -> None:
     """Try the protocol on simulated networks, and training on virtual clients. Nothing is sent."""
 
 
-# `sfnode lab simulate network`: nodes under faults and attacks, on a virtual clock.
-#
-# Every run follows from one integer, so every failure can be reproduced.
+# -- networks --------------------------------------------------------------------------------------------
 
 
 ALL = "all"
@@ -147,19 +144,15 @@ def _check_topology(name: str | None) -> None:
         )
 
 
-@contextmanager
-def _opened(trace: Path | None) -> Iterator[TextIO | None]:
+def _opened(trace: Path | None) -> AbstractContextManager[TextIO | None]:
     if trace is None:
-        yield None
-        return
+        return nullcontext()
     try:
-        file = trace.open("w", encoding="utf-8")
+        return trace.open("w", encoding="utf-8")
     except OSError as error:
         raise UserError(
             Code.BAD_OPTION, f"cannot write {trace}: {error.strerror}", "Name another file with --trace."
         ) from error
-    with file:
-        yield file
 
 
 COMMANDS = {

@@ -20,12 +20,11 @@ from sfnode.manifest.training import MAX_GROUP
 Topology = Literal["ring", "grid", "random", "complete", "changing"]
 
 
-# Scalars of hostile clients. `random`: the measured size with a random sign. `flip`: the other sign;
-# `turncoat`: the other sign in the second half of its updates. `noise`, `scale`: the largest scalar, with a
-# random or with the other sign. `constant`, `lazy`: the first scalar, or every fourth, again and again.
-# `target`: measured on rows that all have the label of one class. `absent`: none, to compare with.
-
 Attack = Literal["random", "flip", "scale", "noise", "target", "turncoat", "constant", "lazy", "absent"]
+"""Scalars of hostile clients. `random`: the measured size with a random sign. `flip`: the opposite sign.
+`turncoat`: the opposite sign in the second half of its updates. `noise`, `scale`: the largest scalar, with a
+random or with the opposite sign. `constant`, `lazy`: the first scalar, or every fourth one, repeated.
+`target`: measured on rows that all have the label of one class. `absent`: none, for comparison."""
 
 
 class CellSection(Section):

@@ -2,7 +2,6 @@
 
 Rows have the same sources as in `sfnode init` with the same options. Validation rows are taken out of the
 training rows (SPEC R9). Test rows have their own source.
-
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 The runner writes these files. This module reads them, complete or cut off by a kill, and writes the files of
 failures beside them.
-
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 The results of a cell are lines in `<name>.jsonl`. An unfinished cell continues from `<name>.state` after a
 kill. The state also has the size of the results at that time: later lines are written again, with the same
 numbers.
-
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ A client is a node of the simulator (`sflab.simulator.world`): driver, peering, 
 client 0 also has the organiser. In a local step each client makes an update. The updates of a round are
 signed and flooded together. Virtual time passes only in rounds. The only state is the measurements:
 everything else follows from them and the cell, so a restart runs the cell again without measuring.
-
 """
 
 from __future__ import annotations

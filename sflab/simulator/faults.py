@@ -107,22 +107,16 @@ def fault(install: Callable[Concatenate[FaultTime, P], None]) -> Callable[P, Fau
 
 @fault
 def partition(
-    on: FaultTime,
-    start: float,
-    stop: float,
-    share: float = 0.5,
-    *,
-    one_way: bool = False,
-    hang_up: bool = False,
+    on: FaultTime, start: float, stop: float, *, one_way: bool = False, hang_up: bool = False
 ) -> None:
-    """Separate two groups of nodes from `start` to `stop`; the first has `share` of all nodes.
+    """Separate two halves of the nodes from `start` to `stop`.
 
     With `one_way`, only one direction is lost. With `hang_up`, links are closed; otherwise they lose all
     frames.
     """
 
     def part() -> None:
-        _part(on.world, share)
+        _part(on.world)
         for node in on.world.living() if hang_up else ():
             for link in [one for one in node.links if on.world[one.peer].island != node.island]:
                 link.cut()
@@ -132,9 +126,9 @@ def partition(
     on.at(stop, _rejoin, on.world)
 
 
-def _part(world: World, share: float = 0.5) -> None:
+def _part(world: World) -> None:
     nodes = list(world.staying())
-    for node in world.random.sample(nodes, max(1, round(share * len(nodes)))):
+    for node in world.random.sample(nodes, max(1, round(len(nodes) / 2))):
         node.island = 1
     world.network.deaf = {(0, 1), (1, 0)}
 

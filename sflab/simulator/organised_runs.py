@@ -33,16 +33,16 @@ class OrganisedRuns:
         self._seen: dict[str, tuple[int, bytes, dict[int, tuple[Span, ...]]]] = {}
         """Each node's state at its last check, keyed by name: the number of decisions, the chain hash after
         them, and the spans that seals counted, keyed by feed number."""
-        self._looked: dict[tuple[str, Feed], tuple[int, bytes, bytes]] = {}
-        """Next step and chain of a feed, and the chain of decisions, at the last successful check; keyed by
-        node and feed."""
+        self._looked: dict[tuple[str, Feed], tuple[object, ...]] = {}
+        """Next step and chain of a feed, the chain of decisions, and the applied spans at the last successful
+        check; keyed by node and feed."""
 
     def look(self, node: Computer) -> None:
         """Check a node. Raises Violation."""
         for state in node.machine.frontier:
-            self._applied(node, state.feed)
-            now = state.next, state.chain, node.organised.control.feed.chain
+            now = state.next, state.chain, node.organised.control.feed.chain, applied(node, state.feed)
             if self._looked.get((node.name, state.feed)) != now:  # else nothing changed
+                self._applied(node, state.feed)
                 self._within(node, state.feed)
                 self._meant(node, state.feed)
                 self._looked[node.name, state.feed] = now

@@ -1,7 +1,6 @@
 """Findings of a study so far: groups of cells that differ in nothing but the seed, and their means.
 
 The report takes all its numbers from `StudyFindings`.
-
 """
 
 from __future__ import annotations

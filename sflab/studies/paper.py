@@ -3,7 +3,6 @@
 A preset defines the size. The caller chooses the model and the tasks. Learning rates are tuned for every
 method on validation rows, with the first seed on a ring: three rates, and more if the best one is at the
 edge. All other cells take the best rate.
-
 """
 
 from __future__ import annotations

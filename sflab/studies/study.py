@@ -267,14 +267,12 @@ def short(failure: str) -> str:
     return lines[-1 if lines[0].startswith("Traceback") else 0].strip()
 
 
-# -- work: an estimate of a cell's example-forwards, from its description ------------------------------ A
-# forward pass of one example counts 1, and a backward pass 2. So a row of a mini-batch costs 2 for a
-# two-point estimate, 3 for a gradient, and the number of updates for a group. The end values have the actual
-# number.
+# -- work: an estimate of a cell's example-forwards, from its description --------------------------------
 
 
-TWO_POINT = 2
-GRADIENT = 3
+TWO_POINT, GRADIENT = 2, 3
+"""Example-forwards of a row of a mini-batch, for a two-point estimate and for a gradient. A forward pass
+counts 1, and a backward pass 2. In a group, each update counts 1. The end values have the actual number."""
 
 SEEDFLOOD_SPEED, ZEROTH_SPEED, FIRST_SPEED = 400, 100, 140
 """Measured example-forwards per second of one core, with opt-mini-sst on sentences of SST-2. SeedFlood's

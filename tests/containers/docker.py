@@ -1,9 +1,8 @@
 """A container engine for tests: found or started, given a base image, and used through its command line.
 
-What cannot be had here ends as a skip that says why. Where images come from is the environment's to say:
-SFNODE_TEST_BASE names a base image (and SFNODE_TEST_BUILD_BASE one to build in). Without it, the base is the
-Dockerfile's own where the engine can fetch that, and otherwise one made with debootstrap, and packages are
-those that this machine's pip finds.
+A test is skipped, with the reason, if something is unavailable here. SFNODE_TEST_BASE names a base image, and
+SFNODE_TEST_BUILD_BASE one to build in. Without them the base is that of the Dockerfile if the engine can
+fetch it, otherwise one made with debootstrap. Packages are those that this machine's pip finds.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ EXTRAS = ("nvml", "datasets")
 """Extras of sfnode that the image has."""
 
 INSTALLER, LOADER = "uv>=0.8", "peft>=0.13"
-"""What a volunteer installs sfnode with, and what loads an exported adapter."""
+"""Packages with which a volunteer installs sfnode, and which load an exported adapter."""
 
 PUBLIC_BASE = "python:3.11-slim"
 """Default base image of the Dockerfile."""
@@ -144,7 +143,7 @@ def bases(scratch: Path) -> Bases:
 
 
 def pulled(image: str) -> bool:
-    """Return whether the engine could pull it from a registry."""
+    """Return whether the engine can pull an image from a registry."""
     return succeeds("docker", "pull", "--quiet", image, deadline=PULL_DEADLINE)
 
 

@@ -35,7 +35,7 @@ class Swarm:
     def __init__(
         self, compose: list[str], environment: dict[str, str], project: str = PROJECT, *more: str
     ) -> None:
-        """`more`: files of deploy/ that add to compose.yaml."""
+        """`more` names files of deploy/ that extend compose.yaml."""
         files = [word for name in ("compose.yaml", *more) for word in ("--file", str(ROOT / "deploy" / name))]
         self._compose = [*compose, "--project-name", project, *files]
         self.environment = environment
@@ -64,7 +64,7 @@ class Swarm:
 
 
 def status(container: str) -> dict[str, Any] | None:
-    """Return what `sfnode status --json --feeds` prints in there, None while nothing answers."""
+    """Return the output of `sfnode status --json --feeds` in a container; None while nothing answers."""
     ended = subprocess.run(
         ["docker", "exec", container, "sfnode", "status", "--json", "--feeds"],
         capture_output=True,
@@ -103,7 +103,7 @@ def logs(container: str, lines: int | str = 30) -> str:
 
 
 def settled(nodes: Sequence[str], trainers: Sequence[str]) -> str:
-    """Have all trainers pause; return the digest that all nodes end with, once their updates have arrived."""
+    """Pause all trainers. Return the digest that all nodes have in the end."""
     for container in trainers:
         execute(container, "sfnode", "pause")
     last: list[dict[str, Any] | None] = []
@@ -127,14 +127,14 @@ def inspect(container: str, what: str) -> str:
 
 
 def organised(container: str) -> dict[str, Any] | None:
-    """Return what `sfnode organise status --json` prints in there, None while nothing answers."""
+    """Return the output of `sfnode organise status --json` in a container; None while nothing answers."""
     command = ["docker", "exec", container, "sfnode", "organise", "status", "--json"]
     ended = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
     return json.loads(ended.stdout) if ended.returncode == 0 else None
 
 
 def until_sealed(what: str, container: str, epochs: int) -> dict[str, Any]:
-    """Wait until so many epochs are sealed, as this node knows it."""
+    """Wait until a node knows so many sealed epochs."""
     last: dict[str, Any] | None = None
 
     def look() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A public run outlives its organiser (deploy/community): from the backup another machine goes on with it."""
+"""A public run survives its organiser (deploy/community): another machine continues it from the backup."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 PROJECT = "sfnode-community"
 
 VOLUNTEERS = 3
-"""With the relay, the organiser and the successor six nodes."""
+"""Number of volunteers' nodes. With the relay, the organiser and the successor there are six nodes."""
 
 SECONDS = float(os.environ.get("SFNODE_DRILL", "60"))
-"""How long the run goes on before the disaster and after it: ten minutes in all with SFNODE_DRILL=300."""
+"""Seconds that the run lasts before and after the disaster. SFNODE_DRILL=300 makes ten minutes in all."""
 
 
 @pytest.fixture(scope="module")
 def community(environment: dict[str, str], scratch: Path) -> Iterator[Swarm]:
-    """A public run with its page and its backups, which has begun to seal."""
+    """A public run with its page and its backups, with a first seal."""
     backup = scratch / "backup"
     backup.mkdir()
     backup.chmod(0o777)  # the containers' user has no name here

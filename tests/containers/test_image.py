@@ -106,7 +106,7 @@ def test_a_container_stops_at_once_and_loses_nothing(trainers: list[str]) -> Non
 
 
 def test_a_container_that_left_is_not_restarted(trainers: list[str]) -> None:
-    """`sfnode leave` ends the container, whose policy is to be restarted after errors only."""
+    """`sfnode leave` ends the container, which is restarted after errors only."""
     leaving = trainers[-1]
     # killed with the container that it runs in, more often than not
     subprocess.run(
@@ -124,7 +124,7 @@ def test_a_container_that_has_just_started_stops_at_once(trainers: list[str]) ->
 
 
 def test_a_container_that_still_loads_libraries_stops_at_once(trainers: list[str]) -> None:
-    """On a CPU so slow that loading takes longer than `docker stop` waits."""
+    """A container ends in time on a CPU so slow that loading takes longer than `docker stop` waits."""
     slow = trainers[-1]
     loading = ["docker", "exec", slow, "sh", "-c", "grep -q libtorch_cpu /proc/[0-9]*/maps"]
     run("docker", "update", "--cpus", SLOW, slow)

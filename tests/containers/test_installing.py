@@ -1,7 +1,7 @@
-"""A volunteer's machine: sfnode from an index of packages in a bare container, a run joined, its result used.
+"""A volunteer's machine: sfnode is installed in a bare container, joins a run, and its result is used.
 
-The container has a Python and the index. The sdist is built from this checkout, the wheel from that; it is
-installed with `uv tool install`, which unpacks torch in seconds. The image is built with pip.
+The container has Python and a package index. The sdist is built from this checkout, and the wheel from the
+sdist. `uv tool install` installs it, because it unpacks torch in seconds. The image is built with pip.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ assert torch.allclose(adapted, after, atol=1e-3), (adapted - after).abs().max()
 
 @pytest.fixture(scope="module")
 def volunteer(swarm: Swarm, images: Bases) -> Iterator[str]:
-    """A container in the network of the swarm that has an index of packages, and nothing of sfnode."""
+    """Container in the network of the swarm, with a package index and without sfnode."""
     environment = [f"UV_TOOL_DIR={TOOLS}", "UV_TOOL_BIN_DIR=/usr/local/bin", "HF_HUB_OFFLINE=1"]
     environment += [] if images.build_base else ["UV_TORCH_BACKEND=cpu"]
     container = run(

@@ -1,7 +1,7 @@
-"""Messages and decisions with something in them changed, whatever their fields are.
+"""Changes a random part of a message or decision, of any type.
 
-It looks only at the shape of a value: dataclasses and named tuples have fields, tuples have entries, all else
-is a leaf. So it knows all messages there are, and those of a later version, too.
+Only the shape of a value matters: dataclasses and named tuples have fields, tuples have entries, everything
+else is a leaf. So it also works for messages of later versions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.fuzz.choices import Choices
 T = TypeVar("T")
 
 Like = Callable[[Any], Sequence[Any]]
-"""Returns other values that may stand where a leaf does."""
+"""Function that returns other values for a leaf."""
 
 
 def altered(value: T, choices: Choices, like: Like) -> T:
@@ -35,7 +35,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _inner(value: Any) -> dict[Any, Any]:
-    """Return what a value consists of, by the names of fields or the places in a tuple; nothing of a leaf."""
+    """Return the parts of a value, keyed by field name or by place in the tuple; empty for a leaf."""
     if is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return dict(enumerate(value)) if isinstance(value, tuple) else {}
@@ -49,7 +49,7 @@ def _with(value: Any, name: Any, part: Any) -> Any:
 
 
 def _other_list(value: tuple[Any, ...], choices: Choices) -> tuple[Any, ...]:
-    """Return a tuple without one of its entries, with one twice, in another order, or empty."""
+    """Return a tuple with one entry removed or repeated, in reverse order, or empty."""
     if not value:
         return value
     at = choices.below(len(value))

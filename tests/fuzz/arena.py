@@ -1,8 +1,7 @@
-"""A few nodes with real machines and hosts, disks in memory and wires on which anything may happen.
+"""A few nodes with real machines and hosts, disks in memory, and wires that lose, repeat and reorder frames.
 
-The host keeps its order (events are decided, what they admit is committed, only then is anything sent); when
-each of these happens the fuzzer says. What must hold at every moment is checked here; what must hold in the
-end, in `healing`.
+A host always decides, then commits, then sends. The fuzzer chooses when each of these happens. Invariants of
+every moment are checked here, those of the end in `healing`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.fuzz.stories import RUN, SAGAS, Stories, key_of, origin_of, saying
 from tests.protocol.feeds import Log, own_updates
 
 MAX_RECORDED = 64
-"""Frames of honest hosts that the hostile peer keeps, to send them again elsewhere."""
+"""Maximum number of honest frames that the hostile peer keeps, to replay them elsewhere."""
 
 VERIFY = remembering()
 """Cache of checked signatures: stories are the same in every arena."""
@@ -38,7 +37,7 @@ VERIFY = remembering()
 
 @dataclass
 class Wire:
-    """One direction of a link. Without a far end the frames go to the hostile peer, or nowhere."""
+    """One direction of a link. Frames without a far end go to the hostile peer, or are lost."""
 
     far: End | None = None
     flight: deque[bytes] = field(default_factory=deque)
@@ -60,7 +59,7 @@ class End:
 
 @dataclass
 class Disk:
-    """What a host has on disk, as the protocol's host asks for it."""
+    """Disk of a host, with the interface of the protocol's store."""
 
     own: Feed | None = None
     log: Log = field(default_factory=Log)
@@ -89,7 +88,7 @@ class Disk:
         return self.log.cuts[feed][0] if feed in self.log.cuts else None
 
     def counted(self) -> dict[Feed, int]:
-        """Return the first step that does not count of every feed."""
+        """Return the first step of each feed that does not count."""
         feeds = [*self.log.rows, *(feed for feed in self.log.cuts if feed not in self.log.rows)]
         return {feed: min(self.log.stop(feed), self.log.cut_of(feed)) for feed in feeds}
 
@@ -110,16 +109,16 @@ class Host:
         self.met = False
         self.up = False
         self.sent = 0
-        """Number of frames."""
+        """Number of frames sent."""
         self.writing: Commit | None = None
-        """What the round under way writes to disk."""
+        """Commit of the current round."""
         self.ends: dict[int, End] = {}
         self.making: dict[tuple[Feed, int], tuple[EpochScalars, ...]] = {}
-        """Own updates that are not on disk yet, and so unknown to anybody."""
+        """Own updates that are not on disk yet, so nobody knows them."""
         self.faults: list[str] = []
-        """Rules for whose breach it has dropped honest neighbours."""
+        """Broken rules for which it dropped honest neighbours."""
         self.counted: dict[Feed, int] = {}
-        """Up to which step of each feed updates were applied."""
+        """First step of each feed that is not applied yet."""
         self.host: ProtocolHost
         self.start()
 
@@ -152,7 +151,7 @@ class Host:
         self.up = True
 
     def crash(self, *, power_cut: bool) -> None:
-        """Lose links, memory and what waits; without power also a commit under way."""
+        """Lose links, memory and queued events; in a power cut also the commit under way."""
         if power_cut:
             self.writing = None
         self._write()
@@ -168,7 +167,7 @@ class Host:
     # -- one round, in two halves ------------------------------------------------------------------
 
     def decide(self, events: int) -> None:
-        """Let the machine take in so many events. While a commit is under way nothing is taken in."""
+        """Let the machine handle up to this many events. Handle none while a commit is under way."""
         if not self.up or self.host.busy:
             return
         self.writing = self.host.decide(self.arena.now, most=events)
@@ -176,7 +175,7 @@ class Host:
         assert due > self.arena.now, "a deadline that stays due after a Wake is a busy loop"
 
     def commit(self) -> None:
-        """What was decided becomes durable, and is then carried out in order."""
+        """Make the decided round durable, then carry out its effects in order."""
         if self.up and self.host.busy:
             self._write()
             for effect in self.host.carry_out():
@@ -199,7 +198,8 @@ class Host:
             assert self.arena.stories.may_be_cut(cut.proof.feed), "an honest origin is cut"
 
     def _check_admitted(self, admit: Admit) -> None:
-        """Check that all on disk was signed by its origin, as one history (the disk itself refuses gaps)."""
+        """Check that everything on disk was signed by its origin, as one history. The disk itself refuses
+        gaps."""
         updates = [
             (epoch, scalar)
             for segment, _ in self.disk.log.rows[admit.feed]
@@ -209,7 +209,7 @@ class Host:
         assert self.arena.stories.told(admit.feed, updates), f"{self} admitted what was never signed: {admit}"
 
     def compute(self, updates: int) -> None:
-        """The engine has finished so many updates, if the machine lets it make any."""
+        """Finish so many updates of the engine, if the machine lets it make any."""
         made = own_updates(self.host, updates, lambda: saying(next(self.arena.scalars))) if self.up else None
         if made:
             self.making[made.feed, made.first] = made.parts
@@ -277,7 +277,7 @@ class Host:
 
 
 class Arena:
-    """Hosts, wires and the clock; the scene of the hostile peer."""
+    """Hosts, wires, the clock, and the scene of the hostile peer."""
 
     run = RUN
     sagas = SAGAS
@@ -292,7 +292,7 @@ class Arena:
         self.recorded: deque[bytes] = deque(maxlen=MAX_RECORDED)
         self.focus = 0
         self.digest_of: dict[str, bytes] = {}
-        """By host, the digest of the state that was last compared with the disk."""
+        """Digest of each host's state at the last comparison with its disk, keyed by the host's name."""
         self.hosts = [Host(self, f"host{n}", relay=relay and n == hosts - 1) for n in range(hosts)]
         for host in self.hosts:
             self.note_own(host)
@@ -337,7 +337,7 @@ class Arena:
         return end
 
     def close(self, end: End, *, silent: bool = False) -> None:
-        """End a link; both sides hear of it, unless this one has lost its power."""
+        """Close a link. The other side is told, unless this one has lost its power."""
         if end.host.ends.pop(end.number, None) is None:
             return
         end.host.post(LinkDown(end.number))
@@ -365,7 +365,7 @@ class Arena:
             end.host.post(Writable(end.number))
 
     def inject(self, end: End, frame: bytes) -> None:
-        """Send a frame from the hostile peer; what it names is noted, even if a changed byte named it."""
+        """Send a frame from the hostile peer. Record all feeds that it names, even by a changed byte."""
         with suppress(RemoteProtocolError):
             match wire_codec.decode(frame, *RUN.form):
                 case Summary(entries=entries):

@@ -1,7 +1,8 @@
-"""A string of bytes read as decisions: hypothesis, atheris and a plain generator can all write one.
+"""A string of bytes, read as a sequence of decisions. hypothesis, atheris and a plain generator can write
+one.
 
-At its end a string decides for 0, for ever; so every string is a valid course of events, and a shorter one is
-a simpler one.
+After its end all decisions are 0. So every string is a valid course of events, and a shorter string is a
+simpler course.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Choices:
         return int.from_bytes(self.take(width).ljust(width, b"\0"), "big") % bound
 
     def flip(self, one_in: int = 2) -> bool:
-        """Return True about once in `one_in` times; never at the end of the string."""
+        """Return True once in `one_in` times on average; False at the end of the string."""
         return self.below(one_in) == one_in - 1
 
     def pick(self, items: Sequence[T]) -> T:
@@ -41,7 +42,7 @@ class Choices:
         return [items[index] for index in sorted(chosen)]
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes themselves, fewer at the end."""
+        """Return the next bytes, fewer at the end."""
         taken = self._data[self._at : self._at + count]
         self._at += len(taken)
         return taken

@@ -1,7 +1,7 @@
-"""Every decoder of foreign bytes, as a function that raises AssertionError when it misbehaves.
+"""All decoders of foreign bytes, as functions that raise AssertionError if a decoder misbehaves.
 
-Misbehaving is: any exception but the one that the decoder declares, or a result that does not encode to the
-very bytes it came from. Also the seeds (valid encodings) and the mutations of them.
+A decoder misbehaves if it raises an exception that it does not declare, or if its result does not encode to
+the same bytes. The seeds (valid encodings) and their mutations are here, too.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tests.fuzz.stories import SAGAS
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
 
 MOST_MEMORY = 144 * MAX_FRAME
-"""Bytes that decoding may take for a moment, whatever comes. MessagePack nests arrays up to 1,024 deep, and
-each may announce 4,096 elements, for which the decoder makes room: 128 frames' worth. What is nested less
-deeply takes 72: an empty list for every byte."""
+"""Maximum memory, in bytes, that decoding may take. MessagePack nests arrays up to 1,024 deep, and each may
+announce 4,096 elements, for which the decoder makes room: 128 frames' worth. Flatter values take 72: an empty
+list for every byte."""
 
 PEER = "QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB"
 
 FORMS = Form(1), Form(2), Form(1, 24)
-"""The last is that of the vectors of first-order runs."""
+"""Forms of updates. The last one is that of the first-order vectors."""
 
 Decoder = Callable[[bytes], None]
 
@@ -65,7 +65,7 @@ def of_decision(data: bytes) -> None:
 
 
 def of_rows(data: bytes) -> None:
-    """A row of the log: as it is, and as if these bytes had been written with their checksum on purpose."""
+    """Decode a row of the log, as it is and with a valid checksum."""
     feed, key = SAGAS[0].feed, SAGAS[0].key
     with suppress(BrokenRowError):
         records.decode(feed, key, 0, zlib.crc32(data[4:]).to_bytes(4, "little") + data[4:])
@@ -88,7 +88,7 @@ def of_manifest(data: bytes) -> None:
 
 
 def of_roster(data: bytes) -> None:
-    """What the DHT gives out has been decoded by it, so these are values and not bytes."""
+    """Read a roster record. The DHT has decoded it before, so it consists of values, not bytes."""
     try:
         value = msgpack.unpackb(data, strict_map_key=False)
     except Exception:  # hivemind's decoder, not ours
@@ -107,7 +107,7 @@ def of_listing(data: bytes) -> None:
 
 
 def of_invitation(data: bytes) -> None:
-    """These bytes as a link, and as what a link with the right checksum says."""
+    """Read an invitation link with these bytes, as they are and with a valid checksum."""
     checksum = hashlib.blake2b(data, digest_size=4, person=b"sfnode-link").digest()
     sealed = urlsafe_b64encode(data + checksum).decode().rstrip("=")
     for link in (data.decode("latin-1"), invitation.SCHEME + sealed):
@@ -130,7 +130,7 @@ DECODERS: dict[str, Decoder] = {
 
 
 def frugal(decoder: Decoder, data: bytes) -> None:
-    """Run `decoder` and look at the memory it took at most."""
+    """Run `decoder`, and check its peak memory."""
     tracemalloc.start()
     try:
         decoder(data)
@@ -144,7 +144,7 @@ def frugal(decoder: Decoder, data: bytes) -> None:
 
 @cache
 def seeds(name: str) -> list[bytes]:
-    """Valid encodings for the decoder of this name."""
+    """Return valid encodings for the decoder of this name."""
     if name == "codec":
         vectors = json.loads((VECTORS / "codec.json").read_text(encoding="utf-8"))
         return [
@@ -179,7 +179,7 @@ def _first_order(what: str) -> list[Any]:
 
 
 def mutated(seed: bytes, choices: Choices) -> bytes:
-    """`seed` after a few changes of the kinds that break decoders."""
+    """Return `seed` after a few changes of kinds that often break decoders."""
     data = bytearray(seed)
     for _ in range(1 + choices.below(4)):
         at = choices.below(len(data) + 1)
@@ -224,7 +224,7 @@ VALUES: Sequence[Any] = (
 
 
 def with_another_value(seed: bytes, choices: Choices) -> bytes:
-    """`seed` with one of its values replaced, left out or repeated: what no change of single bytes gives."""
+    """Return `seed` with one value replaced, removed or repeated, which changes of single bytes cannot do."""
     root: list[Any] = [msgpack.unpackb(seed)]
     holder: Any = root
     key: Any = 0

@@ -1,4 +1,5 @@
-"""How much is tried: little by default, and always the same; with SFNODE_FUZZ=100 so much more, at random."""
+"""Amount of fuzzing: small and repeatable by default; with SFNODE_FUZZ=100 a hundred times as much, at
+random."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One machine and one peer that only sends frames: the bytes of a stream as in SPEC F1.
+"""A conversation of one machine with a peer that sends frames: a stream of bytes as in SPEC F1.
 
-Closer to the wire than `steps`: messages are not composed, so a coverage-guided fuzzer controls every bit.
+Unlike in `steps`, no messages are composed, so a coverage-guided fuzzer controls every bit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def conversation(data: bytes) -> None:
 
 
 def frames_of(data: bytes) -> list[bytes]:
-    """Return the frames of a stream; the last may be cut short, so that the fuzzer need not count bytes."""
+    """Return the frames of a stream. The last one may be truncated, so that the fuzzer need not count
+    bytes."""
     frames = []
     while len(data) > LENGTH_BYTES:
         length = int.from_bytes(data[:LENGTH_BYTES], "big")

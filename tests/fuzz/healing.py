@@ -1,6 +1,6 @@
-"""The end of a course: the hostile peer is gone, everything works, and all hosts must reach one state.
+"""End of a course: the hostile peer is gone, everything works, and all hosts must reach one state.
 
-The time for that is bounded: what takes longer is not delayed but lost.
+The time for that is bounded: an update that takes longer counts as lost.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ HEALING_TIME = 600.0
 a minute for a history that did not verify (A7), half a minute for telling everything again (A6)."""
 
 RECONNECT = 5.0
-"""Seconds until hosts that have lost each other meet again."""
+"""Seconds until hosts without a link meet again."""
 
 QUIET = 70.0
-"""Seconds after which equal hosts must still be equal, and have nothing more to send than Summaries."""
+"""Seconds in which equal hosts must stay equal and send nothing but Summaries."""
 
 MAX_SWEEPS = 30_000
-"""Sweeps of one course; more are a loop."""
+"""Maximum number of sweeps of one course. More are an endless loop."""
 
 QUIET_FRAMES = 60
-"""Frames of one host in 20 s: 20 Summaries and what announces names."""
+"""Maximum number of frames of one host in 20 s: 20 Summaries, and announcements of names."""
 
 
 def heal(arena: Arena, *, fresh_links: bool) -> None:
-    """Run until nothing changes. Raises AssertionError when that fails, or ends in the wrong state."""
+    """Run until nothing changes. Raises AssertionError if it never ends, or ends in a wrong state."""
     told = {feed: _most(arena, feed) for feed in sorted(arena.stories.named)}
     for end in [end for end in arena.ends if end.hostile or fresh_links or end.out.far is None]:
         arena.close(end)
@@ -67,7 +67,7 @@ def _until_equal(arena: Arena) -> None:
 
 
 def _advance(arena: Arena, until: float) -> bool:
-    """Do one sweep; when nothing is under way, advance to the next deadline."""
+    """Do one sweep. If nothing is under way, advance to the next deadline."""
     busy = arena.sweep()
     arena.check()
     if busy:
@@ -93,7 +93,7 @@ def _states(arena: Arena) -> list[tuple[str, list[tuple[str, int, int, int]]]]:
 
 
 def _check_union(arena: Arena, told: dict[Feed, int]) -> None:
-    """Check that all that any disk had is there, but for what is cut, and that only forked feeds are cut."""
+    """Check that all stored updates are admitted unless they are cut, and that only forked feeds are cut."""
     frontier = arena.hosts[0].machine.frontier
     for feed, stop in told.items():
         state = frontier.state(feed)
@@ -105,7 +105,7 @@ def _check_union(arena: Arena, told: dict[Feed, int]) -> None:
 
 
 def _stays(arena: Arena) -> None:
-    """Check that equal hosts stay equal and have nothing more to send."""
+    """Check that equal hosts stay equal and send nothing more."""
     digest, end = arena.hosts[0].machine.frontier.digest(), arena.now + QUIET
     while arena.now < end:
         _advance(arena, end)

@@ -1,6 +1,6 @@
-"""The hostile peer's messages: of every kind, true, false or out of place, and bytes that are no message.
+"""Messages of the hostile peer: of every kind, true, false or out of place, and bytes that are no message.
 
-Nothing here knows how a machine works, only what can be encoded. Whom it is said to, a scene tells: an scene,
+This module knows how messages are encoded, not how a machine works. A scene provides the receivers: an arena,
 or whole nodes (`live`).
 """
 
@@ -20,17 +20,17 @@ from tests.fuzz.stories import HISTORY, Saga, origin_of, saying
 
 
 class Scene(Protocol):
-    """What the hostile peer knows of those it speaks to: everything."""
+    """Knowledge of the hostile peer about its receivers: everything."""
 
     run: messages.RunParameters
     sagas: Sequence[Saga]
-    """The hostile feeds, whose keys it has."""
+    """Hostile feeds, whose keys it has."""
     named: set[messages.Feed]
-    """All feeds that anybody has ever named."""
+    """All feeds that anybody has named."""
     focus: int
-    """Number of the story that it tells at present."""
+    """Number of the story that it tells now."""
     recorded: Sequence[bytes]
-    """Frames of honest nodes that it keeps, to send them again elsewhere."""
+    """Frames of honest nodes that it keeps, to replay them elsewhere."""
 
     @property
     def machines(self) -> Sequence[Machine]:
@@ -40,7 +40,7 @@ class Scene(Protocol):
 S = TypeVar("S", bound=Scene)
 
 INVENTED = (*(messages.Feed(bytes([n]) * 32, n) for n in range(3)), messages.Feed(origin_of("nobody"), 5))
-"""Names of feeds that do not exist; the first two have keys under which anybody could sign."""
+"""Names of feeds that do not exist. Anybody could sign with the keys of the first two."""
 
 STRANGE_CHAINS = (bytes(32), bytes([7]) * 32)
 
@@ -80,7 +80,7 @@ def tag(scene: Scene, feed: messages.Feed, choices: Choices) -> bytes:
 
 
 def saga_of(scene: Scene, choices: Choices) -> tuple[Saga, int]:
-    """Return the saga that several messages in a row are mostly about, and one of its histories."""
+    """Return the saga of most of the next messages, and one of its histories."""
     sagas = scene.sagas
     saga = choices.pick(sagas) if choices.flip(4) else sagas[scene.focus % len(sagas)]
     return saga, choices.below(len(saga.histories))
@@ -219,12 +219,12 @@ def out_of_place(scene: Scene, choices: Choices) -> messages.Message:
 Writer = Callable[[Scene, Choices], messages.Message]
 
 TALES: Sequence[Writer] = (true_segment, story, false_segment, true_segment, summary)
-"""Writers that fill feeds: a host without updates has nothing that could be lost."""
+"""Writers of messages that fill feeds. A host without updates has nothing to lose."""
 
 FORKS: Sequence[Writer] = 4 * (true_segment, story, true_proof, invented_proof, invented_proof) + (
     false_proof,
 )
-"""Writers that contradict each other."""
+"""Writers of messages that contradict each other."""
 
 REST: Sequence[Writer] = (
     *2 * (true_segment, summary, truth, want, have, prune),

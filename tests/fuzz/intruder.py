@@ -1,8 +1,8 @@
-"""A hostile peer on the network of whole nodes: links of its own, answers to questions, lies in the roster,
-and archives of the run in which its feeds have other histories.
+"""A hostile peer on the network of whole nodes: it opens links, answers requests, and writes lies into the
+roster and archives with other histories of its feeds.
 
-What it says on a link `powers` and `hostile` write. Here is how it gets there: under ever new names, reading
-what it is sent or not, in the middle of a frame or gone.
+`powers` and `hostile` write its messages. This module delivers them: under ever new names, with or without
+reading the answers, and with links that end in the middle of a frame.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from tests.fuzz.powers import Stage
 from tests.fuzz.stories import HISTORY
 
 MAX_LINKS = 8
-"""Links that it has at a time."""
+"""Number of links at a time."""
 
 SAYING = 0.05
-"""Seconds for which it waits until a frame is taken: a link that rests takes none for a while."""
+"""Timeout, in seconds, for sending a frame. A resting link takes none for a while."""
 
 MOST_SAID = 12
-"""Messages in a row."""
+"""Number of messages in a row."""
 
 GHOSTS = 8
-"""Peers that do not exist, in one lie in the roster."""
+"""Number of invented peers in one lie in the roster."""
 
 ROSTER_TIME = 2.0
 """Seconds until a lie in the roster expires."""
 
 
 class Intruder:
-    """A hostile peer; all its chance comes from `choices`, but for what the time of others decides."""
+    """A hostile peer. Its random choices come from `choices`; only its timing depends on others."""
 
     def __init__(self, network: Network, victims: Sequence[str], stage: Stage, choices: Choices) -> None:
         self.names: set[str] = set()
-        """All names under which it has come."""
+        """All names that it has used."""
         self._network = network
         self._victims = victims
         self._stage = stage
         self._choices = choices
         self._lies = Random(choices.take(4))
-        """Chance of its answers, which come when others ask."""
+        """Random choices of its answers, whose times others decide."""
         self._links: list[Link] = []
         self._ungreeted: list[Link] = []
         self._transports: list[MemoryTransport] = []
@@ -69,7 +69,7 @@ class Intruder:
     # -- what it does --------------------------------------------------------------------------------
 
     async def act(self) -> None:
-        """Do one thing: most often, say something."""
+        """Do one thing, most often send messages."""
         choices = self._choices
         self._links = [link for link in self._links if not link.closed]  # type: ignore[attr-defined]
         if choices.flip(6) or not self._links:
@@ -105,7 +105,7 @@ class Intruder:
     # -- links -----------------------------------------------------------------------------------------
 
     async def _link(self) -> None:
-        """Open a link, most often under a name that nobody has heard of, and greet."""
+        """Open a link, most often under a new name, and greet."""
         if len(self._links) >= MAX_LINKS:
             return
         fresh = not self._transports or not self._choices.flip(4)
@@ -123,13 +123,13 @@ class Intruder:
         return transport
 
     async def _serve(self, link: Link) -> None:
-        """Take a link that an honest node has opened; what is said on it `act` decides."""
+        """Accept a link from an honest node. `act` decides what to send on it."""
         self._links.append(link)
         self._ungreeted.append(link)
         await self._read(link)
 
     def _take(self, link: Link) -> Link:
-        """Take a link that it has opened itself, and read what comes or not."""
+        """Serve a link that it opened, and read its frames or not."""
         self._links.append(link)
         self._ungreeted.append(link)
         if not self._choices.flip(8):
@@ -151,7 +151,7 @@ class Intruder:
     # -- words -----------------------------------------------------------------------------------------
 
     async def _speak(self) -> None:
-        """Say several things, mostly on one link and mostly about one feed."""
+        """Send several messages, mostly on one link and mostly about one feed."""
         if not self._links:
             return
         stage, choices = self._stage, self._choices
@@ -170,7 +170,7 @@ class Intruder:
     # -- questions and answers -------------------------------------------------------------------------
 
     async def _ask(self) -> None:
-        """Ask an honest node something on a stream of its own, or nonsense."""
+        """Send an honest node a request, or nonsense, on a separate stream."""
         choices = self._choices
         transport = self._transports[-1] if self._transports else await self._appear()
         frame = powers.written(self._stage, choices, (powers.exemplary, hostile.out_of_place))
@@ -179,7 +179,7 @@ class Intruder:
                 await transport.request(_address(choices.pick(self._victims)), frame)
 
     async def _answer(self, asker: Asker, frame: bytes) -> bytes:
-        """Answer as an honest node would, as one that has nothing, or anything; or do not answer."""
+        """Answer as an honest node, as a node without the answer, or with anything; or do not answer."""
         lies = self._lies
         match lies.randrange(6):
             case 0:
@@ -210,8 +210,8 @@ class Intruder:
 
 
 def archive_of(stage: Stage, run: Manifest, known: UpdateLog, choices: Choices, folder: Path) -> Path | None:
-    """Write an archive with all decisions that a log has, and of feeds the hostile ones alone; None if nobody
-    would write one with these."""
+    """Write an archive with all decisions of a log, and with hostile feeds only. Return None if no archive
+    can be written with these."""
     file = folder / "told.sfnode"
     with UpdateLog.open(folder / "told.sqlite", run.run_id) as log:
         log.append([], control=[KeepControl(0, tuple(known.control()))], authority=known.authority())

@@ -1,15 +1,15 @@
-"""Whole nodes, as they ship, and a hostile peer among them with keys that count: one case for each integer.
+"""Whole nodes with a hostile peer that has valid keys: one case for each integer.
 
     python tests/fuzz/live.py --seconds 600
     python tests/fuzz/live.py --seed 7
 
-The nodes train, one of them organises the run, and the peer says whatever its seed has it say, on links of
-its own. Meanwhile `watching` looks at them. Then it is gone, and what honest nodes promise to each other must
-hold again: equal states and equal decisions, and work that reaches everybody. Whoever has the organiser's key
-can do a run any harm, but not to its nodes; there the deputies then name another key.
+The nodes train, and one of them organises the run. The peer sends messages chosen by the seed, on its own
+links, while `watching` checks the nodes. After it is gone, the promises of honest nodes must hold again:
+equal states, equal decisions, and updates that reach everybody. The owner of the organiser's key can do any
+harm to a run, but none to its nodes. In such a case the deputies name another key.
 
-A case plays in real time, between threads, disks and the event loop, so a seed does not repeat it to the last
-bit; most of what fails, fails again.
+A case runs in real time, with threads, disks and an event loop, so a seed does not repeat it exactly. Most
+failures repeat.
 """
 
 from __future__ import annotations
@@ -61,37 +61,37 @@ from tests.node.fixtures import quicken
 from tests.node.helpers import Node, Result, SmallEngine, Swarm, manifest
 
 TURNS = 60
-"""Things that the hostile peer does in one case."""
+"""Number of actions of the hostile peer in one case."""
 
 BYTES = 1 << 18
-"""Bytes of chance for one case, more than it needs."""
+"""Number of random bytes for one case, more than it needs."""
 
 PAUSES = (0.0, 0.0, 0.005, 0.02, 0.05)
-"""Seconds between two of them."""
+"""Seconds between two actions."""
 
 PATIENCE = 60.0
-"""Seconds for something that must come: tens of times what it takes, as the machine may be loaded."""
+"""Timeout, in seconds, for an event that must come: tens of times its usual duration, for loaded machines."""
 
 LONGEST = 5 * PATIENCE
-"""Seconds of a case that hangs."""
+"""Seconds after which a case is taken to hang."""
 
 QUIET = 0.2
 """Seconds for which equal nodes must stay equal."""
 
 STEP = 0.004
-"""Seconds of a step more than a small engine takes: here updates are not what it is about."""
+"""Seconds by which a step is slower than that of a small engine. These tests need few updates."""
 
 MEASURING = 0.1
 """Seconds of an evaluation."""
 
 GOING_ON = Announce("we go on")
-"""The first decision of the key that deputies have named."""
+"""First decision of the key that the deputies named."""
 
 DEPUTIES, VOTES = ("ann", "bob", "cid"), 2
 
 
 class Role(Enum):
-    """The part that the hostile peer has in the run."""
+    """Keys of the hostile peer in the run."""
 
     OPEN = "a trainer of an open run"
     STRANGER = "nobody"
@@ -103,21 +103,21 @@ class Role(Enum):
 
 
 FORGETFUL = frozenset({Role.ORGANISER, Role.DEPUTIES})
-"""Parts in which decisions come to be dropped. Who is no member any more leaves feeds that only some have,
-and while it is not settled which decisions count, nodes hold different things: there only what is decided
-has to be the same everywhere, and who has more may look as if it promised what it does not deliver.
-Compared in full, two of sixteen plays fail (1252, 68), and why is not known."""
+"""Roles in which decisions may be dropped. Former members leave feeds that only some nodes have. While it is
+open which decisions count, nodes hold different updates, so only decisions must be equal everywhere. A node
+with more updates may look like a peer that promises what it does not deliver. With a full comparison two of
+sixteen cases fail (1252, 68), for an unknown reason."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed says of a case before it begins."""
+    """Settings of a case, chosen by its seed."""
 
     role: Role
     measured: bool
     """Whether the run has validation rows, and so measurements."""
     latecomer: bool
-    """Whether a node joins in the middle of it, with a checkpoint if the run has some."""
+    """Whether a node joins in the middle, from a checkpoint if the run has one."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -126,7 +126,7 @@ class Plan:
 
 
 class LiveEngine(SmallEngine):
-    """A small engine that takes its time, and to which an update may come again with another weight."""
+    """A small, slow engine, in which an update may be applied again with another weight."""
 
     def step(self, seeds: Sequence[int], epoch: int, rate: object = None) -> Result:
         time.sleep(STEP)
@@ -146,7 +146,7 @@ def live_engine(run: Manifest) -> SmallEngine:
 
 @contextmanager
 def hurried() -> Iterator[None]:
-    """Shorten what nodes wait for, so that a case takes seconds."""
+    """Shorten the waiting times of nodes, so that a case takes seconds."""
     policy_of = organising.policy_of
     hasty: dict[str, Any] = {"work_bits": EASY_WORK, "checkpoint_epochs": 2, "longest_epoch": 1.0}
     hasty |= {"share": 1.0, "young_share": 1.0}
@@ -170,7 +170,7 @@ def hurried() -> Iterator[None]:
 
 
 class Case:
-    """The nodes `a`, `b` and `c`, perhaps a latecomer, and what comes of them."""
+    """Nodes `a`, `b` and `c`, and perhaps a newcomer, with their results."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.plan = Plan.of(seed)
@@ -215,7 +215,7 @@ class Case:
     # -- the course of a case ------------------------------------------------------------------------
 
     async def play(self) -> Watch:
-        """Raise AssertionError, or whatever has ended a node, if something does not hold."""
+        """Raise AssertionError, or the error that ended a node, if a promise is broken."""
         with hurried(), watching() as self.watch:
             async with asyncio.timeout(LONGEST):
                 try:
@@ -238,7 +238,7 @@ class Case:
         await self._restart()
 
     async def _begin(self) -> None:
-        """Start three nodes that train, and give the hostile peer its part."""
+        """Start three training nodes, and give the hostile peer its keys."""
         for name in "abcd":
             self.swarm.node(name, make_engine=live_engine)
         self.nodes.append(await self.swarm.first("a", **self._options()))
@@ -287,7 +287,7 @@ class Case:
             look(self.nodes, self.stage.named)
 
     async def _succeed(self) -> None:
-        """Let the deputies name another key, which goes on from what was decided before the attack."""
+        """Let the deputies name another key, which continues from the decisions before the attack."""
         a = self.nodes[0]
         feed = self._control(a)
         kept = min(self.before, feed.stop)
@@ -320,14 +320,14 @@ class Case:
         return not behind and len({node.digest for node in self.nodes}) == 1
 
     def _decided(self, node: Node) -> Any:
-        """Return all that a node holds of the control feed, as far as it counts."""
+        """Return all valid parts of a node's control feed."""
         if not self.organised:
             return None
         feed = self._control(node)
         return feed.term, feed.stop, feed.chain, frozenset(feed.successions), frozenset(feed.forks)
 
     async def _check_cores(self) -> None:
-        """Check that every model is what its log says, and that equal states have equal models."""
+        """Check that every model follows from its log, and that equal states have equal models."""
         found: dict[str, set[bytes]] = {}
         for node in self.trainers:
             await self._until(f"the model of {node.name} is loaded", lambda node=node: node.node.model.loaded)
@@ -348,7 +348,7 @@ class Case:
         assert all(len(cores) == 1 for cores in found.values()), "equal states with different models"
 
     async def _go_on(self) -> None:
-        """Let everybody train again, and wait until that has come to everybody and counts."""
+        """Let all nodes train again, and wait until all have the updates and count them."""
         if self.plan.role is Role.ORGANISER:
             assert await self.nodes[0].node.organising.decide(GOING_ON) is None
             await self._until("everybody has heard", lambda: all(map(self._has_heard, self.nodes)))
@@ -374,7 +374,7 @@ class Case:
         return all(node.machine.frontier.next(own) > before.get(own, 0) for node in self.nodes)
 
     async def _restart(self) -> None:
-        """Start a node again, which has been brought an archive meanwhile: all agree as they did."""
+        """Restart a node that received an archive meanwhile. All nodes must agree as before."""
         await self._agree()
         node = self.choices.pick(self.nodes[1:])
         settings = {"role": node.node.settings.role}
@@ -384,7 +384,7 @@ class Case:
         await self._agree()
 
     def _bring_archive(self, node: Node) -> None:
-        """Have a folder take in what the hostile peer says that the run is."""
+        """Import a manifest from the hostile peer into a folder."""
         with self.swarm.log(node.name) as log:
             file = archive_of(self.stage, self.swarm.run, log, self.choices, self.folder)
         if file:
@@ -404,7 +404,7 @@ class Case:
         return self._organised(node).run_state
 
     async def _until(self, what: str, holds: Callable[[], object]) -> None:
-        """Wait for it, as long as all nodes live."""
+        """Wait for a condition, as long as all nodes live."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while not holds():
@@ -415,7 +415,7 @@ class Case:
             raise AssertionError(f"in vain: {what}\n{self._told()}") from None
 
     def _told(self) -> str:
-        """Return the state of all nodes in words, and who of them has blamed another."""
+        """Describe the state of all nodes, and the faults of which they accused each other."""
         blamed = [one for one in self.watch.blamed if one[0] in self._names()]
         return "\n".join([*map(_words, self.nodes), f"blamed: {blamed}"])
 
@@ -443,7 +443,7 @@ def _words(node: Node) -> str:
 
 
 def play(seed: int) -> Watch:
-    """Play one case in a folder of its own."""
+    """Run one case in its own folder."""
     with tempfile.TemporaryDirectory(prefix="sfnode-live-") as folder:
         return asyncio.run(Case(seed, Path(folder)).play())
 
@@ -453,7 +453,7 @@ def play(seed: int) -> Watch:
 @click.option("--seed", type=int, default=None, help="Play this case, and no other.")
 @click.option("--verbose", is_flag=True, help="Show what the nodes log.")
 def main(seconds: int, seed: int | None, verbose: bool) -> None:
-    """Play cases for so long, with seeds from the time of day; stop at the first that fails."""
+    """Run cases for some time, with seeds from the time of day. Stop at the first failure."""
     logging.basicConfig(level=logging.INFO)
     logging.getLogger().handlers[0].setLevel(logging.INFO if verbose else logging.CRITICAL)
     end, first = time.monotonic() + seconds, time.time_ns() % (1 << 32)

@@ -1,8 +1,8 @@
-"""What a hostile peer of an organised run says with the keys that it has: a member's, the organiser's, some
-deputies', an invitation's; and what it says without them.
+"""Messages of a hostile peer in an organised run, signed with the keys that it has: those of a member, the
+organiser, deputies or an invitation; and messages without them.
 
-Only how things are signed is written down here. What is signed are true messages and decisions, changed
-anywhere (`altering`), so that this knows no rules, and no field of a decision.
+This module only knows how things are signed. True messages and decisions are changed at random (`altering`)
+and signed, so no rules and no fields of decisions are written down here.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from tests.fuzz.decoders import seeds
 from tests.fuzz.stories import HISTORY, Saga, key_of, origin_of
 
 NUMBERS = (0, 1, 2, 63, 64, 65, 4096, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1)
-"""Integers at which something ends: fields, tables, pages."""
+"""Integers at the limits of fields, tables and pages."""
 
 NAMES = ("eve", "mal", "zed")
-"""Origins of the hostile peer; those that are admitted can do most."""
+"""Origins of the hostile peer. Admitted ones can do most."""
 
 INCARNATIONS = (0, 1, 2, 3, 5, 63, 64, 2**32 - 1)
 
 LONGEST_SAGAS = 24
-"""Sagas of one case: enough that some are not cut yet, and few enough that they go on."""
+"""Number of sagas in one case: enough that some remain uncut, and few enough that they continue."""
 
 EASY_WORK = 4
-"""Bits of the proofs of work of its join requests, as many as the organisers of these tests ask for."""
+"""Bits of the proofs of work in its join requests, as the organisers of these tests require."""
 
 MAX_RECORDED = 256
 
 
 @dataclass
 class Keys:
-    """The keys of others that a hostile peer has come by."""
+    """Keys of others that a hostile peer has."""
 
     organiser: Sign | None = None
-    """What signs decisions."""
+    """Function that signs decisions; None without the key."""
     careful: bool = False
-    """Whether decisions are signed only where there are none yet: nobody finds out."""
+    """Whether it signs decisions only at positions that are free, so that nobody finds out."""
     deputies: dict[int, Ed25519PrivateKey] = field(default_factory=dict)
-    """By their places in the manifest."""
+    """Keys of deputies, keyed by their places in the manifest."""
     invitations: dict[int, Ed25519PrivateKey] = field(default_factory=dict)
-    """By their numbers, counted from 1."""
+    """Keys of invitations, keyed by their numbers from 1."""
 
 
 class Stage:
-    """Whole nodes as the hostile peer's scene: it knows all their machines, and hears what they send."""
+    """Whole nodes as the scene of the hostile peer. It knows all their machines and frames."""
 
     def __init__(
         self, run: messages.RunParameters, machines: Callable[[], Sequence[Machine]], keys: Keys
@@ -74,7 +74,7 @@ class Stage:
         self.focus = 0
         self.recorded: deque[bytes] = deque(maxlen=MAX_RECORDED)
         self.signed = -1
-        """Position of the last decision that it has signed, if it is careful: `said`."""
+        """Position of the last decision that a careful peer signed, in `said`."""
         self.said = messages.Entry(0, b"", bytes(64))
         self._machines = machines
 
@@ -83,7 +83,7 @@ class Stage:
         return self._machines()
 
     def begin_saga(self, choices: Choices) -> None:
-        """Have another feed, or another history of a known one, with labels and scalars of any kind."""
+        """Add another feed, or another history of a known one, with random labels and scalars."""
         opened = choices.pick(self.machines).epoch
         labels = choices.pick(
             ((opened, opened), (opened, opened + 1), (max(0, opened - 1), opened), (0, opened),
@@ -109,8 +109,8 @@ Writer = Callable[[Stage, Choices], messages.Message]
 
 
 def like(stage: Stage, choices: Choices) -> Callable[[Any], Sequence[Any]]:
-    """Return what finds values of the kind of another one: at the ends of its range, or that mean something
-    in this run."""
+    """Return a function that returns other values of a value's type: limits of its range, or values with a
+    meaning in this run."""
 
     def others(value: Any) -> Sequence[Any]:
         match value:
@@ -131,7 +131,7 @@ def like(stage: Stage, choices: Choices) -> Callable[[Any], Sequence[Any]]:
 
 
 def _numbers(stage: Stage) -> list[int]:
-    """Return the numbers that mean something now: epochs, steps, positions."""
+    """Return the numbers with a meaning now: epochs, steps, positions."""
     machine = stage.machines[0]
     found = [machine.epoch, machine.epoch + 1, machine.frontier.known]
     found += [state.next for state in machine.frontier][:8]
@@ -174,7 +174,7 @@ def exemplary(stage: Stage, choices: Choices) -> messages.Message:
 
 @cache
 def _on_links() -> list[bytes]:
-    """Return the test vectors of messages that may come on a link: others end it."""
+    """Return the test vectors of messages that are allowed on a link. Others end the link."""
     allowed, found = ALLOWED[LinkState.SYNCED] - {messages.Goodbye}, []
     for frame in seeds("codec"):
         with suppress(RemoteProtocolError):  # of a run with scalars of another width
@@ -206,7 +206,7 @@ def control_feed(machine: Machine) -> ControlFeed:
 
 
 def record(stage: Stage, choices: Choices) -> bytes:
-    """Return a decision: one that was made, or a test vector, mostly changed; or bytes that are none."""
+    """Return a real decision or a test vector, mostly changed, or bytes that are no decision."""
     feed = control_of(stage, choices)
     made = [entry.record for entry in feed.entries]
     if choices.flip(12):
@@ -226,8 +226,8 @@ def record(stage: Stage, choices: Choices) -> bytes:
 def entry(
     stage: Stage, term: int, chain: bytes, stop: int, choices: Choices, forged: bool = False
 ) -> tuple[messages.Entry, bytes]:
-    """Return a decision that makes it `stop` ones after those with this chain hash, and the chain hash then:
-    signed by the organiser's key if it is here, unless it is to be `forged`."""
+    """Return the decision that follows `stop` decisions with this chain hash, and the new chain hash. It is
+    signed with the organiser's key if that is known, unless it is `forged`."""
     said = record(stage, choices)
     chain = extend(chain, term, said)
     sign = None if forged else stage.keys.organiser
@@ -236,12 +236,12 @@ def entry(
 
 
 def position(feed: ControlFeed, choices: Choices) -> int:
-    """Return a position of a control feed, most often its end."""
+    """Return a position in a control feed, most often its end."""
     return feed.stop - choices.below(min(feed.stop, 6) + 1) if choices.flip() else feed.stop
 
 
 def control(stage: Stage, choices: Choices) -> messages.Control:
-    """Return decisions that follow from those of some node, or stand where there are others."""
+    """Return decisions that extend a node's control feed, or contradict it."""
     if stage.keys.careful:
         return next_decision(stage, choices)
     feed = control_of(stage, choices)
@@ -266,7 +266,7 @@ def next_decision(stage: Stage, choices: Choices) -> messages.Control:
 
 
 def true_control(stage: Stage, choices: Choices) -> messages.Control:
-    """Return decisions that were made, perhaps at another position."""
+    """Return real decisions, perhaps at another position."""
     feed = control_of(stage, choices)
     first = position(feed, choices)
     entries = tuple(feed.entries[first : first + 1 + choices.below(8)])
@@ -274,7 +274,7 @@ def true_control(stage: Stage, choices: Choices) -> messages.Control:
 
 
 def control_fork(stage: Stage, choices: Choices) -> messages.ControlFork:
-    """Return two decisions at one position; of who is careful, nobody has signed them."""
+    """Return two decisions at one position. A careful peer does not sign them."""
     feed = control_of(stage, choices)
     first, term = position(feed, choices), choices.pick((feed.term, feed.term, 0))
     (one, before), (other, after) = (
@@ -284,7 +284,7 @@ def control_fork(stage: Stage, choices: Choices) -> messages.ControlFork:
 
 
 def succession(stage: Stage, choices: Choices) -> messages.Succession:
-    """Return a succession with the votes of the deputies whose keys are here, one of them perhaps twice."""
+    """Return a succession with the votes of the deputies whose keys it has. One of them may vote twice."""
     feed = control_of(stage, choices)
     kept = position(feed, choices)
     term = choices.pick((feed.next_term, feed.next_term, feed.term, 0, 2**31))
@@ -314,7 +314,7 @@ def control_want(stage: Stage, choices: Choices) -> messages.ControlWant:
 
 
 def join_request(stage: Stage, choices: Choices) -> messages.JoinRequest:
-    """Return the join request of an origin of its own or of a new one, with what speaks for it or without."""
+    """Return the join request of a known or a new origin, with or without an invitation or proof of work."""
     name = choices.pick((*NAMES, f"new{choices.below(64)}"))
     return signed_join_request(stage.run.run_id, name, stage.keys.invitations, worked=choices.flip())
 
@@ -331,7 +331,7 @@ def signed_join_request(
 
 
 def introduction(stage: Stage, names: Sequence[str]) -> list[messages.Message]:
-    """Return what an honest newcomer says who asks for these origins to be admitted."""
+    """Return the message of an honest newcomer that asks to admit these origins."""
     run = stage.run.run_id
     asked = [signed_join_request(run, name, {}, worked=True) for name in names]
     return [
@@ -346,7 +346,7 @@ def floor(stage: Stage, choices: Choices) -> messages.Floor:
 
 
 def finding(stage: Stage, choices: Choices) -> messages.Finding:
-    """Return figures as versions before 0.3 told them."""
+    """Return figures in the format of versions before 0.3."""
     worth = choices.pick((0, 1, -(2**62), 2**62))
     parts = tuple(decisions.Part(number, 1 + choices.below(99), worth, worth) for number in (0, 65))
     return messages.Finding(choices.pick(stage.machines).epoch, origin_of(choices.pick(NAMES)), 7, 64, parts)
@@ -371,13 +371,13 @@ JOINING: Sequence[Writer] = (join_request, join_request, floor, *2 * (commitment
 
 
 def mixtures(run: messages.RunParameters) -> Sequence[Sequence[Writer]]:
-    """Return kinds of messages of which one is chosen for some messages in a row."""
+    """Return kinds of messages, one of which is chosen for several messages in a row."""
     of_any = (*hostile.MIXTURES, CHANGED)
     return (*of_any, CHANGED, DECIDING, DECIDING, JOINING) if run.organised else of_any
 
 
 def written(stage: Stage, choices: Choices, writers: Sequence[Writer]) -> bytes:
-    """Return one message as bytes; those that cannot be written, as bytes that are none."""
+    """Return one message as bytes. A message that cannot be encoded is replaced by bytes that are none."""
     with suppress(LocalProtocolError, OverflowError):
         return hostile.written(stage, choices, writers)
     return choices.take(32)

@@ -1,7 +1,7 @@
 """Runs random scenarios with random seeds for some time: `python -m tests.fuzz.soak --seconds 600`.
 
-Prints the number of runs a minute, and for every failure the command that repeats it. All seeds follow from
-the first one, which it prints.
+Prints the number of runs per minute and, for every failure, the command that repeats it. All seeds follow
+from the first one, which is printed.
 """
 
 from __future__ import annotations

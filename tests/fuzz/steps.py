@@ -1,4 +1,4 @@
-"""Events in an arena, one function for each kind; the fuzzer chooses which and how."""
+"""Events in an arena, one function for each kind. The fuzzer chooses the events and their details."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.fuzz.healing import heal
 from tests.fuzz.hostile import MIXTURES, greeting, written
 
 DELAYS = (0.0, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 11.0, 61.0)
-"""Seconds: below, at and above every deadline of the protocol."""
+"""Durations in seconds: below, at and above every deadline of the protocol."""
 
 MAX_STEPS = 400
-"""Steps of one course of events that is read from a string of bytes."""
+"""Maximum number of steps of one course that is read from bytes."""
 
 MAX_HOSTILE_LINKS = 6
 
@@ -61,7 +61,7 @@ def frame_arrives(arena: Arena, choices: Choices) -> None:
 
 
 def host_decides(arena: Arena, choices: Choices) -> None:
-    """Let a host decide on some of the events that wait; nothing is carried out yet."""
+    """Let a host decide on some of the queued events. Nothing is carried out yet."""
     choices.pick(arena.hosts).decide(1 + choices.below(8))
 
 
@@ -152,7 +152,7 @@ OFTEN = (
     + 6 * (all_runs,)
     + 4 * (host_decides, host_commits, host_computes, host_links, host_starts)
 )
-"""Steps that a course read from bytes takes more often; else no host would be up and nothing would happen."""
+"""Steps that occur more often in a course that is read from bytes. Otherwise no host would be up."""
 
 
 def begin(choices: Choices) -> Arena:
@@ -164,7 +164,7 @@ def begin(choices: Choices) -> Arena:
 
 
 def course(data: bytes) -> None:
-    """Run a whole course of events as a string of bytes says, and its end. Raises what goes wrong."""
+    """Run a whole course of events that is read from bytes, and its end. Raises the first failure."""
     choices = Choices(data)
     arena = begin(choices)
     for _ in range(MAX_STEPS):

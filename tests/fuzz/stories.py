@@ -1,6 +1,6 @@
-"""What origins have signed: histories that branch, and the oracle of everything that was ever signed.
+"""Histories that origins have signed, which may branch, and the oracle of everything that was ever signed.
 
-Refuses to know what any node has of it.
+It does not depend on the state of any node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import card_message, extend, genesis, head_message
 
 CELLS = int(os.environ.get("SFNODE_FUZZ_CELLS", "0"))
-"""Scalars of an update, in place of one along a direction: courses are then those of a first-order run."""
+"""Number of scalars of an update; 0: one along a direction. Otherwise courses are those of a first-order
+run."""
 
 RUN = RunParameters(
     bytes(range(32)),
@@ -32,11 +33,12 @@ RUN = RunParameters(
 )
 
 Told = tuple[int, Values]
-"""One update: (epoch, what it says)."""
+"""One update: its epoch and its values."""
 
 
 def saying(scalar: int, cells: int = CELLS) -> Values:
-    """Return what an update with this scalar says: in a first-order run to every second cell the opposite."""
+    """Return the values of an update with this scalar. In a first-order run every second cell has the
+    opposite sign."""
     return tuple(-scalar if cell % 2 else scalar for cell in range(cells)) if cells else scalar
 
 
@@ -58,15 +60,15 @@ def flat(parts: Sequence[EpochScalars]) -> list[Told]:
 
 
 HISTORY = 40
-"""Updates of every history of a hostile origin."""
+"""Number of updates in every history of a hostile origin."""
 
 BOUNDARY = 12
-"""The step at which their label changes."""
+"""Step at which their label changes."""
 
 NAMES = ("eve", "mal", "zed")
 
 PARTINGS = (0, 3, 9)
-"""Where the second, third and fourth history of a forked feed part from the first."""
+"""Steps at which the second, third and fourth history of a forked feed part from the first."""
 
 
 class Saga:
@@ -82,8 +84,8 @@ class Saga:
         labels: tuple[int, int] = (0, 2),
         first: Sequence[int] = range(HISTORY),
     ) -> None:
-        """`first` is the first history, whose scalars have one label and then the other; the others part from
-        it at `partings`."""
+        """Make the feed. Its `first` history has one label and then another; the others part from it at
+        `partings`."""
         self.name = name
         self.run = run
         self.feed = Feed(origin_of(name), incarnation)
@@ -111,11 +113,11 @@ class Saga:
         return Segment(self.key, first, parts, self.sign(stop, self.chain(branch, stop)), hops)
 
     def branch(self, at: int, chain: bytes, parts: Parts) -> Branch:
-        """A history that goes on from any chain head, also from one that nobody's updates lead to."""
+        """Return a history that continues from any chain head, even one without known updates before it."""
         return Branch(parts, self.sign(at + len(flat(parts)), extend(chain, parts)))
 
     def fork(self, branch: int, count: int) -> Proof:
-        """That the first history and another are two; they part where they part."""
+        """Return the proof that another history parts from the first one, at the step where they part."""
         at = self.partings[branch]
         chain = self.chain(0, at)
         first, second = (
@@ -125,7 +127,7 @@ class Saga:
         return Proof(self.feed, at, (chain, chain), (first, second))
 
     def invented(self, at: int, chains: tuple[bytes, bytes], empty: bool) -> Proof:
-        """A proof that holds, of histories that nobody has seen."""
+        """Return a valid proof of two histories that nobody has seen."""
         one, other = (
             ((), ())
             if empty
@@ -138,7 +140,7 @@ class Saga:
         return Proof(self.feed, at, chains, branches)
 
     def card(self, step: int, name: str) -> Card:
-        """What this origin calls itself from `step` on."""
+        """Return the card with the name of this origin from `step` on."""
         unsigned = Card(self.feed, step, name, "", bytes(64))
         return replace(unsigned, signature=key_of(self.name).sign(card_message(self.run.run_id, unsigned)))
 
@@ -153,11 +155,11 @@ SAGAS = (
     *(Saga("mal", incarnation, (5,)) for incarnation in range(1, 5)),
     *(Saga("zed", incarnation, ()) for incarnation in range(1, 3)),
 )
-"""So many that not all of them are cut soon."""
+"""Hostile feeds: so many that some remain uncut for long."""
 
 
 class Stories:
-    """The oracle: all histories that were ever signed, by whomever."""
+    """The oracle: all histories that anybody ever signed."""
 
     def __init__(self) -> None:
         self._told: dict[Feed, list[list[Told]]] = {
@@ -165,14 +167,14 @@ class Stories:
         }
         self._heads: dict[bytes, list[Told]] = {}
         self.named: set[Feed] = set(self._told)
-        """All feeds that anybody has ever named."""
+        """All feeds that anybody has named."""
         self.others = False
-        """Whether origins that are not known here may sign, too."""
+        """Whether unknown origins may sign, too."""
         self.split: set[Feed] = set()
-        """Feeds of honest origins whose node was put back and has contradicted itself."""
+        """Feeds of honest origins that forked after their node was restored from a backup."""
 
     def goes_on(self, feed: Feed, first: int, before: bytes, parts: Parts) -> None:
-        """An honest origin goes on after its chain head `before`."""
+        """Extend the history of an honest origin after its chain head `before`."""
         past = self._heads[before] if first else []
         history = past + flat(parts)
         chain = before if first else genesis(RUN.run_id, feed)
@@ -184,12 +186,12 @@ class Stories:
             self.split.add(feed)
 
     def told(self, feed: Feed, updates: list[Told]) -> bool:
-        """Whether its origin has signed these as the beginning of one history."""
+        """Return whether the origin has signed these updates as the beginning of one history."""
         if feed not in self._told:
             return self.others
         return any(history[: len(updates)] == updates for history in self._told[feed])
 
     def may_be_cut(self, feed: Feed) -> bool:
-        """Whether its origin can have contradicted itself: only then there can be a proof."""
+        """Return whether the origin may have forked. Otherwise no proof can exist."""
         hostile = feed.origin in {origin_of(name) for name in NAMES}
         return hostile or feed in self.split or (self.others and feed not in self._told)

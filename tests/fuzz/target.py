@@ -22,19 +22,19 @@ from random import Random
 import click
 
 MAX_LENGTH = 4096
-"""Bytes of one input: some hundred events."""
+"""Maximum bytes of one input: some hundred events."""
 
 MACHINE_SEEDS = 12
-"""Courses at random from which atheris starts; each has some hundred events."""
+"""Number of random courses from which atheris starts. Each has some hundred events."""
 
 FAILURES = Path(".hypothesis", "fuzz")
-"""Where inputs that fail are kept; git does not look there."""
+"""Folder for inputs that fail. git ignores it."""
 
 Target = Callable[[bytes], None]
 
 
 def targets() -> dict[str, tuple[Target, Callable[[], list[bytes]]]]:
-    """Each with its seeds. Imported late, so that atheris can instrument what is fuzzed."""
+    """Return the targets with their seeds. Imports are late, so that atheris can instrument them."""
     from tests.fuzz import decoders as fuzz_decoders
     from tests.fuzz.frames import conversation, conversations
     from tests.fuzz.steps import course
@@ -50,7 +50,7 @@ def targets() -> dict[str, tuple[Target, Callable[[], list[bytes]]]]:
 
 
 def with_atheris(name: str, seconds: int) -> None:
-    """Does not return: atheris ends the process, with a status other than 0 if anything failed."""
+    """Run atheris, which ends the process, with a status other than 0 after a failure."""
     import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     with atheris.instrument_imports(include=["sfprotocol", "sfnode.manifest", "sfnode.store.records"]):
@@ -69,7 +69,8 @@ def with_atheris(name: str, seconds: int) -> None:
 
 
 def by_chance(name: str, seconds: int, seed: int) -> int:
-    """Mutate seeds for so long; the number of inputs tried. Ends the process at the first failure."""
+    """Mutate seeds for some time, and return the number of tried inputs. End the process at the first
+    failure."""
     from tests.fuzz.choices import Choices
     from tests.fuzz.decoders import mutated
 

@@ -1,4 +1,4 @@
-"""Whatever bytes a stranger sends: refused in the declared way, or the one encoding of what they say."""
+"""Decoders accept or refuse any bytes as declared, and accept only the one encoding of a message."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_lengths_that_lie_and_depth_without_end_cost_little(name: str, head: byt
 
 
 async def heard(stream: bytes, cuts: list[int]) -> list[bytes]:
-    """The frames that a link receives before it is closed, when `stream` arrives in these pieces."""
+    """Return the frames that a link receives before it is closed, if `stream` arrives in these pieces."""
     near, far = socket.socketpair()
     link = StreamLink("somebody", False, *await asyncio.open_connection(sock=near))
     frames: list[bytes] = []
@@ -98,7 +98,7 @@ async def heard(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def expected(stream: bytes) -> list[bytes]:
-    """The same by the words of SPEC F1 and F2."""
+    """Return the same, by a second implementation of SPEC F1 and F2."""
     frames: list[bytes] = []
     while len(stream) >= LENGTH_BYTES:
         length = int.from_bytes(stream[:LENGTH_BYTES], "big")

@@ -1,4 +1,4 @@
-"""Whole nodes beside a hostile peer with keys that count, and that what must not happen there is noticed."""
+"""Whole nodes keep their promises beside a hostile peer with valid keys, and broken promises are noticed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fuzz.live import Plan, Role, play
 from tests.fuzz.watching import BLAME, LONGEST_CALLBACK, Watch, watching
 
 CASES = (*range(len(Role)), 9, 19)
-"""One for each part that the hostile peer can have; and among others a latecomer, and a careful thief."""
+"""Seeds: one for each role of the hostile peer, and two more. One has a newcomer, another a careful thief."""
 
 
 @pytest.mark.parametrize("seed", CASES)
@@ -34,7 +34,7 @@ def test_whatever_a_hostile_peer_says_nodes_live_agree_and_go_on(seed: int) -> N
 
 
 def seen(*callbacks: Callable[[], object]) -> Watch:
-    """Return what is seen while an event loop calls these."""
+    """Return the observations while an event loop calls these functions."""
 
     async def call() -> Watch:
         with watching() as watch:
@@ -49,7 +49,7 @@ def seen(*callbacks: Callable[[], object]) -> Watch:
 
 
 def wrong(watch: Watch) -> str:
-    """Return what is wrong with what was seen, among nodes called a and b."""
+    """Return the complaints about observations, among nodes called a and b."""
     with pytest.raises(AssertionError) as found:
         watch.check(["a", "b"])
     return str(found.value)
@@ -104,7 +104,7 @@ def test_what_earlier_tests_left_in_memory_is_no_cost_of_a_callback() -> None:
 
 
 def test_messages_of_every_kind_are_altered_and_most_can_still_be_sent() -> None:
-    """Whatever their fields are, so that later versions of the protocol are fuzzed, too."""
+    """Alter messages of any type, so that those of later versions are fuzzed, too."""
     choices, sent, kinds = Choices(b"".join(seeds("codec")) * 8), 0, set()
     for frame in seeds("codec"):
         try:

@@ -1,8 +1,8 @@
 """Machine and host under any course of events: honest hosts, a hostile peer, and any order of events.
 
-Bytes say which event comes and how. After each one the frontier is what is on disk, what is on disk was
-signed by its origin and applied once, and no table outgrows its bound. In the end, when everything works
-again, all hosts reach one state that holds everything that was on some disk, but for what is cut.
+Bytes determine each event. After each event the frontier must equal the disk, everything on disk must be
+signed by its origin and applied once, and all tables must keep their bounds. At the end everything works
+again. Then all hosts must reach one state with all stored updates, except those that are cut.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.fuzz.stories import CELLS
 @settings(EFFORT, max_examples=70 * TIMES)
 @given(st.binary(max_size=400))
 def test_any_course_of_events_comes_to_one_end(data: bytes) -> None:
-    """One that fails is made shorter by hypothesis."""
+    """Run a course. hypothesis shortens one that fails."""
     course(data)
 
 
 @pytest.mark.parametrize("size", [100, 400, 1_600])
 def test_courses_of_events_at_random_come_to_one_end(size: int) -> None:
-    """Longer ones than hypothesis writes. What is printed on failure plays the course again."""
+    """Run courses that are longer than those of hypothesis. A failure prints what repeats it."""
     for seed in range(20 * TIMES):
         data = random.Random(f"{size}/{seed}").randbytes(size)
         try:
@@ -43,7 +43,7 @@ def test_courses_of_events_at_random_come_to_one_end(size: int) -> None:
 
 @pytest.mark.skipif(CELLS, reason="they are first-order runs")
 def test_courses_of_first_order_runs_come_to_one_end() -> None:
-    """In a process of its own, as the form of updates is one for all."""
+    """Run courses in a separate process, because all updates of a process have one form."""
     chosen = f"{Path(__file__)}::{test_courses_of_events_at_random_come_to_one_end.__name__}[100]"
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", chosen],

@@ -1,4 +1,4 @@
-"""The fuzz targets themselves: their seeds are sound, and what fails can be played again."""
+"""The fuzz targets themselves: their seeds are valid, and failed inputs can be repeated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What must hold of whole nodes whatever a peer says: looked at during a case, and told at its end.
+"""Checks of whole nodes that must hold whatever a peer sends: observations during a case, judged at its end.
 
-Nothing here measures the time of day: a callback is too long by the processor's time that its thread took, so
-a loaded machine changes nothing. That needs asyncio's own event loop: uvloop shows nobody its callbacks.
+A callback's duration is the processor time of its thread, so the load of the machine does not matter. This
+needs asyncio's own event loop, because uvloop does not expose its callbacks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sfprotocol.pulls import MAX_PULLS_PER_LINK
 from tests.node.helpers import Node
 
 LONGEST_CALLBACK = 0.5
-"""Seconds of the processor for which one callback may keep the event loop: ten times what a round takes."""
+"""Maximum processor seconds of one callback on the event loop: ten times those of a round."""
 
 TASKS_PER_NODE = 64
-"""Tasks of a node besides those of its links."""
+"""Maximum number of a node's tasks besides those of its links."""
 
 TASKS_PER_LINK = 8
 
@@ -40,7 +40,7 @@ BLAME = "dropped the link to %s, which broke rule %s"
 
 
 class Watch(logging.Handler):
-    """Hears what is logged, and what nobody has caught."""
+    """Collector of log records and of uncaught exceptions."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -65,7 +65,7 @@ class Watch(logging.Handler):
         self.longest = max(self.longest, seconds)
 
     def check(self, honest: Sequence[str]) -> None:
-        """Raise AssertionError for what must not have happened."""
+        """Raise AssertionError for forbidden observations."""
         assert not self.unexpected, "\n".join(self.unexpected)
         assert not [one for one in self.blamed if one[0] in honest], (
             f"honest nodes were blamed: {self.blamed}"
@@ -75,10 +75,10 @@ class Watch(logging.Handler):
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Watch the running event loop, the log and the time that callbacks take.
+    """Watch the running event loop, the log, and the duration of callbacks.
 
-    What earlier tests left in memory is kept from the garbage collector meanwhile: it would look through all
-    of it within a callback, for a second in a process of thousands of tests.
+    Objects of earlier tests are hidden from the garbage collector meanwhile. In a process of thousands of
+    tests it would search them for a second, within a callback.
     """
     gc.freeze()
     watch, loop, root = Watch(), asyncio.get_running_loop(), logging.getLogger()
@@ -104,7 +104,8 @@ def _timed(run: Callable[[Any], None], told: Callable[[float], None]) -> Callabl
 
 
 def look(nodes: Sequence[Node], named: set[Feed]) -> None:
-    """Check that every node lives and remembers no more than it may, given the feeds that were `named`."""
+    """Check that every node lives, and that its tables are within their bounds for the feeds that were
+    `named`."""
     links = 0
     for node in nodes:
         check_alive(node)
@@ -116,7 +117,7 @@ def look(nodes: Sequence[Node], named: set[Feed]) -> None:
 
 
 def check_alive(node: Node) -> None:
-    """Raise what has ended a node."""
+    """Raise the error that ended a node."""
     assert node._task is not None
     if node._task.done():
         node._task.result()

@@ -1,4 +1,4 @@
-"""The files in examples/: each does what it says."""
+"""The files in examples/ do what they say."""
 
 from __future__ import annotations
 

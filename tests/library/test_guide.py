@@ -1,4 +1,4 @@
-"""The examples of docs/library.md run as they stand there."""
+"""The examples of docs/library.md run unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "library.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 ALONE = [example for example in EXAMPLES if "LocalSwarm" not in example]
-"""Those that start no processes of nodes."""
+"""Examples that start no processes of nodes."""
 
 
 def test_there_is_an_example_of_every_name() -> None:

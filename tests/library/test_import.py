@@ -1,4 +1,4 @@
-"""`import sfnode`: its names, and that it loads nothing before one of them is used."""
+"""`import sfnode` offers its names, and loads nothing before one of them is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGE = ("torch", "numpy", "pydantic", "aiohttp", "transformers", "hivemind", "c
 
 
 def loaded_after(code: str) -> set[str]:
-    """All modules that a fresh Python has loaded when it has run this, beyond those it starts with."""
+    """Return the modules that a fresh Python loads for this code, beyond its own."""
     script = f"import sys; before = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before))"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(ended.stdout.split())
@@ -45,7 +45,8 @@ def test_the_names_are_these_and_no_others() -> None:
 
 
 def test_making_a_node_or_a_swarm_does_nothing_that_can_be_seen() -> None:
-    """No file, no thread, no library of the engine or the network, no handler of a signal or of the log."""
+    """Importing opens no file, starts no thread, loads no engine or network, and sets no signal or log
+    handler."""
     script = """
 import logging, os, signal, tempfile, threading
 from pathlib import Path

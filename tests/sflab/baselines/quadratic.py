@@ -1,4 +1,4 @@
-"""A problem with a closed form: half the weighted squared distance from a point of each client's own."""
+"""A problem with a closed form: each client has half the weighted squared distance from its own point."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def setup(clients: int = 4, edges: Edges | None = None, **given: Any) -> Setup:
 
 
 def made(name: str, *arguments: Any, **given: Any) -> Any:
-    """A method by name, to look into."""
+    """Return a method by its name, for tests of its attributes."""
     return registry.make(name, setup(*arguments, **given))
 
 
@@ -79,7 +79,7 @@ def run(method: Clients, first: int, last: int, local_steps: int = 2) -> list[fl
 
 
 def stored(state: Mapping[str, Any]) -> Any:
-    """The state after a way through a file."""
+    """Return the state after it was saved and loaded."""
     file = io.BytesIO()
     torch.save(dict(state), file)
     file.seek(0)

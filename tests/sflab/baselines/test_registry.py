@@ -1,4 +1,4 @@
-"""What every baseline keeps to, on a quadratic function."""
+"""Rules that every baseline follows, on a quadratic function."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_it_names_a_grid_of_rates(name: str) -> None:
 
 
 def test_what_it_has_in_common_with_others_may_be_had_on_a_complete_graph(name: str) -> None:
-    """All clients agree once everybody has heard everything; Choco sends only a part."""
+    """All clients agree after everybody heard everything. ChocoSGD sends only a part."""
     method = made(name, 4, complete(4), learning_rate=rate(name))
     run(method, 0, 2)
     if "choco" not in name:

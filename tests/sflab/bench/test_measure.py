@@ -1,4 +1,4 @@
-"""Time and memory are measured as they are: turns in changing order, peaks that show and go."""
+"""Measurements of time and memory: turns in changing order, and peaks that appear and disappear."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_ratio_compares_neighbours_in_time() -> None:
 def test_of_a_single_thread_only_its_own_seconds_count(
     threads: int, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine has other work, which takes five of seven seconds."""
+    """Other programs take five of seven seconds."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(time, "process_time", iter([10.0, 12.0]).__next__)
     monkeypatch.setattr(time, "perf_counter", iter([100.0, 107.0]).__next__)

@@ -1,4 +1,4 @@
-"""`sfnode lab bench`: any model is measured in one run; what is printed adds up; nothing is left behind."""
+"""`sfnode lab bench` measures any model in one run, prints consistent figures, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def config_only(tmp_path: Path) -> Path:
 
 
 def measured(ended: Ended) -> BenchResult:
-    """What was printed as JSON."""
+    """Return the result that was printed as JSON."""
     assert (ended.status, ended.err) == (0, "")
     return BenchResult.model_validate_json(ended.out)
 
 
 def adds_up(batch: BatchResult, queries: int = 1, group: int = 0) -> None:
-    """The figures of a batch follow from its times."""
+    """Check that the figures of a batch follow from its times."""
     assert batch.tokens_per_second == pytest.approx((group or 2) * batch.tokens / batch.step_seconds)
     assert batch.updates_per_hour == pytest.approx(3600 * queries * max(1, group) / batch.step_seconds)
     assert batch.step_ratio == pytest.approx(batch.step_seconds / batch.forwards_seconds)  # of a single turn
@@ -45,7 +45,7 @@ def adds_up(batch: BatchResult, queries: int = 1, group: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def built_in() -> Iterator[BenchResult]:
-    """The built-in model beside MeZO, measured once."""
+    """Result for the built-in model beside MeZO, measured once."""
     threads = torch.get_num_threads()
     yield run_benchmark(
         SubjectSpec(tokens=24, dtype="float32"), BenchPlan((3, 1), 1, True, 1, 1), lambda what: None
@@ -150,7 +150,7 @@ def test_an_encoder_is_measured_with_its_own_classes(sfnode: Run, config_only: P
 
 
 def test_a_head_with_one_output_is_refused_as_no_task_has_one_class(sfnode: Run, config_only: Path) -> None:
-    """A cross-encoder's, which ranks texts."""
+    """A cross-encoder, which ranks texts, has one output."""
     sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     fields = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **sizes}
     (config_only / "config.json").write_text(json.dumps(fields | {"id2label": {"0": "LABEL_0"}}))
@@ -162,7 +162,7 @@ def test_a_head_with_one_output_is_refused_as_no_task_has_one_class(sfnode: Run,
 def test_a_model_that_sees_images_is_refused_by_the_layer_that_no_text_reaches(
     sfnode: Run, config_only: Path
 ) -> None:
-    """What its config.json says of texts is one level further down."""
+    """The text settings of such a config.json are nested one level deeper."""
     text = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     sight = text | {"image_size": 28, "patch_size": 14, "vision_use_head": False}
     text |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64}

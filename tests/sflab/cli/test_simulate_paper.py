@@ -15,7 +15,7 @@ ALONE = ("--workers", "1", "--device", os.environ.get("SFNODE_DEVICE", "cpu"))
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """What a folder's cells have measured, but for the time."""
+    """Return the measurements of a folder's cells, except times."""
     found = {}
     for name, result in results.read_all(folder).items():
         end = {key: value for key, value in (result.end or {}).items() if key != "seconds"}

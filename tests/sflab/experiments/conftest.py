@@ -1,5 +1,5 @@
-"""Problems are loaded once, and one copy of the built-in model is for all tests here: that takes longer than
-most of them."""
+"""Problems and the built-in model are loaded once for all tests here, because loading takes longer than most
+tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ignored:
-    """A parameter that a cache does not look at."""
+    """A parameter that a cache ignores."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""Small cells on the built-in model, and what their clients hold."""
+"""Small cells on the built-in model, and the updates on their clients' disks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBLEM = Problem(rows=96, validation_rows=32, test_rows=64)
 def small(
     *, network: dict[str, Any] | None = None, problem: dict[str, Any] | None = None, **fields: Any
 ) -> Cell:
-    """A cell of 4 clients that takes a second."""
+    """Return a cell of 4 clients that takes a second."""
     given = {"steps": 8, "local_steps": 2, "batch_size": 3, "rank": 4, "refresh": 3, "learning_rate": 2e-3}
     return Cell(
         problem=PROBLEM.model_copy(update=problem or {}),
@@ -30,7 +30,7 @@ def small(
 
 @contextmanager
 def running(cell: Cell, log: Path | None = None) -> Iterator[SeedFlood]:
-    """SeedFlood at its beginning."""
+    """Yield SeedFlood before its first step."""
     run = SeedFlood(cell, problem.load(cell, Place()), log)
     try:
         yield run
@@ -47,7 +47,7 @@ def advance(run: SeedFlood, cell: Cell, first: int, stop: int) -> None:
 
 
 def told(client: ClientComputer, of: ClientComputer) -> list[tuple[int, int]]:
-    """Labels and scalars of what a client's disk has of another's feed."""
+    """Return the labels and scalars of one client's feed on another client's disk."""
     feed = of.machine.own
     assert feed
     segment = client.disk.read(feed, 0, 1 << 10)
@@ -55,12 +55,12 @@ def told(client: ClientComputer, of: ClientComputer) -> list[tuple[int, int]]:
 
 
 def has(run: SeedFlood) -> list[list[int]]:
-    """How many updates of each client each client has."""
+    """Return the number of updates of each client on each client's disk."""
     return [[len(told(client, of)) for of in run.clients] for client in run.clients]
 
 
 def node_of(cell: Cell, client: int, cores: Mapping[int, I64]) -> Trainer:
-    """A node's engine in the place of one client, with its shard and these cores."""
+    """Return a node's engine with the shard of one client and these cores."""
     loaded = problem.load(cell, Place())
     node = Trainer(loaded.manifest, loaded.loaded, loaded.shards[client])
     node.begin(cores)

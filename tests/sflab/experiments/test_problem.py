@@ -1,4 +1,4 @@
-"""Rows of a cell: who trains on which, and that nobody trains on what is measured."""
+"""Rows of a cell: each client has its own training rows, and nobody trains on held-out rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LABELS = np.arange(1000) % 4
 
 
 def skew(shards: list[list[int]]) -> float:
-    """The mean share of the most frequent class of a client."""
+    """Return the mean share of the most frequent class of a client."""
     return float(np.mean([np.bincount(LABELS[shard]).max() / len(shard) for shard in shards]))
 
 

@@ -20,7 +20,7 @@ from tests.sflab.experiments.helpers import small
 
 
 class KilledError(Exception):
-    """A kill -9: nothing is tidied up after it."""
+    """Stands for a kill -9, after which nothing is cleaned up."""
 
 
 def results(cell: Cell, folder: Path) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def results(cell: Cell, folder: Path) -> list[dict[str, Any]]:
 
 
 def untimed(cell: Cell, folder: Path) -> list[dict[str, Any]]:
-    """All results but the seconds that they took."""
+    """Return all results except the seconds."""
     found = results(cell, folder)
     assert found[-1]["values"].pop("seconds") > 0
     return found

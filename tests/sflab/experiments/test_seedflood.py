@@ -1,4 +1,4 @@
-"""Virtual clients of SeedFlood: nodes in virtual time, with the numbers of nodes, whoever has what."""
+"""Virtual clients of SeedFlood are nodes in virtual time, and measure the same numbers as real nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EIGHTS = np.array([-8, 8], np.int8)
 
 @pytest.fixture
 def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every epoch of a few updates can pay for a search, and whatever does best is evident."""
+    """Let every epoch of a few updates pay for a search, and let the best factor always be significant."""
     monkeypatch.setattr(line_search, "EVIDENCE", 0.0)
     monkeypatch.setattr(searching, "FIRST_UPDATES", 8)
     monkeypatch.setattr(searching, "_per_forward", lambda share: 100.0)
@@ -51,7 +51,7 @@ def short_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two evaluations without an improvement make a return, however little was made."""
+    """Let two evaluations without an improvement cause a return to the best state, whatever their cost."""
     monkeypatch.setattr(guard, "PATIENCE", 2)
     monkeypatch.setattr(guard, "LEAST_BUDGET", 0.0)
     monkeypatch.setattr(Guard, "_has_moved", lambda *_: True)
@@ -237,7 +237,7 @@ def test_cells_from_before_there_were_published_bases_and_hostile_clients_keep_t
 def test_at_the_end_of_an_organised_run_all_is_sealed_and_all_have_the_model_of_the_last_seal(
     tmp_path: Path,
 ) -> None:
-    """Also round a ring, in which decisions take several rounds."""
+    """Test a ring, in which decisions take several rounds."""
     with running(ORGANISED, tmp_path) as run:
         advance(run, ORGANISED, 0, 8)
         assert run.complete

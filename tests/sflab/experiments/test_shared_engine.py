@@ -1,4 +1,4 @@
-"""Clients with updates of their own: as nodes that have merged them into their weights."""
+"""Clients with their own updates measure the same as nodes that merged these updates into their weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def clients(
 
 
 def scalars(engine: SharedEngine, epochs: list[int]) -> list[int]:
-    """What the clients measure, each with a seed of its own and this epoch."""
+    """Return the measurements of the clients, each with its own seed and epoch."""
     asked = zip(engine.clients, SEEDS, epochs, strict=False)
     return [one.step([seed], epoch).scalars[0] for one, seed, epoch in asked]
 
@@ -53,7 +53,7 @@ def scalars(engine: SharedEngine, epochs: list[int]) -> list[int]:
 def wanted(
     run: Manifest, loaded: LoadedModel, client: int, epoch: int, theirs: Any, bases: Any = None
 ) -> int:
-    """What a node measures with such updates in the place of a client."""
+    """Return the measurement of a node with these updates, in place of a client."""
     with Trainer(run, loaded, ROWS, bases=bases) as node:
         if theirs is not None:
             node.apply(theirs)

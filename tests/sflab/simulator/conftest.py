@@ -1,5 +1,4 @@
-"""How many seeds each scenario is tried with: few and short by default, SFNODE_SEEDS of full length
-otherwise."""
+"""Number of seeds for each scenario: one short run by default, SFNODE_SEEDS runs of full length otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import os
 import pytest
 
 SEEDS = int(os.environ.get("SFNODE_SEEDS", "0"))
-"""0: one seed, and a shorter course of everything."""
+"""Number of seeds at full length; 0: one seed, and short runs."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -18,5 +17,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def seconds() -> float | None:
-    """How long faults last: as the scenario says, or short."""
+    """Duration of the faults: short, or None for that of the scenario."""
     return None if SEEDS else 6.0

@@ -1,4 +1,4 @@
-"""A node that was away comes back, as its silence is no fault (SPEC L7)."""
+"""A node can return after an absence: its silence is no fault (SPEC L7)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sflab.simulator.world.computer import Computer
 from sflab.simulator.world.world import World
 
 TIMES = 4
-"""Absences of one node: refusals that grow with each showed only after several."""
+"""Number of absences of one node. Growing refusals showed only after several."""
 
 SOON = 30.0
-"""Seconds after which another node must have the next update of a node that is back."""
+"""Seconds after its return within which another node must have its next update."""
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Four linked nodes, of which "n3" goes away."""
+    """World of four linked nodes, of which "n3" will be absent."""
     with closing(World(1, managed=True)) as world:
         nodes = [world.add(f"n{number}") for number in range(4)]
         for node in nodes:
@@ -33,7 +33,7 @@ def world() -> Iterator[World]:
 
 
 def train(world: World, nodes: list[Computer], seconds: float) -> None:
-    """Let these nodes make an update each every five seconds."""
+    """Let each of these nodes make an update every five seconds."""
     end = world.now + seconds
     while world.now < end:
         for node in nodes:

@@ -1,4 +1,4 @@
-"""Everything follows from one integer."""
+"""One integer determines a whole run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ for name, nodes in (("storm", 7), ("equivocation", 5), ("organised", 4)):
 
 
 def hashes(hash_seed: str, threshold: str) -> str:
-    """As a fresh interpreter has them, whose memory lies elsewhere and is collected at other moments."""
+    """Return the trace hashes of a fresh interpreter, with other hash seeds and other moments of garbage
+    collection."""
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, threshold],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Own updates are signed together in simulated networks, as their nodes do it (SPEC I4)."""
+"""Nodes of simulated networks sign several of their updates together, as shipped nodes do (SPEC I4)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from sflab.simulator import invariants
 from sflab.simulator.world.world import World
 
 TARGET = 10.0
-"""Bytes an update where a node makes twenty in the time for which they may wait."""
+"""Maximum bytes per update if a node makes twenty updates while they may wait."""
 
 
 @pytest.fixture
 def waiting() -> Iterator[World]:
-    """Three nodes that make an update a second and have signed 1, 2 and 4; the others wait."""
+    """World of three nodes that make an update a second. They have signed segments of 1, 2 and 4; the others
+    wait."""
     with closing(world_of(3, 1.0, epoch_updates=100_000)) as world:
         world.run_until(12.5)
         assert world.oracle.updates == 3 * 7

@@ -1,4 +1,4 @@
-"""The parts of the simulator: a fault that is not simulated as described would hide what it should show."""
+"""The simulator's faults happen as described. Otherwise they could hide errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An organiser that comes back, alone or not: it goes on, or says what it waits for and what ends that."""
+"""An organiser that restarts continues, or tells what it waits for and how to end the wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sfprotocol.decisions import Budget
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """A run with an organiser "a" that trains, alone until now."""
+    """World with a run whose organiser "a" trains alone."""
     with closing(World(0, manifest=runs.manifest(0), policy=runs.POLICY, managed=True)) as world:
         world.add("a").give_key(signing_key(0, runs.ORGANISER))
         world.do(world["a"].start)
@@ -33,7 +33,7 @@ def world() -> Iterator[World]:
 
 
 def sealed_after(world: World, seconds: float) -> int:
-    """Let everybody who is there make updates for so long; return how many seals come of it."""
+    """Let all living nodes make updates for some time. Return the number of new seals."""
     before, end = world["a"].organised.run_state.sealed, world.now + seconds
     while world.now < end:
         for node in world.living():
@@ -63,7 +63,7 @@ def test_who_has_never_admitted_anybody_else_goes_on_at_once(world: World) -> No
 
 
 def test_a_run_that_one_node_has_completed_alone_says_how_others_go_on_with_it(world: World) -> None:
-    """It may be complete before anybody could be invited."""
+    """The run may be complete before anybody could be invited."""
     a = world["a"]
     node: Any = a.node
     assert _budget_for_others(node) is None
@@ -93,7 +93,7 @@ def old(world: World) -> Files:
 
 
 def restore(world: World, files: Files) -> None:
-    """Have "a" come back with what a backup holds."""
+    """Restart "a" with the files of a backup."""
     a = world["a"]
     a.crash()
     put_back(a.layout, files)
@@ -108,7 +108,7 @@ def signs(world: World) -> bool:
 
 
 def test_an_organiser_whose_members_are_away_goes_on_within_half_a_minute(world: World) -> None:
-    """All that it has ever signed was in this file before anybody got it."""
+    """Everything that it ever signed was in this file before anybody received it."""
     b = join(world, "b")
     assert sealed_after(world, 20)
     b.crash()
@@ -152,7 +152,7 @@ def test_an_old_copy_says_within_seconds_what_it_waits_for_and_which_option_ends
 def test_a_machine_that_was_set_back_forks_nothing_while_a_neighbour_has_more(
     world: World, old: Files
 ) -> None:
-    """Its files are the very ones that it had, and nothing in them tells that they are old."""
+    """Its files are its own earlier ones, and nothing in them shows that they are old."""
     a, b = world["a"], world["b"]
     had = b.organised.control.feed.stop
     restore(world, old)

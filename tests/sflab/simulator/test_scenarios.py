@@ -1,32 +1,41 @@
-"""What is promised holds in every scenario: nothing lost, doubled or forged, all equal in bounded time.
+"""The promises hold in every scenario: nothing is lost, doubled or forged, and all are equal in bounded time.
 
     SFNODE_SEEDS=100 pytest tests/sflab/simulator/test_scenarios.py
 
-tries every scenario at full length with a hundred seeds. A failure prints the command that replays it.
+tries every scenario at full length with a hundred seeds. A failure then prints the command that repeats it.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from sflab.simulator import runner
 from sflab.simulator.runner import Run, simulate
-from sflab.simulator.scenarios import SCENARIOS
+from sflab.simulator.scenarios import SCENARIOS, Scenario
 from sfprotocol.decisions import Amend, Close, Decision, Seal, read
 from tests.sflab.simulator.conftest import SEEDS
 
 ELSEWHERE = () if SEEDS else ("checkpoints", "false-claims", "judged", "lost", "storm", "vectors")
-"""Scenarios that are tried below, at full length and with more questions."""
+"""Scenarios that have their own tests below."""
 
-FEW = 12
-"""Nodes of a short course."""
+FEW = 6
+"""Number of nodes in a short course."""
+
+
+def short(scenario: Scenario) -> Scenario:
+    """Return the scenario with few nodes, and with as many adversaries for each of them."""
+    attack, few = scenario.attack, min(scenario.nodes, FEW)
+    if attack:
+        attack = replace(attack, actors=attack.actors * few // scenario.nodes)
+    return replace(scenario, nodes=few, attack=attack)
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in ELSEWHERE])
 def test_nodes_survive_and_become_equal(name: str, seed: int, seconds: float | None) -> None:
-    scenario = SCENARIOS[name]
-    few = seconds is not None and not scenario.attack  # adversaries are so many for so many honest nodes
-    outcome = simulate(scenario, seed, nodes=min(scenario.nodes, FEW) if few else None, seconds=seconds)
+    scenario = SCENARIOS[name] if SEEDS else short(SCENARIOS[name])
+    outcome = simulate(scenario, seed, seconds=seconds)
     assert outcome.failure is None, "\n".join(runner.lines(outcome))
     assert outcome.updates > 0
     assert outcome.deliveries > 0
@@ -34,7 +43,7 @@ def test_nodes_survive_and_become_equal(name: str, seed: int, seconds: float | N
 
 def test_claims_that_nobody_can_show_cost_no_node_its_feed(seed: int) -> None:
     # Whoever claimed more of a node's feed than its log held used to end that feed at every restart.
-    with Run(SCENARIOS["false-claims"], seed) as run:
+    with Run(short(SCENARIOS["false-claims"]), seed, seconds=10) as run:
         succeed(run)
         feeds = list(run.world.oracle.stories)
         assert len({feed.origin for feed in feeds}) == len(feeds) >= run.nodes - 1  # one is never asked
@@ -51,7 +60,7 @@ def decided(run: Run) -> list[Decision]:
 
 
 def test_seals_that_are_judged_say_all_that_a_seal_may_say(seed: int) -> None:
-    with Run(SCENARIOS["judged"], seed, nodes=8) as run:
+    with Run(SCENARIOS["judged"], seed, nodes=4) as run:
         succeed(run)
         seals = [decision for decision in decided(run) if isinstance(decision, Seal)]
         assert len({seal.factor for seal in seals}) > 1
@@ -60,7 +69,7 @@ def test_seals_that_are_judged_say_all_that_a_seal_may_say(seed: int) -> None:
 
 
 def test_vectors_count_by_the_units_and_limits_of_their_labels(seed: int) -> None:
-    with Run(SCENARIOS["vectors"], seed, nodes=8, seconds=10) as run:
+    with Run(SCENARIOS["vectors"], seed, nodes=4, seconds=8) as run:
         succeed(run)
         assert run.world.run.cells == 16 * (1 + seed // 4 % 4)
         said = decided(run)
@@ -73,7 +82,7 @@ def test_vectors_count_by_the_units_and_limits_of_their_labels(seed: int) -> Non
 
 
 def test_lost_feeds_are_given_up_and_no_others(seed: int) -> None:
-    with Run(SCENARIOS["lost"], seed, nodes=8) as run:
+    with Run(SCENARIOS["lost"], seed, nodes=5, seconds=12) as run:
         succeed(run)
         amends = [decision for decision in decided(run) if isinstance(decision, Amend)]
         run_state = run.world["n0"].organised.run_state
@@ -82,7 +91,7 @@ def test_lost_feeds_are_given_up_and_no_others(seed: int) -> None:
 
 
 def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -> None:
-    with Run(SCENARIOS["checkpoints"], 0, nodes=7) as run:  # newcomers begin with one, too
+    with Run(SCENARIOS["checkpoints"], 0, nodes=5) as run:  # newcomers begin with one, too
         succeed(run)
         nodes = list(run.world.staying())
         floors = {node.name: node.machine.frontier.floor for node in nodes}
@@ -93,10 +102,10 @@ def test_nodes_begin_with_checkpoints_and_others_let_go_of_what_comes_before() -
 
 @pytest.mark.parametrize("topology", ["ring", "random", "star", "line", "bridge", "managed"])
 def test_every_topology_carries_a_storm(topology: str, seed: int) -> None:
-    outcome = simulate(SCENARIOS["storm"], seed, topology=topology, nodes=9, seconds=8)
+    outcome = simulate(SCENARIOS["storm"], seed, topology=topology, nodes=6, seconds=6)
     assert outcome.failure is None, "\n".join(runner.lines(outcome))
 
 
 def test_deputies_pass_on_a_run_whose_terms_go_to_stand_ins_too() -> None:
-    outcome = simulate(SCENARIOS["organiser-lost"], 3, nodes=6, seconds=12)
+    outcome = simulate(SCENARIOS["organiser-lost"], 3, nodes=5, seconds=8)
     assert outcome.failure is None, "\n".join(runner.lines(outcome))

@@ -1,4 +1,4 @@
-"""Members that stand in for the organiser: what holds for a node that restarts, moves or loses its disk."""
+"""Keys of stand-ins after a restart, after a copy of the folder, and after the loss of the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sflab.simulator.world.world import World
 
 @pytest.fixture
 def node() -> Iterator[Computer]:
-    """A node that is up, alone, in a run with an organiser who is elsewhere."""
+    """A node that is up and alone, in a run whose organiser is elsewhere."""
     manifest = runs.with_stand_ins(runs.manifest(0))
     with closing(World(0, manifest=manifest, policy=runs.POLICY)) as world:
         node = world.add("n0")
@@ -24,7 +24,7 @@ def node() -> Iterator[Computer]:
 
 
 def start(node: Computer) -> bytes:
-    """Start it; return the key with which it would stand in."""
+    """Start it, and return the key with which it would stand in."""
     node.world.do(node.start)
     node.world.run_until(node.world.now + 3)
     assert node.up
@@ -42,7 +42,7 @@ def test_a_node_stands_in_with_the_same_key_after_a_restart(node: Computer) -> N
 
 
 def test_whoever_has_lost_its_log_or_has_a_copy_stands_in_with_another_key(node: Computer) -> None:
-    """What the key has promised went with the log: no restart makes the node forget that it lacks it."""
+    """The promises of the key were lost with the log. A restart does not make the node forget that."""
     keys = [stands_in_with(node)]
     twin = node.world.add("n0-twin", files=copy(node.layout))
     keys.append(start(twin))

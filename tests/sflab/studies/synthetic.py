@@ -25,13 +25,14 @@ ENDLESS = 15
 
 
 def forwards(cell: Cell) -> int:
-    """Return the example-forwards of a cell, whatever its method: what knows methods loads torch, in every
-    worker process."""
+    """Return the example-forwards of a cell, for all methods alike. The registry of methods would load torch
+    in every worker process."""
     return 2 * cell.steps * cell.network.clients * cell.batch_size
 
 
 def end_values(cell: Cell) -> dict[str, float]:
-    """Return the end values of a cell: the best rate and many clients do well, the seed does a little."""
+    """Return the end values of a cell. The best rate and many clients improve them; the seed changes them a
+    little."""
     share = cell.network.clients / 16 if cell.method == "seedflood" else 1.0  # updates of a round add up
     miss = abs(math.log10(cell.learning_rate * share / BEST))
     quality = 0.9 - 0.1 * miss + 0.01 * math.log2(cell.network.clients / 16) + 0.001 * (cell.seed % 7)

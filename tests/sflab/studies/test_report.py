@@ -1,4 +1,4 @@
-"""The report: every section in its place, what is missing named, always the same."""
+"""The report has all sections, names what is missing, and is always the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Studies: trials first, their winner's rate after; what is finished is never run again."""
+"""A study runs trials first, then cells with the winner's rate, and never runs a finished cell again."""
 
 from __future__ import annotations
 

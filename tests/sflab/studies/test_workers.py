@@ -1,4 +1,4 @@
-"""Cells in worker processes: the same results, and a worker that dies costs only its cell."""
+"""Cells in worker processes have the same results, and a worker that dies costs only its cell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def expected(tmp_path: Path) -> dict[str, str]:
-    """The results of all cells, made here one after the other."""
+    """Return the results of all cells, run one after the other in this process."""
     folder = tmp_path / "expected"
     folder.mkdir()
     assert run(Here(CellJob(synthetic.run, folder)), CELLS) == {}
