@@ -249,7 +249,7 @@ class Organiser:
 
     def _standing(self, now: float) -> OrganiserState:
         """Return the state of an organiser whose key may sign, now or later."""
-        if self.known.view.stand_ins or self.known.view.control.key != self._key:
+        if self.known.view.control.stand_ins or self.known.view.control.key != self._key:
             leads = self.known.view.leads(now)
             return OrganiserState.ORGANISING if leads else OrganiserState.STANDING_BY
         signs = self.state is OrganiserState.ORGANISING or self._has_head(now)

@@ -168,8 +168,9 @@ def _members(
     yield STATEMENT, BytesIO(statement.model_dump_json(indent=2).encode())
     yield MANIFEST, BytesIO(manifest.canonical())
     with TemporaryFile(dir=beside.absolute().parent) as log:
-        for part in _framed(_entries(run, update_log)):
-            log.write(part)
+        for entry in _entries(run, update_log):
+            data: bytes = msgpack.packb(entry, use_bin_type=True)
+            log.write(len(data).to_bytes(_LENGTH, "big") + data)
         yield LOG, log
     for digest in _published(run, update_log):
         file = bases.path_in(published, digest)
@@ -186,12 +187,6 @@ def _write_member(file: IO[bytes], name: str, content: IO[bytes]) -> None:
     content.seek(0)
     shutil.copyfileobj(content, file, COPIED)
     file.write(bytes(-info.size % BLOCK))
-
-
-def _framed(entries: Iterable[list[Any]]) -> Iterator[bytes]:
-    for entry in entries:
-        data: bytes = msgpack.packb(entry, use_bin_type=True)
-        yield len(data).to_bytes(_LENGTH, "big") + data
 
 
 def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:

@@ -1,4 +1,4 @@
-"""Who is admitted without asking the owner, and who waits."""
+"""Tests of admissions: which join requests are granted without the owner, and which wait."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_state_with(uses: int) -> tuple[RunState, Ed25519PrivateKey]:
 
 
 def granted(join_requests: PendingJoinRequests, run_state: RunState, now: float = 0.0) -> list[Admit]:
-    """Admit whom nobody has to be asked for."""
+    """Grant all join requests that need no owner; return the admissions."""
     admits = []
     while admit := join_requests.next(run_state, now):
         run_state.apply(Recorded(admit))

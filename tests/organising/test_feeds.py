@@ -1,4 +1,4 @@
-"""Nothing is sealed while named updates are missing; a feed ends before what is not to be had."""
+"""Tests of missing updates: they delay seals, and a feed ends before steps that nobody has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANNE, BOB = feed_of("anne"), feed_of("bob")
 
 
 def lose_the_last_100(bench: Bench) -> None:
-    """Restart without the last hundred named updates."""
+    """Restart without the last hundred listed updates."""
     bench.update(ANNE, 100)
     bench.advance(3)
     bench.policy = replace(bench.policy, seal_wait=0.0)

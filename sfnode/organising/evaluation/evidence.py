@@ -576,7 +576,8 @@ class MembersEvidence:
         noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * usually(lambda one: 1 / one.weight)
         usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
         now = weighted_median(map(_weighted_drift, members.values()))
-        most = now + 2 * _noise(sum(map(_updates, members.values())))
+        updates = sum(map(_updates, members.values()))
+        most = now + 2 * MEDIAN_ERROR / math.sqrt(updates)
         return max(0.0, min(usual, now if others and most < usual else most))
 
 
@@ -654,11 +655,6 @@ def _shares(values: Sequence[float], weights: Sequence[float]) -> list[float]:
         return [0.0] * len(values)
     spread = beyond / (total - sum(weight**2 for weight in weights) / total)
     return [spread / (spread + 1 / weight) for weight in weights]
-
-
-def _noise(updates: float) -> float:
-    """Return the standard error of the median of drifts known from `updates` updates in all."""
-    return MEDIAN_ERROR / math.sqrt(updates)
 
 
 def _weight(part: Part) -> float:
