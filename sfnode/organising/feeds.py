@@ -51,7 +51,7 @@ class HeldFeed:
     named: int = 0
     """First step that no close had listed at the last look."""
     most: int = 0
-    """Largest number of steps that were held since some listed ones are missing; 0 while none is."""
+    """Largest number of held steps since listed steps went missing; 0 while none is missing."""
     grown: float = 0.0
     """Time at which the feed last grew."""
 

@@ -227,8 +227,8 @@ def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Reco
 
 
 def waiting(known: Knowledge) -> tuple[Recount, ...]:
-    """Return the skipped work that counts just before the run ends. A first-order run has none: it was made
-    at larger rates and other weights, and a search along it would cost as much as it could gain."""
+    """Return the skipped work that counts just before the run ends. In a first-order run none does: skipped
+    work was made at larger rates and other weights, and a search along it costs as much as it may gain."""
     if known.policy.steps:
         return ()
     return known.verdicts.recounted(known.run_state, Judgement(), last=True, rate=RATE_ONE)

@@ -172,7 +172,7 @@ LARGE = RUN.model_copy(
 Change = Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]
 
 OUT_OF_PLACE, NOT_OF_THE_RUN = "is not where it should be", "does not belong to the run"
-OTHERWISE = "does not come to what its statement says"
+OTHERWISE = "does not match its statement"
 
 HOSTILE: dict[str, tuple[Change, str]] = {
     "a path out of the folder": (lambda content: renamed(content, "../../evil"), NOT_OF_THE_RUN),

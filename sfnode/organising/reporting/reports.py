@@ -55,8 +55,8 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
-"""Maximum number of evaluations and of announcements in a report, the last ones. A chart and a screen have
-room for so many."""
+"""Maximum numbers of the latest evaluations and announcements in a report. A chart and a screen have no room
+for more."""
 
 DOUBTED = 100
 """Maximum number of members in a report whose work does not count for lack of evidence. Nobody looks through
