@@ -110,8 +110,8 @@ def write(
     """Verify a log, and write the archive of its run to the new file `out`; return its statement.
 
     `published` is the folder of published bases; those of the run that are stored there are included. Raises
-    UserError as `verify_log`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file exists,
-    DISK_FULL.
+    UserError as `verify_log`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file
+    exists, DISK_FULL.
     """
     if update_log.bases():
         raise UserError(
