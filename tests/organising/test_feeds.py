@@ -152,12 +152,20 @@ def test_what_is_remembered_of_a_feed_does_not_grow_with_the_rounds(*, signs: bo
 # -- the size of scalars ---------------------------------------------------------------------------------
 
 
+def oversized(bench: Bench) -> set[int]:
+    """Return the feeds with oversized scalars in the first close, which comes now."""
+    bench.advance(bench.policy.longest_epoch + 10)
+    feeds = HeldFeeds()
+    feeds.follow(bench.node, bench.boundaries, 0.0)
+    return feeds.oversized(0, bench.run_state)
+
+
 @pytest.mark.parametrize(
-    ("updates", "times", "oversized"),
+    ("updates", "times", "too_large"),
     [(500, 0.9, False), (500, 1.1, True), (1, 1.5, False), (1, 3.0, True), (0, 9.0, False)],
 )
 def test_scalars_of_so_many_times_the_usual_size_are_heavy_unless_they_are_few(
-    updates: int, times: float, *, oversized: bool
+    updates: int, times: float, *, too_large: bool
 ) -> None:
     names = [f"honest {number}" for number in range(9)]
     bench = Bench().begin("anne", *names)
@@ -165,10 +173,7 @@ def test_scalars_of_so_many_times_the_usual_size_are_heavy_unless_they_are_few(
         bench.update(feed_of(name), max(updates, 1), size=100)
     if updates:
         bench.update(ANNE, updates, size=round(times * OVERSIZED * 100))
-    bench.advance(bench.policy.longest_epoch + 10)
-    feeds, number = HeldFeeds(), bench.run_state.number(ANNE)
-    feeds.follow(bench.node, bench.boundaries, 0.0)
-    assert feeds.oversized(0, bench.run_state) == ({number} if oversized else set())
+    assert oversized(bench) == ({bench.run_state.number(ANNE)} if too_large else set())
 
 
 def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
@@ -178,10 +183,7 @@ def test_who_splits_its_work_over_feeds_weighs_as_much() -> None:
     splits = [ANNE._replace(incarnation=number) for number in range(10)]
     for feed in splits:
         bench.update(feed, 2, size=round(1.2 * OVERSIZED * 100))
-    bench.advance(bench.policy.longest_epoch + 10)
-    feeds = HeldFeeds()
-    feeds.follow(bench.node, bench.boundaries, 0.0)
-    assert feeds.oversized(0, bench.run_state) == {bench.run_state.number(feed) for feed in splits}
+    assert oversized(bench) == {bench.run_state.number(feed) for feed in splits}
 
 
 @pytest.mark.parametrize("stranger", [False, True])
@@ -190,8 +192,5 @@ def test_of_two_members_it_is_only_said_of_a_stranger_that_its_size_is_not_usual
     bench.decide(Admit(feed_of("bob").origin, 0 if stranger else 1000, 0))
     bench.update(feed_of("bob"), 60, size=1000)
     bench.update(ANNE, 60, size=1)
-    bench.advance(bench.policy.longest_epoch + 10)
-    feeds, number = HeldFeeds(), bench.run_state.number(feed_of("bob"))
-    feeds.follow(bench.node, bench.boundaries, 0.0)
+    assert oversized(bench) == ({bench.run_state.number(feed_of("bob"))} if stranger else set())
     assert len(bench.run_state.moved(0)) == 2
-    assert feeds.oversized(0, bench.run_state) == ({number} if stranger else set())
