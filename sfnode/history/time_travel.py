@@ -28,6 +28,7 @@ from sfprotocol import decisions
 from sfprotocol.decisions import INCARNATIONS, Part, Recount, Seal, Worth
 from sfprotocol.machine import Machine
 from sfprotocol.messages import Entry, Feed, Succession
+from sfprotocol.organised import Organised
 from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.seeds import I64
 from sfprotocol.segments import first_updates
@@ -40,30 +41,35 @@ if TYPE_CHECKING:
 def history(manifest: Manifest, update_log: UpdateLog) -> told.HistoryResult:
     """Return the decisions and seals of a run, or the epochs of an open run. Raises UserError LOG_CORRUPT."""
     machine = settled(manifest.parameters(), update_log)
-    if machine.organised is None:
-        entries = _epochs(manifest, machine, update_log)
-        counted = machine.frontier.known
-        budget = manifest.training.update_budget
-        return _history(manifest, None, counted, 0, counted >= budget, budget, entries)
-    kept, run_state = kept_control(update_log), machine.organised.run_state
+    run_state = machine.organised.run_state if machine.organised else None
+    counted = run_state.counted if run_state else machine.frontier.known
+    budget = run_state.budget if run_state else manifest.training.update_budget
+    return told.HistoryResult(
+        run_id=manifest.run_id.hex(),
+        run_name=manifest.name,
+        sealed=run_state.sealed if run_state else None,
+        counted=counted,
+        waiting=_waiting(machine.organised) if machine.organised else 0,
+        complete=run_state.complete if run_state else counted >= budget,
+        budget=budget,
+        parent=manifest.model.parent,
+        entries=(_decisions if run_state else _epochs)(manifest, machine, update_log),
+    )
+
+
+def _waiting(organised: Organised) -> int:
+    """Return the number of updates that wait for a seal."""
+    run_state = organised.run_state
+    closed = map(run_state.closed_updates, range(run_state.sealed, run_state.open_epoch))
+    return sum(closed) + organised.unnamed
+
+
+def _decisions(manifest: Manifest, machine: Machine, update_log: UpdateLog) -> list[told.HistoryEntry]:
+    """Return the decisions of an organised run."""
+    kept = kept_control(update_log)
     successions = (message for message in kept.authority if isinstance(message, Succession))
     decided = RunHistory(machine.run, machine.cards.names(), manifest.training).follow(kept.entries)
-    entries = decided.entries(successions, update_log.arrivals())
-    open_updates = sum(
-        run_state.closed_updates(epoch) for epoch in range(run_state.sealed, run_state.open_epoch)
-    )
-    waiting = open_updates + machine.organised.unnamed
-    return _history(
-        *(
-            manifest,
-            run_state.sealed,
-            run_state.counted,
-            waiting,
-            run_state.complete,
-            run_state.budget,
-            entries,
-        )
-    )
+    return decided.entries(successions, update_log.arrivals())
 
 
 def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
@@ -97,28 +103,6 @@ def why(manifest: Manifest, update_log: UpdateLog, whom: str) -> told.WhyResult:
         name=name_of(member.origin, history.names),
         revoked=None if member.revoked == NEVER else member.revoked,
         verdicts=history.verdicts_on(number),
-    )
-
-
-def _history(
-    manifest: Manifest,
-    sealed: int | None,
-    counted: int,
-    waiting: int,
-    complete: bool,
-    budget: int,
-    entries: list[told.HistoryEntry],
-) -> told.HistoryResult:
-    return told.HistoryResult(
-        run_id=manifest.run_id.hex(),
-        run_name=manifest.name,
-        sealed=sealed,
-        counted=counted,
-        waiting=waiting,
-        complete=complete,
-        budget=budget,
-        parent=manifest.model.parent,
-        entries=entries,
     )
 
 
@@ -199,15 +183,13 @@ class Past:
             run_id=self.run.run_id.hex(),
             epoch=epoch,
             updates=found.updates,
-            named_digest=self.history.seals[epoch].seal.digest.hex(),
+            named_digest=self.history.seals[epoch].digest.hex(),
             core_digest=self._core.digest().hex(),
         )
 
 
-# -- figures that are measured anew --------------------------------------------------------------------
+# -- worths of members, measured again and compared with the organiser's (SPEC O16) --------------------
 
-# Worths of members, measured again and compared with the organiser's (SPEC O16). Needs the run's validation
-# rows.
 TOLERANCE = 0.05
 """Maximum relative difference at which signed and measured worths are taken to agree. On one machine all
 digits were equal in a real run. Number formats differ by more, but bfloat16 and float32 were not compared
@@ -224,10 +206,10 @@ def remeasure(
 ) -> list[told.Remeasured]:
     """Measure the worths of the last `epochs` epochs again, and compare them with the signed worths.
 
-    `engine` has applied no updates yet. Raises UserError LOG_CORRUPT, DATA_*.
+    `engine` has the run's validation rows, and has applied no updates yet. Raises UserError LOG_CORRUPT,
+    DATA_*.
     """
-    run, applied = manifest.parameters(), State()
-    figures = _figures(entries)
+    run, applied, figures = manifest.parameters(), State(), _figures(entries)
     wanted = {epoch: figures[epoch] for epoch in sorted(figures)[-epochs:]}
     found = []
     for worth, run_state, before, step, after in _asked(manifest, entries, wanted):
@@ -246,8 +228,7 @@ def remeasure(
 
 
 def _figures(entries: Sequence[Entry]) -> dict[int, Worth]:
-    """Return the signed worths, keyed by epoch. If several decisions hold an epoch's worths, they are
-    joined."""
+    """Return the signed worths, keyed by epoch. Several decisions about one epoch are joined."""
     found: dict[int, Worth] = {}
     for entry in entries:
         decision = decisions.read(entry.record).decision

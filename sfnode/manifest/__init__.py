@@ -364,24 +364,14 @@ class Manifest(Section):
     def from_canonical(cls, encoded: bytes, source: str) -> Manifest:
         """Decode a manifest from a peer. Bytes that are not canonical are refused."""
         if len(encoded) > MAX_MANIFEST_BYTES:
-            raise UserError(
-                Code.BAD_MANIFEST, f"the manifest from {source} is too large", "Join through another peer."
-            )
+            raise _unsound(source, "is too large")
         try:
             fields = msgpack.unpackb(encoded, raw=False, strict_map_key=True)
         except (ValueError, RecursionError, msgpack.UnpackException) as error:
-            raise UserError(
-                Code.BAD_MANIFEST,
-                f"the manifest from {source} does not decode: {error}",
-                "Join through another peer.",
-            ) from error
+            raise _unsound(source, f"does not decode: {error}") from error
         manifest = cls._checked(fields, source)
         if manifest.canonical() != encoded:
-            raise UserError(
-                Code.BAD_MANIFEST,
-                f"the manifest from {source} is not in canonical form",
-                "Join through another peer.",
-            )
+            raise _unsound(source, "is not in canonical form")
         return manifest
 
     @classmethod
@@ -413,6 +403,12 @@ class Manifest(Section):
                 "Upgrade: pip install --upgrade sfnode",
             )
         return manifest
+
+
+def _unsound(source: str, fault: str) -> UserError:
+    """Return the error for the manifest of a peer."""
+    what = f"the manifest from {source} {fault}"
+    return UserError(Code.BAD_MANIFEST, what, "Join through another peer.")
 
 
 _PART = r"(?!\.)[\w.-]{1,96}(?<!\.)"

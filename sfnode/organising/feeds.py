@@ -1,7 +1,7 @@
 """Feeds as the organiser's node and its peers hold them, for choosing what may be listed, sealed or given up.
 
 This is data; the organiser alone decides. The `RunState` holds which updates closes have listed; in this code
-those are called `named`.
+those are called `named`, as in the named digest (SPEC O10).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HeldFeed:
     named: int = 0
     """First step that no close had listed at the last look."""
     most: int = 0
-    """Largest number of steps that were held since some listed ones are missing; 0 while none is."""
+    """Largest number of held steps since listed steps went missing; 0 while none is missing."""
     grown: float = 0.0
     """Time at which the feed last grew."""
 
@@ -219,17 +219,23 @@ class HeldFeeds:
     # -- what follows ------------------------------------------------------------------------------
 
     def missing(self) -> dict[Feed, HeldFeed]:
-        """Return the feeds with named steps that were missing at the last look."""
+        """Return the feeds with listed steps that were missing at the last look."""
         return {feed: held for feed, held in self._feeds.items() if held.stop < held.named}
 
     def waiting(self, run_state: RunState) -> tuple[int, int]:
         """Return how many waiting updates change the weights: first vouched members' updates, then
         strangers'."""
         found = {False: 0, True: 0}
-        for feed, held in self._feeds.items():
-            if (number := run_state.number(feed)) is not None and run_state.ended(number) == NEVER:
+        for number, held in self._of_members(run_state):
+            if run_state.ended(number) == NEVER:
                 found[run_state.quotas.is_stranger(number // INCARNATIONS)] += held.waiting
         return found[False], found[True]
+
+    def _of_members(self, run_state: RunState) -> Iterator[tuple[int, HeldFeed]]:
+        """Yield the number and the state of each feed of a member."""
+        for feed, held in self._feeds.items():
+            if (number := run_state.number(feed)) is not None:
+                yield number, held
 
     def nameable(
         self,
@@ -260,30 +266,27 @@ class HeldFeeds:
         """
         left: dict[int, int] = {}
         waiting = {
-            feed: (self._is_unproven(number, run_state), number, held)
-            for feed, held in self._feeds.items()
-            if held.stop > held.named
-            and (number := run_state.number(feed)) is not None
-            and run_state.ended(number) == NEVER
+            number: (self._is_unproven(number, run_state), held)
+            for number, held in self._of_members(run_state)
+            if held.stop > held.named and run_state.ended(number) == NEVER
         }
-        sharing = {number // INCARNATIONS for unproven, number, _ in waiting.values() if unproven}
+        sharing = {number // INCARNATIONS for number, (unproven, _) in waiting.items() if unproven}
         part, each = shared, max(1, shared // max(1, len(sharing)))
 
-        def turn(feed: Feed) -> tuple[bool, float, Feed]:
-            unproven, number, held = waiting[feed]
-            member = number // INCARNATIONS
+        def turn(number: int) -> tuple[bool, float, Feed, int]:
+            (unproven, held), member = waiting[number], number // INCARNATIONS
             served = self._served.get(member, held.since) if unproven else held.since
             credit = run_state.credit(member) if run_state.quotas.is_stranger(member) else UNLIMITED
             quota = run_state.quotas.quota(member, run_state.open_epoch)
             quota = each if unproven else min(quota, 2 * credit)  # at a run's start quotas are larger
             left.setdefault(member, quota)
-            return held.next_boundary - held.named > max(part, credit), max(held.since, served), feed
+            is_large = held.next_boundary - held.named > max(part, credit)
+            return is_large, max(held.since, served), run_state.feed(number), number
 
-        for is_large, _, feed in sorted(map(turn, waiting)):
-            unproven, number, held = waiting[feed]
+        for is_large, _, _, number in sorted(map(turn, waiting)):
             if rest <= 0 or not most:
                 return
-            member = number // INCARNATIONS
+            (unproven, held), member = waiting[number], number // INCARNATIONS
             quota = min(left[member], shared) if unproven else left[member]
             limit = held.named + max(0, quota)
             whole = quota > 0 and not (is_large and held.since > overdue and trusted(member))
@@ -306,20 +309,19 @@ class HeldFeeds:
         """Return the number of held updates with the label of the open epoch or a later one, keyed by the
         member's number. Members without any are left out."""
         found = Counter[int]()
-        for feed, held in self._feeds.items():
-            if (number := run_state.number(feed)) is not None and held.boundaries:
-                found[number // INCARNATIONS] += held.labelled(run_state.open_epoch)
+        for number, held in self._of_members(run_state):
+            found[number // INCARNATIONS] += held.labelled(run_state.open_epoch)
         return +found
 
     def active(self, run_state: RunState, since: float) -> set[int]:
         """Return the members from whom updates have come since a time."""
-        feeds = (feed for feed, held in self._feeds.items() if held.grown >= since and held.boundaries)
-        return {number // INCARNATIONS for feed in feeds if (number := run_state.number(feed)) is not None}
+        held_feeds = self._of_members(run_state)
+        return {n // INCARNATIONS for n, held in held_feeds if held.grown >= since and held.boundaries}
 
     def renewing(self, run_state: RunState) -> set[int]:
         """Return the members with waiting updates in a feed that is not yet their current one."""
-        waiting = (run_state.number(feed) for feed, held in self._feeds.items() if held.stop > held.named)
-        return {n // INCARNATIONS for n in waiting if n is not None and not run_state.goes_on_with(n)}
+        waiting = (number for number, held in self._of_members(run_state) if held.stop > held.named)
+        return {number // INCARNATIONS for number in waiting if not run_state.goes_on_with(number)}
 
     def chains(self, run_state: RunState, epoch: int) -> list[tuple[int, int, bytes]] | None:
         """Return (feed number, stop, chain hash at the stop) for each feed that the closes up to `epoch`
@@ -365,10 +367,9 @@ class HeldFeeds:
         updates = Counter[int]()
         for number in run_state.moved(epoch):
             if number not in skipped:
+                steps = run_state.named(number, epoch) - run_state.named(number, epoch - 1)
                 found.setdefault(number // INCARNATIONS, []).extend(self._named(number, epoch, run_state))
-                updates[number // INCARNATIONS] += run_state.named(number, epoch) - run_state.named(
-                    number, epoch - 1
-                )
+                updates[number // INCARNATIONS] += steps
         return {
             member: math.sqrt(sum(one.squares * one.unit**2 for one in named) / updates[member])
             for member, named in found.items()
@@ -393,18 +394,17 @@ class HeldFeeds:
         CLAIMED times as long if a peer claims to have them. The feed ends at the last close whose updates are
         all held. None if there is no such feed, or if `after` is None."""
         run_state = view.run_state
+        if after is None:
+            return None
         for feed, held in self.missing().items():
-            if after is None:
-                break
             patience = after * CLAIMED if view.claimed(feed) else after
             number = run_state.number(feed)
             if number is None or now - held.missing_since < patience:
                 continue
             named_stop = run_state.named_stop(number, held.stop)
             whole = named_stop.stop if named_stop else 0
-            return Amend(
-                number, next(e for e in range(run_state.open_epoch) if run_state.named(number, e) > whole)
-            )
+            later = (epoch for epoch in range(run_state.open_epoch) if run_state.named(number, epoch) > whole)
+            return Amend(number, next(later))
         return None
 
 

@@ -324,7 +324,8 @@ class Guard:
 
     def _judge(self, run_state: RunState) -> list[Decision]:
         """Return the decisions that the last result calls for."""
-        latest, best = self.results[-1], self._best()
+        latest, best = self.results[-1], self._top
+        assert best is not None  # there are results
         if latest.losses is None:
             return []
         if self._patience:
@@ -386,10 +387,6 @@ class Guard:
     def _base_of(self, result: SealResult) -> SealResult | None:
         """Return the base model's result by the same measure; None if there is none."""
         return self._base.get(measure_of(result.said))
-
-    def _best(self) -> SealResult:
-        assert self._top is not None  # there are results
-        return self._top
 
     def _chance(self) -> float:
         """Return the number of standard errors above which a difference from the best result is more than

@@ -11,10 +11,10 @@ they do not hold completely yet.
 Theory of operation.
 
     state        signs   left when
-    STANDING_BY  no      more than half of the stand-ins have elected this key and answer it; only where there
-                         are stand-ins, who know the last decisions, so that nobody is RESTARTED
-    RESTARTED    no      enough peers have told that they have no more of the control feed, or `alone`, from
-                         the start or since it was told so (NobodyElse)
+    STANDING_BY  no      more than half of the stand-ins have elected this key and answer it. This state, in
+                         place of RESTARTED, is for runs with stand-ins, who know the last decisions
+    RESTARTED    no      enough peers have told that they have no more of the control feed; or the organiser
+                         is `alone`, from the start or since NobodyElse
     ORGANISING   yes     decisions have disappeared here (to RESTARTED); stand-ins do not answer, or have
                          elected another (to STANDING_BY); the key may no longer sign (to STOPPED)
     STOPPED      no      never
@@ -249,7 +249,7 @@ class Organiser:
 
     def _standing(self, now: float) -> OrganiserState:
         """Return the state of an organiser whose key may sign, now or later."""
-        if self.known.view.stand_ins or self.known.view.control.key != self._key:
+        if self.known.view.control.stand_ins or self.known.view.control.key != self._key:
             leads = self.known.view.leads(now)
             return OrganiserState.ORGANISING if leads else OrganiserState.STANDING_BY
         signs = self.state is OrganiserState.ORGANISING or self._has_head(now)

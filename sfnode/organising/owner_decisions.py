@@ -70,7 +70,7 @@ def _holds(run_state: RunState, wanted: Decision) -> tuple[bool, str]:
             return _voids(run_state, wanted), "nothing counts by the seals of these epochs and members"
         case Amend(feed=feed, epoch=epoch):
             before = run_state.named(feed, epoch - 1)
-            return before < run_state.named(feed), "no close from this one on has named steps of it"
+            return before < run_state.named(feed), "no close from this one on lists steps of it"
         case Bases(subspace=subspace, digest=digest):
             holds = run_state.may_begin(subspace) and run_state.own_bases(subspace) != digest
             reason = "an epoch of the subspace is open or over, or it has these bases"

@@ -15,7 +15,7 @@ The contribution of each feed is measured and signed first; the search goes alon
 skipped. If skipped work waits, an empty close comes before the close that reaches the budget. The seal of the
 empty close recounts the waiting work, with a factor from a search along it. No rate follows from that search.
 
-Named updates that are missing here are fetched from peers like everything else. They are given up (`amend`)
+Listed updates that are missing here are fetched from peers like everything else. They are given up (`amend`)
 when they have been missing for long (`OrganiserPolicy.amend_after`) while there were peers, and none of them
 has come. Peers who claim to have them delay that, and no more.
 """
@@ -60,7 +60,7 @@ ACTIVE_TIME = 30.0
 a large model on a small machine takes some ten seconds."""
 
 MAX_UNSEALED = 16
-"""Maximum number of closed epochs that wait for their seals. If seals cannot be made because named updates
+"""Maximum number of closed epochs that wait for their seals. If seals cannot be made because listed updates
 are missing, trainers reach the end of their quotas instead of continuing without end."""
 
 SALT_BYTES = 8
@@ -227,8 +227,8 @@ def _recounted(known: Knowledge, epoch: int, judgement: Judgement) -> tuple[Reco
 
 
 def waiting(known: Knowledge) -> tuple[Recount, ...]:
-    """Return the skipped work that counts just before the run ends. A first-order run has none: it was made
-    at larger rates and other weights, and a search along it would cost as much as it could gain."""
+    """Return the skipped work that counts just before the run ends. In a first-order run none does: skipped
+    work was made at larger rates and other weights, and a search along it costs as much as it may gain."""
     if known.policy.steps:
         return ()
     return known.verdicts.recounted(known.run_state, Judgement(), last=True, rate=RATE_ONE)
@@ -288,9 +288,9 @@ RULES: tuple[Rule, ...] = (
     seal_due,
     # new bases, once the present ones have served long enough
     making.bases_due,
-    # a close, once enough updates may be named, or one has waited long enough
+    # a close, once enough updates may be listed, or one has waited long enough
     close_due,
-    # an amendment of a feed whose named steps nobody has (`feeds`)
+    # an amendment of a feed whose listed steps nobody has (`feeds`)
     lambda known, now: known.feeds.lost(known.view, known.policy.amend_after, now),
     # a checkpoint of an epoch that is settled
     making.checkpoint_due,

@@ -20,7 +20,7 @@ rounds.
 The judge of a seal is injected. The shipped judge counts everything, at the manifest's rate. The schedule
 here, a line search or a guard takes its place, and nothing else has to change.
 
-Everything is a function of the decisions and of the updates that closes have named.
+Everything is a function of the decisions and of the updates that closes have listed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Steps:
         """Return the judgement on the oldest epoch without a seal, with its factor and with rate and unit of
         the coming labels.
 
-        `norms`: usual norms of the members whose work its close has named and its seal does not skip, as from
+        `norms`: usual norms of the members whose work its close lists and its seal does not skip, as from
         `feeds.HeldFeeds.norms`. `counts`: number of their updates that change the weights.
         """
         coming = run_state.open_epoch + 1

@@ -63,12 +63,6 @@ class View:
         """State of the run by the control feed."""
         return self._organised.run_state
 
-    @property
-    def stand_ins(self) -> tuple[bytes, ...]:
-        """Keys of the organiser and its stand-ins, more than half of whom store every decision; empty if
-        nobody stands in."""
-        return self.control.stand_ins
-
     def leads(self, now: float) -> bool:
         """Return whether this node organises and more than half of the stand-ins have answered it of late."""
         return self._organised.control.elections.leads(now)

@@ -110,8 +110,8 @@ def write(
     """Verify a log, and write the archive of its run to the new file `out`; return its statement.
 
     `published` is the folder of published bases; those of the run that are stored there are included. Raises
-    UserError as `audit`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file exists,
-    DISK_FULL.
+    UserError as `verify_log`, HISTORY_GONE for a log that has pruned its beginning, BAD_OPTION if the file
+    exists, DISK_FULL.
     """
     if update_log.bases():
         raise UserError(
@@ -168,8 +168,9 @@ def _members(
     yield STATEMENT, BytesIO(statement.model_dump_json(indent=2).encode())
     yield MANIFEST, BytesIO(manifest.canonical())
     with TemporaryFile(dir=beside.absolute().parent) as log:
-        for part in _framed(_entries(run, update_log)):
-            log.write(part)
+        for entry in _entries(run, update_log):
+            data: bytes = msgpack.packb(entry, use_bin_type=True)
+            log.write(len(data).to_bytes(_LENGTH, "big") + data)
         yield LOG, log
     for digest in _published(run, update_log):
         file = bases.path_in(published, digest)
@@ -186,12 +187,6 @@ def _write_member(file: IO[bytes], name: str, content: IO[bytes]) -> None:
     content.seek(0)
     shutil.copyfileobj(content, file, COPIED)
     file.write(bytes(-info.size % BLOCK))
-
-
-def _framed(entries: Iterable[list[Any]]) -> Iterator[bytes]:
-    for entry in entries:
-        data: bytes = msgpack.packb(entry, use_bin_type=True)
-        yield len(data).to_bytes(_LENGTH, "big") + data
 
 
 def _entries(run: RunParameters, update_log: UpdateLog) -> Iterator[list[Any]]:
@@ -245,7 +240,7 @@ def unpack(archive: Path, folder: Path) -> Unpacked:
             members.end()
             found = _statement(verify_log(manifest, update_log), said.version)
         if found != said:
-            raise ValueError("it does not come to what its statement says")
+            raise ValueError("its content does not match its statement")
         layout.manifest.write_text(manifest.to_toml(), encoding="utf-8")
         return Unpacked(manifest, said, layout)
 
@@ -346,7 +341,7 @@ def _framed_in(content: Iterator[bytes]) -> Iterator[list[Any]]:
                 bytes(buffer[place - length : place]), raw=False, use_list=True, **_BOUNDS
             )
             if not (isinstance(entry, list) and len(entry) > 1):
-                raise ValueError("an entry of its log is none")
+                raise ValueError("an entry of its log is no list of a kind and its fields")
             yield entry
         del buffer[:place]
     if buffer:
@@ -372,7 +367,7 @@ class _ArchiveReader:
             fields = [entry[1:] for entry in group]
             count = _FIELDS.get(kind) if type(kind) is int else None  # type: ignore[call-overload]
             if any(len(some) != count for some in fields):
-                raise ValueError("an entry of its log is of no kind that there is")
+                raise ValueError("an entry of its log is of an unknown kind, or lacks fields")
             if kind < self._kind:
                 raise ValueError("the entries of its log are not in order")
             self._kind = kind
@@ -445,7 +440,7 @@ def _number(value: Any) -> int:
 
 def _bytes(value: Any, length: int | None = None) -> bytes:
     if not isinstance(value, bytes) or length not in (None, len(value)):
-        raise ValueError("an entry of its log has not the bytes that it should have")
+        raise ValueError("an entry of its log has a wrong number of bytes, or none")
     return value
 
 

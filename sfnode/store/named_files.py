@@ -44,7 +44,7 @@ class NamedFiles(BaseModel):
         except (OSError, ValidationError) as error:
             raise UserError(
                 Code.DATA_DIR_UNUSABLE,
-                f"cannot read {layout.named}, in which the files are that you have named before",
+                f"cannot read {layout.named}, the list of the files that you have named before",
                 "Remove it, and name them again: --data, --model, --test, --validation, --verifier.",
             ) from error
 

@@ -202,9 +202,9 @@ def let_go(feed: Feed, step: int) -> UserError:
     """Return the error for a step that is no longer stored, because a checkpoint stands for it."""
     return UserError(
         Code.CHECKPOINT_UNUSABLE,
-        f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, which this folder has let go: a "
-        "state before its checkpoint was asked for, or the organiser has changed what counts of what that "
-        "stands for",
+        f"step {step} of the feed of {feed.origin.hex()[:16]} is needed, and this folder has let go of "
+        "it: a state before its checkpoint was asked for, or the organiser has changed which of the updates "
+        "before the checkpoint count",
         "Start it again with --from-checkpoint once the organiser has signed a newer one, or join with "
         "an empty --data-dir.",
     )

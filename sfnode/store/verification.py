@@ -2,7 +2,7 @@
 
 It begins at genesis, or at a checkpoint that the organiser has signed. In an organised run decisions come
 first, because they say which updates may be stored and count. The digest of a seal or checkpoint is compared
-if the log has everything that it names. Missing updates are reported, and are no fault.
+if the log has everything that it covers. Missing updates are reported, and are no fault.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.schema.results import SealsResult, VerifyResult
 from sfnode.store import checkpoint
-from sfnode.store.checkout import Checkout, last_seal
+from sfnode.store.checkout import Checkout, last_seal, whole
 from sfnode.store.checkpoint import CheckpointState
 from sfnode.store.known_feeds import beginning
 from sfnode.store.log import CutRecord, Record, UpdateLog
@@ -34,7 +34,7 @@ from sfprotocol.run_state import RunState, named_digest
 from sfprotocol.segments import drop_updates, first_updates, without_front
 from sfprotocol.signing import Verify, extend, verifies
 from sfprotocol.validation import Verified, fault, labelled_after, verify
-from sfprotocol.weighing import NOTHING, Counted, live, named, once
+from sfprotocol.weighing import Counted, live, named, once
 
 
 def verify_log(
@@ -94,9 +94,7 @@ class _Verification:
         checkout = last_seal(self._run, self._entries, self._frontier.next) if self._run.organised else None
         seals = self._check_seals(checkout) if checkout else None
         if checkout and not as_of_now:
-            self._add(
-                {feed: checkout.counted.get(feed, NOTHING) for feed in (*self._added, *checkout.counted)}
-            )
+            self._add(whole(self._added, checkout.counted))
         else:
             held, run_state = {state.feed: state.next for state in self._frontier}, self._frontier.run_state
             self._add(live(run_state, held) if run_state else {f: once(stop) for f, stop in held.items()})
@@ -138,20 +136,19 @@ class _Verification:
                 self._check_checkpoint(run_state, recorded.decision)
             if run_state.sealed == sealed or not isinstance(recorded.decision, Seal):
                 continue
-            digest = self._named_digest(run_state, sealed)
-            if digest is None:
+            heads = self._heads_of(run_state, sealed)
+            if heads is None:
                 continue
+            digest = named_digest(self._run.run_id, heads)
             if digest != recorded.decision.digest:
                 raise _differs(f"the seal of epoch {sealed} is of other updates")
             checked, last = checked + 1, digest
-        positions = run_state.positions().items()
+        positions, next_step = run_state.positions().items(), self._frontier.next
         return SealsResult(
             decisions=len(self._entries),
             sealed=run_state.sealed,
             checked=checked,
-            behind=sum(
-                max(0, stop - self._frontier.next(run_state.feed(number))) for number, stop in positions
-            ),
+            behind=sum(max(0, stop - next_step(run_state.feed(number))) for number, stop in positions),
             named_digest=last.hex() if last else None,
             epoch=checkout.epoch,
             updates=checkout.updates,
@@ -181,11 +178,6 @@ class _Verification:
             found.append((number, stop, head))
         return found
 
-    def _named_digest(self, run_state: RunState, epoch: int) -> bytes | None:
-        """Return the digest of the steps that closes up to that of `epoch` list; None if some are missing."""
-        heads = self._heads_of(run_state, epoch)
-        return None if heads is None else named_digest(self._run.run_id, heads)
-
     def _check_checkpoint(self, run_state: RunState, stated: Checkpoint) -> None:
         """Compare a checkpoint that was just stated with the updates that count by the decisions so far."""
         heads = self._heads_of(run_state, stated.epoch)
@@ -197,9 +189,7 @@ class _Verification:
             known = self._bases.get(feed)
             label = known[3:] if known and known.step == stop else self._log.label(feed, stop)
             bases.append((number, Base(feed, stop, head, *label)))
-        counted = named(run_state, stated.epoch)
-        gone = {feed: NOTHING for feed in self._added if feed not in counted}
-        self._add({**gone, **counted})
+        self._add(whole(self._added, named(run_state, stated.epoch)))
         if (feeds_digest(self._run.run_id, bases), self._core.digest()) != (stated.feeds, stated.cores):
             raise _differs(f"the checkpoint of epoch {stated.epoch} has other digests")
 
@@ -241,15 +231,13 @@ class _Verification:
         base, segment = self._bases.get(record.feed), record.segment
         if base is None or segment.first >= base.step:
             return record
-        return (
-            record._replace(segment=without_front(segment, base.step)) if segment.stop > base.step else None
-        )
+        beyond = segment.stop > base.step
+        return record._replace(segment=without_front(segment, base.step)) if beyond else None
 
     def _checked(self, record: Record) -> Verified | None:
         """Return the part of this record that counts, recomputed and verified.
 
-        None if the signature is right, but the organiser has not named this history or not admitted its
-        origin.
+        None if the signature is right, but closes list another history, or the origin is not admitted.
         """
         run, state, segment = self._run, self._frontier.state(record.feed), record.segment
         run_state = self._frontier.run_state
@@ -279,12 +267,10 @@ class _Verification:
         state = self._frontier.state(feed)
         segment, _, counted, chain = found
         parts = first_updates(segment.parts, counted)
-        heads = self._heads.setdefault(feed, {})
-        for stop, head in _heads_at(state.chain, segment.first, parts, self._stops(feed, cut)):
-            heads[stop] = head
+        stops = _heads_at(state.chain, segment.first, parts, self._stops(feed, cut))
+        self._heads.setdefault(feed, {}).update(stops)
         epoch = parts[-1].epoch if parts else state.epoch
-        labelled = labelled_after(state, parts)
-        self._frontier.advance(feed, segment.first + counted, chain, epoch, labelled)
+        self._frontier.advance(feed, segment.first + counted, chain, epoch, labelled_after(state, parts))
         if self._run.organised and counted < segment.count:
             self._frontier.stop(feed)
         self._signatures += segment.signature != UNSIGNED

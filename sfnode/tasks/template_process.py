@@ -66,27 +66,26 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"a namespace has no attribute {name}")
 
 
-def make_environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment for which chat templates are written, as transformers makes it."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    made.filters["tojson"] = _to_json
-    made.globals |= {
-        "raise_exception": _raise,
-        "strftime_now": TODAY.strftime,
-        "namespace": PlainNamespace,
-        "dict": lambda *given, **named: dict(*given, **named),
-    }
-    return made
-
-
 def _to_json(value: Any, **options: Any) -> str:
     return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def _raise(message: str) -> None:
     raise TemplateError(message)
+
+
+ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+)
+"""The environment for which chat templates are written, as transformers makes it."""
+
+ENVIRONMENT.filters["tojson"] = _to_json
+ENVIRONMENT.globals |= {
+    "raise_exception": _raise,
+    "strftime_now": TODAY.strftime,
+    "namespace": PlainNamespace,
+    "dict": lambda *given, **named: dict(*given, **named),
+}
 
 
 @lru_cache(maxsize=TEMPLATES)
@@ -102,8 +101,6 @@ def answer(request: tuple[str, dict[str, Any]]) -> dict[str, Any]:
         return {"broke": f"it writes more than {LONGEST:,} characters"}
     return {"text": text}
 
-
-ENVIRONMENT = make_environment()
 
 if __name__ == "__main__":
     serve(answer)

@@ -176,7 +176,8 @@ class Schema(Table):
     @cached_property
     def listed(self) -> frozenset[str]:
         """The values of `enum`, as canonical JSON."""
-        return frozenset(canonical(_as_read(value)) for value in self.enum)
+        read = (value if isinstance(value, str | bool) else float(value) for value in self.enum)
+        return frozenset(map(canonical, read))
 
 
 def conforms(value: Any, schema: Schema) -> bool:
@@ -226,10 +227,6 @@ def _is(value: Any, name: str) -> bool:
         case float():
             return name == "number" or (name == "integer" and value.is_integer())
     return name == "null"
-
-
-def _as_read(value: str | bool | int | float) -> str | bool | float:
-    return value if isinstance(value, str | bool) else float(value)
 
 
 def _all(schema: Schema) -> Iterator[Schema]:

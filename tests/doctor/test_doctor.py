@@ -231,7 +231,7 @@ def test_without_a_time_server_the_peers_clocks_count() -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """Return the path of a file system of 256 KiB."""
     place = tmp_path / "tiny"
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True)

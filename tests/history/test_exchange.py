@@ -1,4 +1,4 @@
-"""Archives come into folders: a swarm without a network, by what is carried from one machine to the other."""
+"""Tests of imported archives, by which a swarm works without a network."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from sfprotocol.messages import Card, EpochScalars, Feed, Succession, Vote
 from sfprotocol.signing import card_message
 from tests.node.helpers import manifest, record
 from tests.protocol.feeds import origin_of, signing_key
+from tests.refusals import fails_with, refused
 from tests.store.folders import Folder, joined, organised
 
 RUN = organised(manifest("carried", update_budget=1000, scalar_limit=1000))
@@ -41,7 +42,7 @@ def files(folder: Path) -> list[str]:
 
 
 def test_two_folders_train_apart_and_end_with_one_model(tmp_path: Path) -> None:
-    """The organiser's machine and another one never meet: only files go to and fro."""
+    """The organiser's machine and another one exchange files only."""
     here, there = tmp_path / "here", tmp_path / "there"
     with Folder(here, RUN, "a", organises=True) as a:
         a.admit("a", "b")
@@ -91,7 +92,8 @@ def test_an_open_run_is_carried_as_well(tmp_path: Path) -> None:
 
 
 def test_of_a_fork_the_sealed_history_is_kept(tmp_path: Path) -> None:
-    """b's folder was copied, and both copies went on; the organiser has sealed what one of them has made."""
+    """Folder b was copied, and both copies continued its feed. The organiser has sealed the work of one of
+    them."""
     with Folder(tmp_path / "here", RUN, "a", organises=True) as a:
         a.admit("a", "b")
         file = carried(a, tmp_path / "file")
@@ -157,9 +159,8 @@ def test_published_bases_go_along(tmp_path: Path) -> None:
     whole = file.read_bytes()
     place = whole.index(bytes([3] * 32))
     file.write_bytes(whole[:place] + b"\x04" + whole[place + 1 :])
-    with pytest.raises(UserError, match="has the digest") as refused:
+    with refused(Code.ARCHIVE_UNUSABLE, "has the digest"):
         take_in(file, tmp_path / "other")
-    assert refused.value.code is Code.ARCHIVE_UNUSABLE
     assert not (tmp_path / "other").exists()
 
 
@@ -216,18 +217,16 @@ def file(tmp_path: Path) -> Path:
 def test_an_archive_of_another_run_changes_nothing(file: Path, tmp_path: Path) -> None:
     joined(tmp_path / "other", organised(manifest("other")))
     before = files(tmp_path)
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.WRONG_RUN):
         take_in(file, tmp_path / "other")
-    assert refused.value.code is Code.WRONG_RUN
     assert set(files(tmp_path)) - set(before) == {"other/lock"}
 
 
 def test_a_broken_archive_leaves_nothing_behind(file: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-2000])
     before = files(tmp_path)
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.ARCHIVE_UNUSABLE):
         take_in(file, tmp_path / "new")
-    assert refused.value.code is Code.ARCHIVE_UNUSABLE
     assert files(tmp_path) == before
 
 
@@ -254,7 +253,7 @@ def test_the_folder_of_a_running_node_is_refused(file: Path, tmp_path: Path) -> 
 
 
 def test_large_logs_take_turns_as_links_do(tmp_path: Path) -> None:
-    """More than a link has room for at once, and more than an origin may bring in a second."""
+    """The logs exceed a link's room, and an origin's rate."""
     run = manifest("large", update_budget=1_000_000, epoch_updates=200_000)
     with Folder(tmp_path / "here", run) as here, Folder(tmp_path / "there", run) as there:
         made: list[int] = []

@@ -1,4 +1,4 @@
-"""Figures that are measured anew are compared with those that were signed."""
+"""Tests of worths that are measured again and compared with the signed ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANIFEST = organised(manifest())
 
 
 class Engine:
-    """Says that every update is worth a hundredth, and remembers where it was asked."""
+    """An engine that measures 0.01 for every update, and remembers what was asked."""
 
     def __init__(self) -> None:
         self.core = Core(*MANIFEST.core_shape)

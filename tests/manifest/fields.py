@@ -1,4 +1,4 @@
-"""Fields of manifests, as few as there can be."""
+"""Minimal fields of manifests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def changed(section: str, **fields: Any) -> dict[str, Any]:
 def organised(
     *, data: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **fields: Any
 ) -> dict[str, Any]:
-    """The fields of an organised run with one deputy."""
+    """Return the fields of an organised run with one deputy."""
     said = {"organiser": ORGANISER.hex(), "deputies": [DEPUTY.hex()], "quota": 100} | fields
     return FIELDS | {
         "admission": "organised",

@@ -1,4 +1,4 @@
-"""Admission: an organised run says whom it trusts, an open one nobody."""
+"""Tests of admission: an organised run names the keys that it trusts, an open run none."""
 
 from __future__ import annotations
 

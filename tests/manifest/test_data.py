@@ -1,4 +1,4 @@
-"""The sources of rows: what may validate, and which are files."""
+"""Tests of sources: which rows may validate, and which sources are files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a first-order run is, and which manifests of one are refused (SPEC U11, M1)."""
+"""Tests of first-order runs' manifests, sound and refused (SPEC U11, M1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODY = [f"layers.{number}.q:576x576" for number in range(84)]
 
 
 def fields(*targets: str, **changes: Any) -> dict[str, Any]:
-    """The fields of a first-order run, with other `targets`, or other values in some section."""
+    """Return the fields of a first-order run with these `targets` and these changes of sections."""
     found = organised(training=TRAINING) | {"protocol": 4}
     found["model"] = found["model"] | {"targets": list(targets or BODY)}
     return found | {

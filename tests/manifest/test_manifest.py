@@ -1,4 +1,4 @@
-"""The run manifest: what it refuses, and that it survives its two forms."""
+"""Tests of the manifest: what it refuses, and that both of its forms read back as written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sfnode.manifest import MAX_CORE_BYTES, MAX_CORES_BYTES, MAX_DESCRIPTION, Ma
 from sfnode.manifest.sections import sorted_keys
 from sfprotocol.messages import PROTOCOL_VERSION
 from tests.manifest.fields import FIELDS, PARENT, REWARD, changed, organised
+from tests.refusals import fails_with, refused
 
 
 @pytest.mark.parametrize("template", ["{text}", "{text}\nIt was", "{text}\r\nIt was"])
@@ -26,17 +27,15 @@ def test_both_forms_of_a_manifest_name_the_same_run(tmp_path: Path, template: st
 def test_bytes_that_are_not_canonical_are_refused() -> None:
     encoded = Manifest.model_validate(FIELDS).canonical()
     for bad in (encoded + b"\x00", encoded[:-1], b"\xc0", b""):
-        with pytest.raises(UserError) as caught:
+        with fails_with(Code.BAD_MANIFEST):
             Manifest.from_canonical(bad, "a peer")
-        assert caught.value.code is Code.BAD_MANIFEST
 
 
 def test_a_newer_protocol_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f"protocol = {PROTOCOL_VERSION + 1}\nsomething_new = true\n")
-    with pytest.raises(UserError, match=f"speaks protocol {PROTOCOL_VERSION + 1}") as caught:
+    with refused(Code.NEWER_PROTOCOL, f"speaks protocol {PROTOCOL_VERSION + 1}"):
         Manifest.from_toml(path)
-    assert caught.value.code is Code.NEWER_PROTOCOL
 
 
 def version_1() -> dict[str, Any]:
@@ -60,9 +59,8 @@ def test_an_extension_that_may_change_the_state_refuses_the_run_and_another_does
         lambda: Manifest.from_canonical(critical.canonical(), "a peer"),
         lambda: Manifest.from_toml(tmp_path / "run.toml"),
     ):
-        with pytest.raises(UserError, match="kind 8") as caught:
+        with refused(Code.NEWER_PROTOCOL, "kind 8"):
             read()
-        assert caught.value.code is Code.NEWER_PROTOCOL
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,7 @@ def sized(run: dict[str, Any], targets: int, **training: int) -> dict[str, Any]:
 def test_a_core_that_takes_too_much_is_refused_with_the_numbers(
     run: dict[str, Any], targets: int, rank: int, tmp_path: Path
 ) -> None:
-    """M9."""
+    """The bound is SPEC M9's."""
     told = rf"{targets} targets at rank {rank} takes .*, and 134 MB is the most"
     with pytest.raises(ValueError, match=told):
         Manifest.model_validate(sized(run, targets, rank=rank))
@@ -190,7 +188,7 @@ def test_a_core_that_takes_too_much_is_refused_with_the_numbers(
 
 @pytest.mark.parametrize(("targets", "rank"), [(560, 32), (600, 128), (4096, 64), (16, 1024)])
 def test_the_largest_models_are_within_the_bound(targets: int, rank: int) -> None:
-    """Of 70B parameters: 80 layers of 7 matrices."""
+    """A model of 70B parameters has 80 layers of 7 matrices."""
     assert Manifest.model_validate(sized(FIELDS, targets, rank=rank)).core_bytes <= MAX_CORE_BYTES
 
 
@@ -203,7 +201,7 @@ def test_the_epochs_of_an_open_run_take_no_more_than_the_bound_together() -> Non
 
 
 def test_an_organised_run_goes_on_in_its_last_subspace() -> None:
-    """It has as many epochs as its organiser closes: what they take is bounded all the same."""
+    """It has as many epochs as its organiser closes, so the number of subspaces is bounded."""
     fields = sized(organised(subspace_epochs=3), 560, epoch_updates=1, update_budget=60_000)
     run = Manifest.model_validate(fields).parameters()
     assert (run.last_subspace + 1) * 8 * 560 * 32**2 <= MAX_CORES_BYTES

@@ -1,4 +1,4 @@
-"""The base model of a run: its targets, and the run that it comes from."""
+"""Tests of the base model's table: targets, and a parent run."""
 
 from __future__ import annotations
 

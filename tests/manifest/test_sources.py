@@ -1,4 +1,4 @@
-"""What everybody may know of where a model and rows come from."""
+"""Tests of the public names of models and rows."""
 
 from __future__ import annotations
 

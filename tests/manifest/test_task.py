@@ -1,4 +1,4 @@
-"""The task of a run: which ones can be measured, and rewards."""
+"""Tests of a manifest's task: classes, metrics and rewards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reward(**fields: Any) -> dict[str, Any]:
 
 
 def test_classes_have_the_same_numbers_on_the_node_that_wrote_the_manifest_and_on_those_that_got_it() -> None:
-    """A verbalizer's order numbers the outputs of a classification head, and canonical bytes sort it."""
+    """The verbalizer's order numbers a head's outputs, and the canonical encoding sorts its keys."""
     task = Task(
         kind="sequence-classification",
         template="{sentence}",

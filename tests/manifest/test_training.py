@@ -1,4 +1,4 @@
-"""The numbers of the update rule: those that no run can have, and those that a run need not say."""
+"""Tests of the numbers of the update rule: their bounds, and their defaults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sfnode.engine.estimator import quantise
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import READING, Task
 from sfnode.manifest.training import (
@@ -21,6 +21,7 @@ from sfnode.manifest.training import (
     units_of,
 )
 from tests.manifest.fields import FIELDS, changed, organised
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -53,12 +54,11 @@ def test_numbers_that_no_run_can_have_are_refused(fields: dict[str, Any]) -> Non
 
 
 def test_a_manifest_file_with_such_a_number_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """Also one that a peer has sent, or that was edited."""
+    """The file may come from a peer, or from an editor."""
     file = tmp_path / "run.toml"
     file.write_text(Manifest.model_validate(FIELDS).to_toml().replace("epsilon = 0.001", "epsilon = 1e-300"))
-    with pytest.raises(UserError, match=r"is not valid: training\.epsilon: points nearer than") as refused:
+    with refused(Code.BAD_MANIFEST, "is not valid: training.epsilon: points nearer than"):
         Manifest.from_toml(file)
-    assert refused.value.code is Code.BAD_MANIFEST
 
 
 @pytest.mark.parametrize("epsilon", [LEAST_EPSILON, 1.0])
@@ -77,7 +77,7 @@ def test_the_least_epsilon_is_a_number_in_every_format_of_an_engine(dtype: torch
 
 
 def test_at_the_bounds_of_the_unit_a_scalar_is_the_largest_or_none() -> None:
-    """The difference of two losses in float32: 2^-24 between 1/2 and 1, or 128 nats."""
+    """Two losses in float32 differ by 2^-24 at least between 1/2 and 1, and here by 128 nats at most."""
     largest = Training().largest_scalar
     assert quantise(2.0**-24 / 2, LEAST_DELTA, largest) == largest
     assert quantise(128 / (2 * LEAST_EPSILON), LEAST_DELTA, largest) == largest

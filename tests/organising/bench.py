@@ -1,4 +1,4 @@
-"""An organiser on a virtual clock, with the control feed and the updates that it would have around it."""
+"""A bench: one organiser on a virtual clock, with a control feed and updates that the test supplies."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def skipping(members: set[int]) -> Judge:
 UNEVALUATED = OrganiserPolicy(
     target_updates=100, longest_epoch=60.0, seal_wait=0.0, quota=1024, update_forwards=8
 )
-"""Seals at once; most tests are about closes."""
+"""Policy that seals at once. Most tests are about closes."""
 
 EVALUATED = replace(UNEVALUATED, seal_wait=30.0)
 
@@ -81,13 +81,13 @@ AGAIN = ("decisions", "_credits", "_judged")
 
 
 def state_of(run_state: RunState) -> str:
-    """Return everything that decisions have made, but for their number and what is worked out again."""
+    """Return the run state in text form, without the number of decisions and without caches."""
     told = {name: value for name, value in vars(run_state).items() if name not in AGAIN}
     return repr(told | {"quotas": vars(run_state.quotas)})
 
 
 class Node(View):
-    """A node of which its organiser reads what a test has put there: nobody has signed anything."""
+    """A node whose content the test has put there. Nothing is signed."""
 
     def __init__(self, run_state: RunState) -> None:
         self.folded = run_state
@@ -107,7 +107,7 @@ class Node(View):
         return self.folded
 
     def decide(self, decision: Decision) -> None:
-        """Let the control feed grow."""
+        """Add a decision to the control feed."""
         record = encode(decision)
         chain = extend(self.feed.chain, self.feed.term, record)
         self.feed._append(Entry(self.feed.term, record, b""), chain)
@@ -149,9 +149,9 @@ class Bench:
     policy: OrganiserPolicy = UNEVALUATED
     alone: bool = False
     key: bytes = KEY
-    """Another one than the organiser's stands in, if it is named."""
+    """Key of this organiser. If it is not the run's organiser's key, it is a stand-in's."""
     leads: bool = False
-    """Whether enough of those who stand in have elected it, and answer."""
+    """Whether more than half of the stand-ins have elected this key, and answer."""
     judge: Judge = CONSTANT
     budget: int = BUDGET
     bases: bytes = b""
@@ -183,7 +183,7 @@ class Bench:
         self.start()
 
     def start(self) -> None:
-        """Start an organiser on what is here, as after a restart."""
+        """Start an organiser from the node's present content, as after a restart."""
         self.organiser = Organiser(
             self.node, self.policy, self.judge, key=self.key, draw=self._draw, alone=self.alone,
             stands_in=self.key != KEY, now=self.now,
@@ -209,7 +209,7 @@ class Bench:
     # -- events ------------------------------------------------------------------------------------
 
     def do(self, *events: Event) -> list[Action]:
-        """Tell what happens; without an event that a round was carried out."""
+        """Pass events to the organiser, a Round if none is given. Return its actions."""
         actions = [
             action for event in events or [Round()] for action in self.organiser.handle(event, self.now)
         ]
@@ -231,7 +231,7 @@ class Bench:
         return actions
 
     def commit(self) -> None:
-        """Let the control feed grow by what is to be signed."""
+        """Add the waiting decisions to the control feed."""
         waiting, self.outbox = self.outbox, []
         for sign in waiting:
             known = self.positions.setdefault(sign.position, sign.decision)
@@ -249,20 +249,20 @@ class Bench:
                 self.end(self.run_state.feed(sign.decision.feed), self.run_state.named(sign.decision.feed))
 
     def end(self, feed: Feed, at: int) -> None:
-        """Let go of a feed, and fetch again what is left of it."""
+        """Drop a feed, and fetch its steps before `at` again."""
         kept = [one for one in self.boundaries[feed] if one.stop <= at]
         self.hold(feed, [])
         self.hold(feed, kept)
 
     def hold(self, feed: Feed, boundaries: list[Boundary]) -> None:
-        """Have other updates of a feed here than before."""
+        """Replace the held updates of a feed."""
         self.boundaries.pop(feed, None)
         if boundaries:
             self.boundaries[feed] = boundaries
         self.do(Round((feed,)))
 
     def check(self, decision: Decision) -> None:
-        """Check what holds of every close."""
+        """Check the rules that every close keeps."""
         if not isinstance(decision, Close):
             return
         taken: dict[int, list[int]] = {}
@@ -280,7 +280,7 @@ class Bench:
             assert sum(several) - max(several) < quota, "the last one as a whole, as it was signed"
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, with a round whenever one is due."""
+        """Let time pass, and send a Round whenever one is due."""
         until = self.now + seconds
         while self.organiser.next_deadline() <= until:
             self.now = max(self.now, self.organiser.next_deadline())
@@ -290,7 +290,7 @@ class Bench:
     # -- what happens around it --------------------------------------------------------------------
 
     def begin(self, *names: str, quota: int = 1000) -> Bench:
-        """Let a peer tell that it has no more than we, and admit these members."""
+        """Link a peer that has no more decisions than this node, and admit these members."""
         self.link()
         self.advance(31.0)
         for name in names:
@@ -298,7 +298,7 @@ class Bench:
         return self
 
     def link(self, peer: str = "peer", decided: int | None = None) -> None:
-        """Let a peer tell that it has so many decisions, by default as many as we."""
+        """Link a peer that claims to have `decided` decisions, by default as many as this node."""
         self.node.linked[peer] = self.run_state.decisions if decided is None else decided
         self.do()
 
@@ -315,8 +315,8 @@ class Bench:
         size: int = 10,
         zeros: int = 0,
     ) -> None:
-        """Let a feed grow by a segment here, with scalars of this size but for so many `zeros`, and by as
-        much at a peer if `shown`."""
+        """Add a segment of `count` updates to a feed, with scalars of this size and `zeros` zero updates. If
+        `shown`, a peer holds it, too."""
         boundaries = self.boundaries.setdefault(feed, [])
         first = boundaries[-1].stop if boundaries else 0
         label = self.run_state.open_epoch if label is None else label
@@ -327,7 +327,7 @@ class Bench:
         self.do(Round((feed,)))
 
     def vector(self, feed: Feed, squares: int, *, moves: bool = True) -> None:
-        """Let a feed grow by one update of a first-order run, here and at a peer."""
+        """Add one update of a first-order run to a feed, on this node and at a peer."""
         boundaries = self.boundaries.setdefault(feed, [])
         stop, label = boundaries[-1].stop + 1 if boundaries else 1, self.run_state.open_epoch
         unit = self.run_state.rate_from(label).unit

@@ -1,4 +1,4 @@
-"""Who is admitted without asking the owner, and who waits."""
+"""Tests of admissions: which join requests are granted without the owner, and which wait."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_state_with(uses: int) -> tuple[RunState, Ed25519PrivateKey]:
 
 
 def granted(join_requests: PendingJoinRequests, run_state: RunState, now: float = 0.0) -> list[Admit]:
-    """Admit whom nobody has to be asked for."""
+    """Grant all join requests that need no owner; return the admissions."""
     admits = []
     while admit := join_requests.next(run_state, now):
         run_state.apply(Recorded(admit))
@@ -91,8 +91,7 @@ def test_the_policy_says_who_is_admitted_and_who_waits(
 
 
 def test_an_invitation_admits_as_many_as_it_has_uses() -> None:
-    run_state, key = run_state_with(2)
-    join_requests = PendingJoinRequests(RUN_ID, LINKS)
+    (run_state, key), join_requests = run_state_with(2), PendingJoinRequests(RUN_ID, LINKS)
     for name in ("anne", "bob", "carol"):
         join_requests.hear(invited(name, key), "peer", run_state, 0.0)
     assert len(granted(join_requests, run_state)) == 2
@@ -100,8 +99,7 @@ def test_an_invitation_admits_as_many_as_it_has_uses() -> None:
 
 
 def test_a_revoked_invitation_admits_nobody() -> None:
-    run_state, key = run_state_with(2)
-    join_requests = PendingJoinRequests(RUN_ID, LINKS)
+    (run_state, key), join_requests = run_state_with(2), PendingJoinRequests(RUN_ID, LINKS)
     join_requests.hear(invited("anne", key), "peer", run_state, 0.0)
     run_state.apply(Recorded(RevokeInvitation(0, 0)))
     join_requests.hear(invited("bob", key), "peer", run_state, 0.0)
@@ -109,8 +107,7 @@ def test_a_revoked_invitation_admits_nobody() -> None:
 
 
 def test_a_voucher_is_for_one_origin_one_run_and_one_invitation() -> None:
-    run_state, key = run_state_with(5)
-    join_requests = PendingJoinRequests(RUN_ID, LINKS)
+    (run_state, key), join_requests = run_state_with(5), PendingJoinRequests(RUN_ID, LINKS)
     stolen = replace(invited("anne", key), origin=feed_of("mallory").origin)
     elsewhere = invited("mallory", invitation_key(bytes(32), SECRET))
     for join_request in (stolen, elsewhere, invited("mallory", key, 2), invited("mallory", key, 0)):
@@ -119,8 +116,7 @@ def test_a_voucher_is_for_one_origin_one_run_and_one_invitation() -> None:
 
 
 def test_admissions_come_at_the_rate_of_the_policy_in_their_order() -> None:
-    run_state, _ = run_state_with(0)
-    join_requests = PendingJoinRequests(RUN_ID, ANYONE)
+    run_state, join_requests = RunState(budget=1000, rate=1), PendingJoinRequests(RUN_ID, ANYONE)
     names = [f"newcomer {number}" for number in range(6)]
     for name in names:
         join_requests.hear(working(name), "peer", run_state, 0.0)
@@ -131,8 +127,7 @@ def test_admissions_come_at_the_rate_of_the_policy_in_their_order() -> None:
 
 
 def test_one_link_does_not_push_out_what_others_have_brought() -> None:
-    run_state, _ = run_state_with(0)
-    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
+    run_state, join_requests = RunState(budget=1000, rate=1), PendingJoinRequests(RUN_ID, APPROVE)
     join_requests.hear(plain("honest"), "peer", run_state, 0.0)
     for number in range(2 * MAX_PENDING):
         join_requests.hear(plain(f"invented {number}"), "flooder", run_state, 1.0)
@@ -142,8 +137,7 @@ def test_one_link_does_not_push_out_what_others_have_brought() -> None:
 
 
 def test_what_waits_is_bounded_in_all_and_the_oldest_goes_first() -> None:
-    run_state, _ = run_state_with(0)
-    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
+    run_state, join_requests = RunState(budget=1000, rate=1), PendingJoinRequests(RUN_ID, APPROVE)
     for number in range(MAX_PENDING + 5):
         join_requests.hear(plain(f"newcomer {number}"), f"peer {number}", run_state, 0.0)
     waiting = [join_request.origin for join_request in join_requests.waiting(run_state, 0.0)]
@@ -152,8 +146,7 @@ def test_what_waits_is_bounded_in_all_and_the_oldest_goes_first() -> None:
 
 
 def test_a_join_request_that_is_not_repeated_expires() -> None:
-    run_state, _ = run_state_with(0)
-    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
+    run_state, join_requests = RunState(budget=1000, rate=1), PendingJoinRequests(RUN_ID, APPROVE)
     for name in ("anne", "bob"):
         join_requests.hear(plain(name), "peer", run_state, 0.0)
     join_requests.hear(plain("anne"), "other", run_state, PENDING_TIME - 1)
@@ -161,8 +154,7 @@ def test_a_join_request_that_is_not_repeated_expires() -> None:
 
 
 def test_who_is_a_member_does_not_wait() -> None:
-    run_state, _ = run_state_with(0)
-    join_requests = PendingJoinRequests(RUN_ID, APPROVE)
+    run_state, join_requests = RunState(budget=1000, rate=1), PendingJoinRequests(RUN_ID, APPROVE)
     join_requests.hear(plain("anne"), "peer", run_state, 0.0)
     run_state.apply(Recorded(Admit(feed_of("anne").origin, 10, 0)))
     join_requests.hear(plain("anne"), "peer", run_state, 1.0)

@@ -1,5 +1,4 @@
-"""Decisions of every kind cost what they say, however many there have been: a control feed that is full of
-one kind is read in a time that grows with its length, and not with the square of it."""
+"""Tests of the cost of decisions: reading a control feed full of one kind takes time linear in its length."""
 
 from __future__ import annotations
 
@@ -41,9 +40,9 @@ from sfprotocol.decisions import (
 from sfprotocol.messages import Authority, Entry, RunParameters
 from tests.protocol.organised import DIGEST, admit, close, origin, seal
 
-FEW = 2_000
-"""Decisions of a kind, and then twice as many. Calls are counted and not timed, so that 10,000, which take
-five times as long, tell nothing else."""
+FEW = 250
+"""Number of decisions of a kind; the test compares it with twice as many. Calls are counted and not timed. A
+call for each pair of decisions would show at a tenth of this number."""
 
 RUN = RunParameters(
     bytes(32), 100, 1 << 31, 2, 1000, Authority(bytes(32), bytes(32), (), 1), 1 << 20, bases=DIGEST
@@ -51,7 +50,7 @@ RUN = RunParameters(
 
 
 def closes(count: int) -> list[Decision]:
-    """So many closes, which name a step of each of three members."""
+    """Return closes, each of which lists a step of three members."""
     return [admit(0), admit(1, 0), admit(2, 0), *(close(n, {0: 1, 64: 1, 128: 1}) for n in range(count))]
 
 
@@ -114,7 +113,7 @@ STORIES: dict[type, list[Story]] = {
     Oversized: [lambda n: (sealed, (Oversized(k, (0,)) for k in range(n)))],
     Unknown: [lambda n: (nothing, (Unknown(13) for _ in range(n)))],
 }
-"""For each kind what may make it cost much: what comes before, and so many of it."""
+"""Stories for each kind that may be costly: earlier decisions, and `n` decisions of the kind."""
 
 
 def entries(said: Iterable[Decision]) -> list[Entry]:
@@ -128,7 +127,7 @@ def beginning(make: Callable[[int], list[Decision]], count: int) -> list[Entry]:
 
 
 def calls(work: Callable[[], Any]) -> int:
-    """Return how many functions of Python and C `work` calls, and how often its generators go on."""
+    """Return the number of calls of Python and C functions in `work`, resumed generators included."""
     number = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
@@ -144,7 +143,7 @@ def calls(work: Callable[[], Any]) -> int:
 
 
 def cost(story: Story, count: int) -> int:
-    """Return what it costs to take in so many decisions, and to ask once for what all have said."""
+    """Return the number of calls for reading `count` decisions and asking once for all results."""
     make, asked = story(count)
     before = beginning(make, count)
     history, every = RunHistory(RUN).follow(before), [*before, *entries(asked)]

@@ -1,4 +1,5 @@
-"""A run goes back to its best seal when it gets worse, and ends when it no longer improves."""
+"""Tests of the guard: a run goes back to its best seal when it gets worse, and ends when it no longer
+improves."""
 
 from __future__ import annotations
 
@@ -62,13 +63,13 @@ class Run:
         """The decisions that the guard has made."""
         self.decided: list[Decision] = []
         self.rows: F64 = self.random.normal(0, 0.3, ROWS)
-        """How much harder a row is than others."""
+        """Additional loss of each row."""
         self.rows -= self.rows.mean()
         self.decide(Admit(bytes(32), 1 << 30, 0))
         self.publish(0, self.losses(base), base=True)
 
     def losses(self, mean: float) -> F64:
-        """Return losses of the rows by a model whose mean loss over all possible rows is this."""
+        """Return the rows' losses by a model with mean loss `loss` over all possible rows."""
         return mean + self.rows + self.random.normal(0, self.noise, ROWS)
 
     def decide(self, decision: Decision) -> None:
@@ -99,8 +100,8 @@ class Run:
         return seal
 
     def epoch(self, loss: float | F64, right: float | None = None) -> list[Decision]:
-        """Seal epochs until one is worth an evaluation, and let it come to this loss, and share of right
-        answers; return what is decided."""
+        """Seal epochs until one is evaluated, with this loss and share of right answers; return the
+        decisions."""
         assert not self.run_state.finished
         assert self.run_state.open_epoch < 500, "it does not come to an end"
         while self.guard.discards(self.run_state.sealed):
@@ -235,7 +236,8 @@ def test_a_run_that_ends_where_it_is_worse_than_at_its_best_goes_back_to_that() 
 
 
 def test_what_is_better_by_the_figure_that_is_shown_is_kept_whatever_its_loss() -> None:
-    """As of a head whose loss rises as it becomes surer of itself: 80 % are not taken back for 77.4 %."""
+    """The loss of a head rises as it becomes surer. An accuracy of 80 % is not taken back in favour of 77.4
+    %."""
     run = Run(budget=20_000)
     run.learn(0.6, 0.5)
     assert not run.epoch(0.40, 0.774)
@@ -297,7 +299,7 @@ def test_a_run_that_hardly_moves_is_left_to_its_owner() -> None:
 
 
 def answered(run: Run, right: float) -> F64:
-    """Losses of rows of which so many, others every time, get the reward 1, and the rest 0."""
+    """Return each row's loss: 0, a right answer, with probability `right`, and 1 otherwise."""
     return np.asarray(run.random.random(ROWS) > right, float)
 
 
@@ -383,7 +385,7 @@ def voids(run: Run, means: Sequence[float]) -> int:
 
 @pytest.mark.parametrize("noise", [0.05, 0.3])
 def test_noise_alone_never_takes_anything_back(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models that differ by chance, after something was learnt."""
+    """The models differ by chance only, after something was learnt."""
     monkeypatch.setattr(policy, "PATIENCE", 1000)
     runs = (Run(seed=seed, noise=noise, budget=1 << 31) for seed in range(20))
     assert sum(voids(run, [0.6, 0.5, *[0.4] * 40]) for run in runs) == 0
@@ -402,7 +404,7 @@ def measured(loss: float) -> EvaluationOfRows:
 
 
 def epoch(bench: Bench, loss: float) -> None:
-    """Let an epoch be made, evaluated, sealed and judged."""
+    """Go through an epoch: updates, evaluation, seal and judgement."""
     asked = len(bench.asked)
     while len(bench.asked) == asked:
         bench.update(ANNE, 100)
@@ -413,7 +415,7 @@ def epoch(bench: Bench, loss: float) -> None:
 
 
 def spoilt() -> Bench:
-    """Return a run whose epoch 2 was taken back, with 30 updates of Bob's that nobody has heard of."""
+    """Return a run whose epoch 2 was taken back, and 30 updates of Bob's that no other node holds."""
     bench = Bench(policy=GUARDED, judge=skipping(set())).begin("anne", "bob")
     for loss in (0.5, 0.4):
         epoch(bench, loss)

@@ -1,5 +1,5 @@
-"""Bases are made anew at sealed weights, and the epoch that is open meanwhile ends with them; checkpoints are
-signed of epochs that are settled, unless something else counts by then."""
+"""Tests of making: bases are made at sealed weights and end the open epoch; checkpoints of settled epochs are
+signed unless something else counts by then."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_bases_are_made_at_the_last_seal_once_those_of_now_have_served_for_long_
 
 
 def test_what_was_closed_and_not_sealed_has_not_served_yet() -> None:
-    """Bases were made of a model that half of what they have served for had not moved."""
+    """Regression: bases were made at a model that lacked half of the updates along the old bases."""
     run = bench(target_updates=2048, search_rows=64, seal_wait=100)
     for epoch in range(2):
         train(run, 150)
@@ -104,7 +104,7 @@ CHECKPOINTS = replace(UNEVALUATED, checkpoint_epochs=3)
 
 
 def epochs(run: Bench, count: int) -> None:
-    """Let so many epochs be closed and sealed."""
+    """Close and seal epochs."""
     for _ in range(count):
         run.update(ANNE, 100)
         run.advance(4)

@@ -1,4 +1,4 @@
-"""What an organiser signs, and when."""
+"""Tests of the organiser: what it signs, and when."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_alone_an_organiser_names_what_it_alone_holds_until_a_peer_comes() -> No
 def test_an_organiser_that_hears_that_nobody_else_is_there_begins_at_once_and_one_with_a_past_as_well() -> (
     None
 ):
-    """Whether to tell it is for its node to say."""
+    """The node decides whether to send NobodyElse."""
     bench = Bench()
     bench.advance(1000)
     assert bench.organiser.state is OrganiserState.RESTARTED
@@ -148,7 +148,8 @@ def test_an_organiser_that_hears_that_nobody_else_is_there_begins_at_once_and_on
 
 
 def test_a_member_that_goes_on_with_a_new_feed_waits_for_no_more_than_a_close() -> None:
-    """It may make one update until that is named; nobody else is at work, so the epoch is closed for it."""
+    """It may make one update until a close lists the new feed. Nobody else is active, so the epoch is closed
+    for it."""
     bench = Bench().begin("anne", quota=50)
     bench.update(ANNE, 30)
     other = feed_of("anne", 1)
@@ -176,7 +177,7 @@ def test_an_epoch_ends_once_all_who_are_at_work_have_made_what_they_may() -> Non
 
 
 def test_who_has_no_credit_and_is_alone_at_work_closes_an_epoch_now_and_then() -> None:
-    """Skipped each time, it would fill the control feed for good otherwise."""
+    """Its work is skipped each time. It would otherwise fill the control feed with closes."""
     bench = Bench(judge=skipping({1})).begin("anne")
     bench.update(ANNE, 100)
     bench.advance(40)
@@ -242,7 +243,7 @@ def test_strangers_without_credit_close_no_epoch_and_bring_an_eighth_of_the_room
 
 
 def test_what_strangers_have_kept_back_for_long_does_not_come_all_at_once() -> None:
-    """Each had its turn with old labels and shows all of it now."""
+    """A stranger has made updates with many old labels, and shows all of them at once."""
     bench = Bench().begin("anne")
     bench.decide(Admit(feed_of("eve").origin, 0, 0))
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""A wish is refused if and only if the fold of decisions would make nothing of it."""
+"""Tests of owners' decisions: one is refused exactly if it would change nothing in the fold."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def changes(run_state: RunState, wish: Decision) -> bool:
 
 
 def is_nobodys(wish: Decision) -> bool:
-    """Whether a wish is not refused for what it would change: it says something, or is not for an owner."""
+    """Return whether a decision is refused, or accepted, whatever it would change: an announcement, or a
+    decision that no owner makes."""
     return isinstance(wish, Announce | Close) or (isinstance(wish, Invite) and not wish.uses)
 
 

@@ -1,4 +1,5 @@
-"""Seals of a first-order run sign rate and unit of the labels to come, by its budget and by what is made."""
+"""Tests of first-order runs: seals sign rate and unit of the coming labels, by the budget and by members'
+updates."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from tests.organising.test_guard import Run
 LIMIT, UPDATES, ROUNDS = 320, 8, 16
 RATE = RATE_ONE // 20
 USUAL = (LIMIT // 2) ** 2
-"""The square of a norm with which a unit stays as it is."""
+"""Square of the norm at which the unit does not change."""
 
 ANNE, BOB, EVE = map(feed_of, ("anne", "bob", "eve"))
 
@@ -43,7 +44,7 @@ def bench(*names: str, whole: bool = False, drawn: bool = False, budget: int = U
 
 
 def make(run: Bench, squares: dict[str, int], count: int = UPDATES // 2) -> Seal:
-    """Have members make so many updates each, with these squares of their norms; return the seal."""
+    """Let members make `count` updates each, with these squared norms; return the seal."""
     sealed = len(run.of(Seal))
     for name, square in squares.items():
         for _ in range(count):

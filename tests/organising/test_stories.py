@@ -1,4 +1,4 @@
-"""Whatever comes, every decision of an organiser holds."""
+"""Tests with random events: every decision of an organiser is valid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIRST_BASES, OTHER_BASES = bytes(32), bytes([1]) * 32
 
 
 class Story:
-    """Random events around an organiser, as a run of a few members might bring them."""
+    """Random events around an organiser, as in a run of a few members."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -87,7 +87,7 @@ class Story:
                 bench.commit()
 
     def restart(self) -> None:
-        """Begin anew with what is durable: nothing that was to be signed and was not."""
+        """Restart the organiser with durable state only. Decisions that were not signed yet are lost."""
         bench = self.bench
         bench.outbox.clear()
         bench.asked.clear()
@@ -95,7 +95,7 @@ class Story:
         bench.link()
 
     def update(self) -> None:
-        """Let a member make updates as it may, most of them with the label of the open epoch."""
+        """Let a member make updates within its quota, mostly with the label of the open epoch."""
         bench, random = self.bench, self.random
         feed = feed_of(random.choice(self.names), random.choice([0, 0, 0, 1, 63]))
         member = bench.run_state.member(feed.origin)

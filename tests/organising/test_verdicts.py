@@ -1,4 +1,4 @@
-"""What an organiser makes of the evidence: what its seals skip and count after all, and who is revoked."""
+"""Tests of verdicts: which work seals skip and recount, and which members are revoked."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ MEASURED = replace(
     origins=True,
 )
 GOOD, BAD = 2.0, -2.0
-"""Scores of 36 updates."""
+"""Scores of a member's 36 updates in an epoch."""
 
 
 class Organised:
-    """A run in which what members bring is what they are told to, and searches change nothing."""
+    """A run in which the test sets members' contributions, and searches change nothing."""
 
     def __init__(
         self, *, bases: bytes = b"", renew_updates: int = 0, stranger: bool = False, **policy: bool
     ) -> None:
-        """`stranger`: nobody vouches for eve."""
+        """`stranger`: eve is a stranger, whom nobody vouches for."""
         asked = replace(MEASURED, renew_updates=renew_updates, **policy)
         self.bench = Bench(policy=asked, budget=1_000_000, bases=bases).begin(*NAMES[:-1], quota=1 << 20)
         self.bench.decide(Admit(feed_of(NAMES[-1]).origin, 0 if stranger else 1 << 20, 0))
         self.present = NAMES
-        """Those who train."""
+        """Names of the members who train."""
         self.measured: list[Evaluate] = []
         self.searched: list[Evaluate] = []
         self.spent = self.trained = 0
         self.factor = 1.0
-        """The factor that searches find."""
+        """Factor that searches find."""
 
     def epoch(self, eve: float = GOOD, *, times: float = 1.0, size: float = 1.0) -> Seal:
-        """Let everybody train for an epoch, and return its seal; updates of eve weigh `times` as much, and
-        her scalars are so many times as large as others' (`size`)."""
+        """Let everybody train for an epoch, and return its seal. Updates of eve weigh `times` as much as
+        others', and her scalars are `size` times as large."""
         bench, sealed = self.bench, len(self.bench.of(Seal))
         done = len(bench.plans)
         while len(bench.of(Seal)) == sealed:
@@ -162,8 +162,8 @@ def test_new_work_counts_again_where_too_few_are_left_to_say_what_is_usual() -> 
 def test_what_a_stranger_had_signed_as_a_whole_does_not_keep_its_later_work_from_being_measured(
     score: float,
 ) -> None:
-    """Without credit its part was smaller than that, so that nothing of it was named for ten minutes: it
-    waited until the run ended."""
+    """Regression: without credit the stranger's part was smaller than its segment. None of it was listed for
+    ten minutes, and the stranger waited until the run ended."""
     run = Organised(stranger=True, revokes=False)
     while run.bench.run_state.credit(4) < 64:
         run.epoch(GOOD)
@@ -199,7 +199,7 @@ def test_it_counts_after_all_once_later_work_speaks_for_it() -> None:
 
 
 def wait(run: Organised) -> list[Recount]:
-    """Have work of eve skipped that counts in the end."""
+    """Let work of eve be skipped that counts at the end."""
     run.epoch()
     assert run.epoch(-1.0).skipped == (EVE,)
     assert RECOUNTED_AT_LAST < run.bench.origins.members[4].useful < TRUSTED_FROM
@@ -222,7 +222,8 @@ def test_before_a_run_ends_what_waits_counts_with_a_factor_of_its_own() -> None:
 
 
 def test_an_empty_epoch_that_was_closed_for_new_bases_is_not_the_seal_that_counts_what_waits() -> None:
-    """It was: half of all skipped work counted a seal later, by the evidence that is asked for at the end."""
+    """Regression: it was taken for that one, so half of all skipped work counted a seal later, by the weaker
+    evidence of the end."""
     run = Organised(revokes=False, bases=bytes(32), renew_updates=2 * 36 * len(NAMES))
     bench, waited = run.bench, wait(run)
     assert bench.making
@@ -308,7 +309,7 @@ def test_work_that_is_too_large_counts_just_before_the_run_ends() -> None:
 
 
 def test_work_of_whoever_is_too_large_again_and_again_never_counts() -> None:
-    """On AG News 1,100 scaled updates with the opposite signs counted at the end of a run of 2,400."""
+    """Regression: on AG News 1,100 scaled updates with flipped signs counted at the end of a run of 2,400."""
     run = Organised()
     for size in (1.0, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.5 * OVERSIZED, 1.0):
         run.epoch(size=size)

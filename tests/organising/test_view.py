@@ -1,4 +1,4 @@
-"""What an organiser reads of a real machine and its log, and what that costs."""
+"""Tests of the view: what an organiser reads of a real machine and its log, and the cost of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Office:
         self.node = made["a"]
         self.actions: list[Action] = []
         self.signs = True
-        """Whether what is to be signed is."""
+        """Whether decisions to sign are signed."""
         self.organiser = self.opened()
         finish = self.node._finish
         self.moved: dict[Feed, None] = {}
@@ -52,7 +52,7 @@ class Office:
         self.tell(Round())
 
     def opened(self) -> Organiser:
-        """Return an organiser of what is here."""
+        """Return an organiser of this node."""
         return Organiser(
             View(self.node.machine, self.node),
             UNEVALUATED,
@@ -73,7 +73,7 @@ class Office:
         return self.organiser.known.feeds.of(feed, self.made.now)
 
     def signed(self) -> list[decisions.Decision]:
-        """Return what was to be signed."""
+        """Return the decisions of all Sign actions."""
         return [action.decision for action in self.actions if isinstance(action, Sign)]
 
 
@@ -124,8 +124,8 @@ def test_of_a_feed_that_grows_only_the_news_is_read(office: Office, monkeypatch:
 
 
 def test_peers_are_looked_at_however_often_feeds_move(office: Office) -> None:
-    """Where each round that was due brought updates the organiser had looked before it was told what peers
-    have shown: at 1,000 updates a second nothing was named until everybody stood still."""
+    """Regression: the organiser looked before it knew what peers hold if every due round brought updates. At
+    1,000 updates a second nothing was listed until all members paused."""
     office.made["b"].compute(5)
     office.made.run(5)
     assert office.held(office.made["b"].own).shown == 5

@@ -1,13 +1,16 @@
-"""A run on a virtual clock: its organiser, honest members at a steady pace, strangers who do what they may.
+"""A run on a virtual clock: an organiser, honest members at a steady pace, and strangers with full use of
+their quotas.
 
-What is shipped decides everything: the organiser signs, `run_state` folds, `validation` says which updates of
-whom are held, and `room_left` how many an honest member makes. Links and disks are left out: all hear of
-everything at once. `sflab.simulator` has them, for some dozens of nodes; here a thousand are no trouble.
+Shipped code decides everything: the organiser signs, `run_state` folds, `validation` says which updates may
+be held, and `room_left` how many an honest member makes. There are no links and disks, and everybody hears of
+everything at once, so a thousand nodes are no trouble. `sflab.simulator` has links and disks, for some dozens
+of nodes.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -24,7 +27,7 @@ from sfprotocol.run_state import RunState
 from tests.organising.bench import KEY, UNEVALUATED, Node
 
 TICK = 0.25
-"""Seconds between two looks of everybody."""
+"""Seconds between two turns of each person."""
 
 EPOCH = 256
 BUDGET = 1 << 20
@@ -32,12 +35,12 @@ BUDGET = 1 << 20
 POLICY = replace(UNEVALUATED, target_updates=EPOCH)
 
 USUAL, LARGE = 10, 1000
-"""Sizes of scalars."""
+"""Sizes of scalars: of honest updates, and of the largest ones."""
 
 
 @dataclass
 class Shelf:
-    """What is held of a feed."""
+    """Held part of a feed."""
 
     stop: int = 0
     label: int = 0
@@ -53,14 +56,14 @@ class Person:
     """Updates a second."""
     number: int = -1
     feed: int = 0
-    """The incarnation with which it goes on."""
+    """Incarnation of its present feed."""
     ready: float = 0.0
-    """Updates that are finished and not made yet."""
+    """Updates that are computed and not sent yet."""
     made: int = 0
     hostile: bool = False
     zeros: float = 0.0
     acts: Callable[[Town, Person], None] | None = None
-    """What it does in each tick; None: honest work."""
+    """Function that acts in each tick; None for honest work."""
 
     @property
     def origin(self) -> bytes:
@@ -69,7 +72,7 @@ class Person:
 
 @dataclass
 class Town:
-    """One run. Whoever judges skips hostile work if it is `told` of it, and counts everything else."""
+    """One run. Its judge skips hostile work if it is `told` of it, and counts everything else."""
 
     seed: int = 0
     told: bool = True
@@ -77,7 +80,9 @@ class Town:
     now: float = 1000.0
     people: list[Person] = field(default_factory=list)
     shelves: dict[tuple[int, int], Shelf] = field(default_factory=dict)
-    """By member and incarnation."""
+    """Held parts of feeds, keyed by member and incarnation."""
+    by_label: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """Number of held updates with each label, keyed by member."""
     control_bytes: int = 0
     closes: list[Close] = field(default_factory=list)
 
@@ -108,7 +113,7 @@ class Town:
                 self.decide(action.decision)
 
     def decide(self, decision: Decision) -> None:
-        """Let the control feed grow."""
+        """Add a decision to the control feed."""
         self.control_bytes += len(encode(decision))
         if isinstance(decision, Close):
             self.closes.append(decision)
@@ -118,7 +123,7 @@ class Town:
     # -- who is there ------------------------------------------------------------------------------
 
     def admit(self, person: Person, quota: int = 0) -> Person:
-        """Admit somebody; a stranger without a quota."""
+        """Admit a person; with quota 0 as a stranger."""
         person.number = len(self.run_state.members)
         self.people.append(person)
         self.decide(Admit(person.origin, quota, 0))
@@ -142,26 +147,21 @@ class Town:
     # -- updates -----------------------------------------------------------------------------------
 
     def quota(self, person: Person) -> int:
-        """Return what somebody may make with the open label."""
+        """Return the number of updates that a person may make with the open label."""
         return self.run_state.quotas.quota(person.number, self.run_state.open_epoch)
 
     def labelled(self, person: Person) -> int:
-        """Return what it has made with it, in all its feeds."""
-        shelves = (self.shelves.get((person.number, feed)) for feed in range(INCARNATIONS))
-        return sum(shelf.labelled for shelf in shelves if shelf and shelf.label == self.run_state.open_epoch)
+        """Return the number of updates that a person has made with the open label, in all feeds."""
+        return self.by_label[self.run_state.open_epoch][person.number]
 
     def room(self, person: Person) -> int:
-        """Return how many more an honest member makes with it."""
-        made: dict[int, int] = {}
-        for (member, _), shelf in self.shelves.items():
-            if shelf.label == self.run_state.open_epoch and shelf.labelled:
-                made[member] = made.get(member, 0) + shelf.labelled
-        return self.run_state.room_left(person.number, made)
+        """Return how many more updates an honest member makes with the open label."""
+        return self.run_state.room_left(person.number, self.by_label[self.run_state.open_epoch])
 
     def make(
         self, person: Person, count: int, *, feed: int | None = None, zeros: int = 0, size: int = USUAL
     ) -> int:
-        """Have updates of somebody arrive at all others; return how many are held."""
+        """Let updates of a person arrive at everybody else; return how many are held."""
         incarnation = person.feed if feed is None else feed
         number, label = person.number * INCARNATIONS + incarnation, self.run_state.open_epoch
         shelf = self.shelves.setdefault((person.number, incarnation), Shelf())
@@ -171,6 +171,7 @@ class Town:
         held = refused.step - shelf.stop if refused else count
         if held <= 0:
             return 0
+        self.by_label[label][person.number] += held
         shelf.stop += held
         shelf.labelled = held + (shelf.labelled if shelf.label == label else 0)
         shelf.label = label
@@ -186,18 +187,18 @@ class Town:
     # -- what is measured --------------------------------------------------------------------------
 
     def counts(self, people: list[Person]) -> int:
-        """Return how many updates of some people count."""
+        """Return the number of these people's updates that count."""
         return sum(self.run_state.counts_of(person.number) for person in people)
 
     def named(self, people: list[Person]) -> int:
-        """Return how many were named, zeros and all."""
+        """Return the number of these people's updates that closes list, zeros included."""
         numbers = {person.number for person in people}
         moves = (move for close in self.closes for move in close.moves)
         return sum(move.steps for move in moves if move.feed // INCARNATIONS in numbers)
 
 
 def work(town: Town, person: Person) -> None:
-    """Make honest updates, as fast as the machine is and as many as are of use."""
+    """Make honest updates, at the machine's pace and within the room."""
     person.ready = min(person.ready + person.pace * TICK, max(2.0, person.pace))
     count = min(int(person.ready), town.room(person))
     if count > 0:
@@ -222,7 +223,7 @@ def all_at_once(town: Town, person: Person) -> None:
 
 
 def turncoat(good: int, then: Callable[[Town, Person], None]) -> Callable[[Town, Person], None]:
-    """Make so many good updates first, at an honest pace."""
+    """Return a function that makes `good` updates at an honest pace first, and then acts like `then`."""
 
     def acts(town: Town, person: Person) -> None:
         if person.made < good:

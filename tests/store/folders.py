@@ -27,11 +27,11 @@ from tests.protocol.feeds import origin_of, own_updates, signing_key
 from tests.protocol.organised import closing, digest_named
 
 ORGANISER = {"organiser": origin_of("organiser").hex(), "deputies": (origin_of("deputy").hex(),)}
-"""What a manifest says of the keys with which these folders decide."""
+"""Manifest options for the keys with which these folders decide."""
 
 
 def organised(run: Manifest, **numbers: Any) -> Manifest:
-    """The same run with an organiser, to be changed so."""
+    """Return the same run with an organiser, and with these training numbers."""
     said = {"quota": 1000, "subspace_epochs": 2, **ORGANISER}
     fields = run.model_dump() | {"admission": "organised", "organised": said}
     fields["open"] = {"quota": 0, "work_bits": 0}
@@ -40,7 +40,7 @@ def organised(run: Manifest, **numbers: Any) -> Manifest:
 
 
 def first_order(run: Manifest, **numbers: Any) -> Manifest:
-    """The same run with an organiser and first-order updates: two cores of 3 x 4, which is 24 cells."""
+    """Return the same run with an organiser and first-order updates: two cores of 3 x 4, or 24 cells."""
     fields = organised(run).model_dump() | {"protocol": 4}
     fields["model"]["targets"] = ("a:3x10", "b:3x5")
     fields["training"] |= {"estimator": "first-order", "norm_limit": 78, "rank": 4, "basis": "published"}
@@ -58,7 +58,7 @@ class Folder:
     """The folder of a node, held open; `with` closes its log."""
 
     def __init__(self, path: Path, manifest: Manifest, name: str = "", *, organises: bool = False) -> None:
-        """`name`: whose updates are made here; of nobody if it is empty."""
+        """`name`: origin of this node's updates; it makes none if the name is empty."""
         self.manifest, self.run, self.path = manifest, manifest.parameters(), path
         self.layout = Layout(path)
         path.mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ class Folder:
     # -- updates -----------------------------------------------------------------------------------
 
     def make(self, count: int, scalar: Callable[[], Values] = lambda: 7) -> None:
-        """Make updates of this node's own, as one segment."""
+        """Make `count` updates of this node, as one segment."""
         made = own_updates(self.host, count, scalar)
         assert made, "no updates may be made"
         assert made.count == count
@@ -119,7 +119,7 @@ class Folder:
         self.settle()
 
     def bring(self, name: str, scalars: Sequence[Values]) -> None:
-        """Have updates of somebody else's here, as if they had come over a link."""
+        """Store another origin's updates, as if they had come over a link."""
         feed = Feed(origin_of(name), 0)
         state, parts = self.machine.frontier.state(feed), (EpochScalars(self.machine.epoch, tuple(scalars)),)
         chain = extend(state.chain, parts)
@@ -129,7 +129,7 @@ class Folder:
         self._start()
 
     def call(self, name: str, text: str) -> None:
-        """Have somebody's display name here, as if their card had come over a link."""
+        """Store another origin's display name, as if its card had come over a link."""
         state = self.machine.frontier.state(Feed(origin_of(name), 0))
         card = Card(state.feed, state.next, text, "", bytes(64))
         signature = signing_key(name).sign(card_message(self.run.run_id, card))
@@ -148,13 +148,13 @@ class Folder:
             self.decide(Admit(origin_of(name), self.manifest.organised.quota, 0))
 
     def close(self) -> None:
-        """Close the open epoch, naming everything that is here."""
+        """Close the open epoch with everything that is stored here."""
         self.decide(closing(self.machine.frontier))
 
     def seal(
         self, *, factor: int = FACTOR_ONE, skipped: Sequence[int] = (), rates: Iterable[RateFrom] = ()
     ) -> None:
-        """Seal the first epoch that is closed."""
+        """Seal the first closed epoch without a seal."""
         run_state = self.machine.frontier.run_state
         assert run_state
         epoch = run_state.sealed

@@ -17,7 +17,7 @@ Updates = list[tuple[int, int]]
 
 
 class Author:
-    """Writes one feed; remembers every update and every chain head, for comparison."""
+    """Author of one feed, who remembers every update and every chain head."""
 
     def __init__(self, number: int = 1, incarnation: int = 0, run_id: bytes = RUN_ID) -> None:
         self.run_id = run_id
@@ -57,5 +57,5 @@ def unpacked(parts: Iterable[EpochScalars]) -> Updates:
 
 
 def scalar_of(step: int) -> int:
-    """Return what the authors of other processes write at `step`, so that it can be checked here."""
+    """Return the scalar that authors in other processes write at `step`."""
     return step * 7919 % 4001 - 2000

@@ -21,7 +21,7 @@ ORGANISED = replace(RUN, organised=AUTHORITY, rate=1 << 22, subspace_epochs=2)
 
 
 class Logged:
-    """A swarm with a as organiser; every node's commits go to `logs[name]`, too."""
+    """A swarm whose organiser is node a. Every node's commits are written to `logs[name]`, too."""
 
     def __init__(self, folder: Path, names: str = "a b c", *, quota: int = 100) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Logged:
         return self.swarm[name]
 
     def keep(self, node: Node) -> None:
-        """Have what a node commits from now on written to a log of its own."""
+        """Write a node's commits to a log of its own from now on."""
         log = UpdateLog.open(self.folder / f"{node.name}.sqlite", RUN.run_id)
         store, append = LogStore(log, ORGANISED, lambda feed: None), node.append
 
@@ -58,11 +58,11 @@ class Logged:
         self["a"].handle(OwnDecision(decisions.encode(decision)))
 
     def close(self) -> None:
-        """Close the open epoch, naming everything that the organiser holds."""
+        """Close the open epoch with everything that the organiser holds."""
         self.decide(closing(self["a"].machine.frontier))
 
     def named_digest(self, epoch: int) -> bytes:
-        """The digest of what closes up to that of `epoch` have named, by the organiser's log."""
+        """Return the named digest of an epoch, by the organiser's log."""
         a = self["a"]
         run_state = a.machine.frontier.run_state
         assert run_state is not None

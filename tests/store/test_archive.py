@@ -1,4 +1,4 @@
-"""Archives: a run in one file that verifies itself, whoever has had it in between."""
+"""Tests of archives: a run in one file that is verified whoever has had it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_any_tar_can_list_it_and_no_key_is_in_it(folder: Folder, tmp_path: Path)
 
 
 def test_the_signed_decisions_are_read_by_what_the_text_says_alone(folder: Folder, tmp_path: Path) -> None:
-    """X1 to X3, without a line of what has written it."""
+    """The test reads the file by SPEC X1 to X3 alone, without the code that wrote it."""
     archived(folder, tmp_path / "run.sfnode")
     with tarfile.open(tmp_path / "run.sfnode") as tar:
         manifest_, log = (tar.extractfile(name).read() for name in ("manifest", "log"))  # type: ignore[union-attr]
@@ -152,7 +152,7 @@ def replace(
 
 
 def without_its_end(content: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    """Leave out the last entry, which is whole."""
+    """Return the entries without the last one."""
     info, data = content[2]
     starts, place = [0], 0
     while place < len(data):
@@ -167,12 +167,12 @@ LARGE = RUN.model_copy(
         "training": RUN.training.model_copy(update={"rank": 1024}),
     }
 ).canonical()
-"""A manifest that the cores of 4,096 matrices at rank 1,024 are to be made for."""
+"""Change to a manifest with 4,096 matrices at rank 1,024."""
 
 Change = Callable[[list[tuple[tarfile.TarInfo, bytes]]], None]
 
 OUT_OF_PLACE, NOT_OF_THE_RUN = "is not where it should be", "does not belong to the run"
-OTHERWISE = "does not come to what its statement says"
+OTHERWISE = "does not match its statement"
 
 HOSTILE: dict[str, tuple[Change, str]] = {
     "a path out of the folder": (lambda content: renamed(content, "../../evil"), NOT_OF_THE_RUN),

@@ -1,4 +1,4 @@
-"""What counts by the last seal that a log has as a whole: the same for all, whatever else they have."""
+"""Tests of checkouts: the last seal whose updates a log holds counts the same on all nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sfprotocol.messages import Feed
 from tests.store.organised import ORGANISED, Logged
 
 EACH = 5
-"""Updates of each of three nodes in an epoch."""
+"""Number of updates of each of three nodes in an epoch."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def train(made: Logged, epochs: int) -> None:
 
 
 def seen(made: Logged, name: str = "b", **lacking: int) -> Checkout:
-    """The checkout of a node that lacks so many updates at the end of some feeds."""
+    """Return the checkout of a node that lacks updates at the ends of some feeds."""
     frontier = made[name].machine.frontier
     fewer = {made[other].own: count for other, count in lacking.items()}
 
@@ -49,7 +49,7 @@ def seen(made: Logged, name: str = "b", **lacking: int) -> Checkout:
 
 
 def steps(checkout: Checkout) -> list[int]:
-    """How many steps of each feed it counts, with their factors."""
+    """Return the counted steps of each feed with their factors."""
     return sorted(run.stop for counted in checkout.counted.values() for run in counted.spans if run.factor)
 
 

@@ -1,4 +1,4 @@
-"""States of checkpoints: computed from the log, kept as files, and where a node starts from."""
+"""Tests of checkpoints' states: computed from the log, kept as files, and used at a start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def state(made: Logged, epoch: int) -> CheckpointState:
 
 
 def signed(made: Logged, epoch: int) -> CheckpointState:
-    """The state of an epoch, once the organiser has signed it."""
+    """Return the state of an epoch, after the organiser has signed its checkpoint."""
     found = state(made, epoch)
     made.decide(found.decision(ORGANISED.run_id))
     made.swarm.run(2)
@@ -159,7 +159,7 @@ def test_the_newest_two_files_are_kept_and_those_that_are_needed(made: Logged, f
 
 
 def test_an_epoch_that_is_stated_anew_has_another_state(made: Logged, folder: Path) -> None:
-    """As after a decision that some of it, or of what came before, counts no more."""
+    """A decision has taken back some work up to the epoch."""
     before = signed(made, 3)
     checkpoint.keep(folder, ORGANISED.run_id, before)
     made.decide(Void(1, 1, ()))
@@ -210,7 +210,7 @@ def test_a_node_starts_from_the_newest_checkpoint_that_is_here_and_usable(made: 
 
 
 def test_a_state_that_is_chosen_may_be_removed_before_it_is_used(made: Logged, folder: Path) -> None:
-    """As while a node that comes back loads its model, and catches up with many checkpoints meanwhile."""
+    """A node that loads its model may meanwhile receive many newer checkpoints."""
     old = signed(made, 0)
     checkpoint.keep(folder, ORGANISED.run_id, old)
     begun = checkpoint.start(folder, run_state(made), made.logs["a"])

@@ -1,4 +1,4 @@
-"""A log as columns: what is in them, the order of rows, and the states that a run may have been in."""
+"""Tests of a log's columns: content, order of rows, and earlier states of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def rows(columns: Columns) -> list[Row]:
-    """The columns row by row."""
+    """Return the columns as rows."""
     return [
         Row(columns.feeds[feed], *rest)
         for feed, *rest in zip(*(column.tolist() for column in columns.updates), strict=True)
@@ -42,7 +42,7 @@ def rows(columns: Columns) -> list[Row]:
 
 
 def written(authors: list[Author]) -> list[Row]:
-    """What the authors have written, in the order of `Columns`, found slowly."""
+    """Return the authors' updates in the order of `Columns`, computed without numpy."""
     found = []
     for author in authors:
         epochs: list[int] = []
@@ -66,7 +66,7 @@ def authors() -> list[Author]:
 
 @pytest.fixture
 def columns(path: Path, authors: list[Author]) -> Iterator[Columns]:
-    """Of a log in which three feeds of different lengths have gone through different epochs."""
+    """Return the columns of a log with three feeds of different lengths and epochs."""
     a, b, c = authors
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([a.write([1, 2, 3]), b.write([-4])])

@@ -19,7 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.store import data_folder
 from sfnode.store.log import UpdateLog
 from sfnode.store.tables import inode_generation
-from tests.refusals import fails_with
+from tests.refusals import fails_with, refused
 from tests.store.helpers import RUN_ID, Author
 
 HOLD = """
@@ -44,7 +44,7 @@ while not select([sys.stdin], [], [], 0)[0]:
     answers.add(holder(Path(sys.argv[1])) or 0)
 print(sorted(answers))
 """
-"""Asks without a pause until its input ends; prints the answers, with 0 for nobody."""
+"""Program that asks without a pause until its input ends, and prints the answers; 0 stands for nobody."""
 
 STARTS = 100
 
@@ -74,9 +74,8 @@ def test_a_second_process_is_refused_until_the_first_has_ended_even_by_sigkill(t
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdout is not None
         assert node.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=f"process {node.pid}") as caught:
+        with refused(Code.DATA_DIR_IN_USE, f"process {node.pid}"):
             data_folder.open_data_dir(tmp_path)
-        assert caught.value.code is Code.DATA_DIR_IN_USE
         node.kill()
     data_folder.open_data_dir(tmp_path).close()
 
@@ -119,9 +118,8 @@ def test_a_shared_lock_that_is_never_released_is_reported(
     data_folder.open_data_dir(tmp_path).close()
     with data_folder.Layout(tmp_path).lock.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        with pytest.raises(UserError) as caught:
+        with fails_with(Code.DATA_DIR_IN_USE):
             data_folder.open_data_dir(tmp_path)
-    assert caught.value.code is Code.DATA_DIR_IN_USE
 
 
 @pytest.mark.parametrize("below", ["", "node"])
@@ -187,7 +185,8 @@ def test_a_backup_restored_over_the_original_is_noticed_although_inode_numbers_r
 def test_what_is_written_after_the_location_survives_another_program_that_opens_the_log(
     tmp_path: Path,
 ) -> None:
-    """Closing a descriptor of the file would release SQLite's locks, and a visitor would delete the WAL."""
+    """If this process closed a descriptor of the file, it would lose SQLite's locks, and the other program
+    would delete the WAL."""
     visit = (
         "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT count(*) FROM meta').fetchone()"
     )

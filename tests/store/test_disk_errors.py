@@ -1,4 +1,4 @@
-"""The update log when the process is killed or the disk fails."""
+"""Tests of the update log under kills and disk faults."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_append_over_a_file_size_limit_fails_and_harms_nothing_else(path: Pat
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """Return the path of a file system of 256 KiB."""
     mount, folder = shutil.which("mount"), tmp_path / "disk"
     folder.mkdir()
     if mount is None or os.geteuid() != 0:
@@ -92,7 +92,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def again(author: Author, steps: int) -> Record:
-    """Write anew the segment that `author` wrote after `steps` updates."""
+    """Return the segment that `author` wrote after `steps` updates, written again."""
     twin = Author()
     twin.write([scalar for _, scalar in author.updates[:steps]])
     return twin.write([scalar for _, scalar in author.updates[steps:]])
@@ -137,7 +137,7 @@ def test_a_log_in_a_missing_folder_is_reported(tmp_path: Path) -> None:
 
 @pytest.fixture
 def author(path: Path) -> Author:
-    """The author of the log in `path`: 6 rows of 300 updates, too large to be packed."""
+    """Return the author of the log in `path`, which has 6 rows of 300 updates, too large to be packed."""
     author = Author()
     with UpdateLog.open(path, RUN_ID) as log:
         log.append([author.write(map(scalar_of, range(300))) for _ in range(6)])

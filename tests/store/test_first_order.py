@@ -1,4 +1,4 @@
-"""Updates with a scalar for every cell, as they are stored, summed up, verified and given away (SPEC U11)."""
+"""Tests of first-order updates in the store: rows, sums, verification and archives (SPEC U11)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.store.test_log import from_step
 RUN = first_order(manifest("vectors", update_budget=1000))
 CELLS = 24
 LONG, SHORT, BEYOND = (15,) * CELLS, (1,) * CELLS, (20,) * CELLS
-"""Of the norms 73, 5 and 98, where the limit is 78."""
+"""Updates with norms 73, 5 and 98; the limit is 78."""
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_what_is_kept_in_memory_is_bounded_by_scalars() -> None:
 
 
 def test_what_lost_its_signature_fits_a_message_or_is_not_given_away(log: UpdateLog) -> None:
-    """A proof of what a peer could not decode is none."""
+    """A proof that a peer cannot decode proves nothing."""
     form, lost, kept = Form(2, 1344), Author(), Author()
     for author in (lost, kept):
         author.write([(1,) * 1344] * 6)
@@ -154,8 +154,8 @@ def test_contributions_and_columns_are_of_updates(log: UpdateLog) -> None:
 
 
 def test_what_a_dropped_decision_had_counted_is_taken_out_exactly(log: UpdateLog) -> None:
-    """A succession leaves out the seal that had set the unit and the limit of a label: what moved by the one
-    limit does not by the other."""
+    """A succession drops the seal that set a label's unit and limit. Some updates move weights with one limit
+    and not with the other."""
     author = Author()
     told = [LONG, SHORT, BEYOND, (9,) * CELLS, (0,) * CELLS]
     log.append([author.write(told[:2], epoch=0), author.write(told[2:], epoch=2)])
@@ -211,7 +211,7 @@ def test_every_update_is_told_with_its_weight(log: UpdateLog) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
-    """Two rounds, the second with another limit: of both there is work that moves nothing."""
+    """Return a folder with two rounds, the second with another limit. Both have updates that move nothing."""
     with Folder(tmp_path / "a", RUN, "a", organises=True) as made:
         made.admit("a", "b")
         made.make(3, lambda: LONG)
@@ -228,7 +228,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def forked(made: Folder) -> Proof:
-    """A proof that b has signed another third update."""
+    """Return a proof that b has signed two different third updates."""
     run, feed = made.run, Feed(origin_of("b"), 0)
     chain, _ = made.log.past(feed, 4)
     branches = []
@@ -256,7 +256,7 @@ def test_a_log_verifies_and_an_archive_of_it_says_the_same(folder: Folder, tmp_p
 
 
 def test_an_archive_with_updates_of_another_form_is_refused(folder: Folder, tmp_path: Path) -> None:
-    """Whoever has a key may sign what he likes, and put it into a file."""
+    """Anybody with a key may sign such updates and write them to a file."""
     for number, values in enumerate((7, (7,) * 23, (7,) * 25)):
         file = tmp_path / f"{number}.sfnode"
         with Folder(tmp_path / f"f{number}", RUN, "a", organises=True) as made:

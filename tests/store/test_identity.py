@@ -1,4 +1,4 @@
-"""The file with the node's signing key."""
+"""Tests of the file with the node's signing key."""
 
 from __future__ import annotations
 

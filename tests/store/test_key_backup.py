@@ -1,4 +1,4 @@
-"""Backups of keys: what is in them is what was there, nobody else's file is believed, no key is replaced."""
+"""Tests of key backups: they restore every key, refuse forged files, and replace no key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSPHRASE = b"correct horse"
 
 
 class Home:
-    """Where a node and an organiser keep their keys."""
+    """Folders with the keys of a node and of an organiser."""
 
     def __init__(self, path: Path) -> None:
         self.node, self.keys = path / "node", path / "keys"
@@ -39,13 +39,13 @@ class Home:
 
 @pytest.fixture(autouse=True)
 def cheap_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a passphrase cost no third of a second: the tests of the command line use what ships."""
+    """Make scrypt cheap. The tests of the command line use the shipped parameters."""
     monkeypatch.setitem(key_backup._SCRYPT, "n", 1 << 4)
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Home:
-    """A home with a node's two keys, those of a run, and the organiser's key of another one, encrypted."""
+    """Return a home with a node's two keys, a run's two keys, and another run's encrypted organiser's key."""
     home = Home(tmp_path / "old")
     with open_data_dir(home.node):
         load_or_create(home.layout.identity)
@@ -57,7 +57,7 @@ def old(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def new(tmp_path: Path) -> Home:
-    """A home on another machine, with nothing in it."""
+    """Return an empty home on another machine."""
     return Home(tmp_path / "new")
 
 
@@ -178,7 +178,7 @@ def test_another_key_is_never_replaced_and_then_nothing_is_restored(
 
 
 def test_the_mark_is_there_before_the_key(new: Home, backup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a crash in between leaves a key that would sign in its old term."""
+    """Otherwise a crash in between would leave a key that signs in its old term."""
 
     def stop(path: Path, *_: Any) -> None:
         assert run_keys.is_restored(RUN, new.keys)

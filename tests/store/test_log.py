@@ -1,4 +1,4 @@
-"""The update log: what the rest of the node relies on."""
+"""Tests of the update log: the guarantees that the rest of the node relies on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars
 from sfprotocol.segments import MAX_SEGMENT_UPDATES, merge
 from sfprotocol.signing import extend, genesis
-from tests.refusals import fails_with
+from tests.refusals import fails_with, refused
 from tests.store.helpers import RUN_ID, Author, unpacked
 
 
@@ -57,9 +57,8 @@ def test_a_new_log_is_empty(log: UpdateLog) -> None:
 
 def test_a_log_that_is_being_made_is_none_yet_rather_than_a_damaged_one(path: Path) -> None:
     tables.connect(path, read_only=False).close()  # a node begins: the file is there, its tables are not
-    with pytest.raises(UserError, match="there is no update log yet") as refused:
+    with refused(Code.DATA_DIR_UNUSABLE, "there is no update log yet"):
         UpdateLog.open(path, read_only=True)
-    assert refused.value.code is Code.DATA_DIR_UNUSABLE
 
 
 def test_appended_segments_are_there_after_reopening(path: Path) -> None:
@@ -104,7 +103,8 @@ def test_hops_are_not_stored(log: UpdateLog) -> None:
 
 
 def random_feed(author: Author, sizes: list[int], dice: random.Random) -> list[Record]:
-    """Segments of these sizes with random scalars, some wide, in epochs that advance now and then."""
+    """Return segments of these sizes with random scalars, some of 2 bytes, in epochs that sometimes
+    advance."""
     records, epoch = [], 0
     for size in sizes:
         parts = []
@@ -234,9 +234,8 @@ def test_the_log_of_a_newer_sfnode_is_refused(path: Path) -> None:
     UpdateLog.open(path, RUN_ID).close()
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA user_version = {tables.VERSION + 1}")
-    with pytest.raises(UserError, match="newer sfnode") as caught:
+    with refused(Code.DATA_DIR_UNUSABLE, "newer sfnode"):
         UpdateLog.open(path, RUN_ID)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE
 
 
 # -- the small table ---------------------------------------------------------------------------------
@@ -382,7 +381,7 @@ def test_packed_rows_stay_far_below_the_largest_segment(log: UpdateLog) -> None:
 
 @pytest.fixture
 def forked(path: Path) -> Iterator[tuple[UpdateLog, Author]]:
-    """Twenty updates in segments of five, of which the first twelve count."""
+    """Yield a log of twenty updates in segments of five, of which the first twelve count."""
     author = Author(1)
     with UpdateLog.open(path, RUN_ID) as log:
         for _ in range(4):
@@ -502,7 +501,7 @@ def test_the_newest_card_of_each_feed_is_kept(path: Path) -> None:
 
 
 def histories(*sizes: int) -> list[Author]:
-    """Authors with one key, whose feeds begin to differ after the first 6 updates."""
+    """Return authors with one key, whose feeds differ after the first 6 updates."""
     authors = [Author(1) for _ in sizes]
     for number, (author, size) in enumerate(zip(authors, sizes, strict=True)):
         author.write([5] * 6)
@@ -511,7 +510,7 @@ def histories(*sizes: int) -> list[Author]:
 
 
 def from_step(author: Author, first: int, stop: int) -> Record:
-    """What the author has written from one step up to another, signed at its end."""
+    """Return the author's updates `first .. stop - 1`, signed at their end."""
     again = Author(1)
     again.write_parts(_parts(author.updates[:first])) if first else None
     return again.write_parts(_parts(author.updates[first:stop]))
@@ -529,7 +528,8 @@ def _parts(updates: list[tuple[int, int]]) -> list[EpochScalars]:
 def test_a_record_takes_the_place_of_another_history_from_its_first_step_on(
     moves: list[tuple[int, int, int]], together: int
 ) -> None:
-    """As in the log in memory of the protocol's tests; a feed only ever goes back to what both have."""
+    """The protocol's tests do the same with a log in memory. A feed goes back only to steps that both
+    histories share."""
     authors, feed = histories(30, 30, 30), Author(1).feed
     records, branch, stop = [], 0, 0
     for other, first, count in moves:
@@ -589,7 +589,7 @@ def test_labels_are_counted_over_packed_and_loose_rows(path: Path) -> None:
 
 
 def test_a_cut_takes_nothing_of_what_was_named(path: Path) -> None:
-    """Everywhere: in the tails, their chain heads, the number of updates, and the columns."""
+    """The test looks at tails, chain heads, the number of updates, and columns."""
 
     def said(*decisions: Decision) -> tuple[Entry, ...]:
         return tuple(Entry(0, encode(decision), bytes(64)) for decision in decisions)

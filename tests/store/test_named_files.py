@@ -1,4 +1,4 @@
-"""What the owner of a machine has named holds for later starts of the same folder."""
+"""Tests of named files, which are remembered for later starts of the same folder."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.sections import Data
 from sfnode.preparing.manifest import build
 from sfnode.settings import Settings
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles, model_of, places_of
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -73,6 +74,5 @@ def test_the_model_is_that_named_now_or_before_or_downloaded(layout: Layout, tmp
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": 7}', "\xff"])
 def test_a_file_that_was_edited_in_vain_is_an_error_with_its_name(layout: Layout, content: str) -> None:
     layout.named.write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match=r"named\.json") as caught:
+    with refused(Code.DATA_DIR_UNUSABLE, "named.json"):
         NamedFiles.read(layout)
-    assert caught.value.code is Code.DATA_DIR_UNUSABLE

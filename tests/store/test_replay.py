@@ -1,4 +1,4 @@
-"""From positions in the log to batches of updates, forwards and backwards."""
+"""Tests of replay: from positions in the log to batches of updates, forwards and backwards."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def log(tmp_path: Path) -> Iterator[UpdateLog]:
 
 
 def rows(batches: Iterator[UpdateBatch]) -> list[tuple[int, int, int]]:
-    """(epoch, seed, scalar) of every update, in ascending order."""
+    """Return (epoch, seed, scalar) of every update, in ascending order."""
     return sorted(
         row for found in batches for row in zip(*(column.tolist() for column in found), strict=True)
     )
 
 
 def stops(log: UpdateLog) -> dict[Feed, int]:
-    """Of every feed of which something counts, how many steps do."""
+    """Return the number of steps that count, for every feed with any."""
     return {state.feed: state.next for state in frontier_of(RUN.parameters(), log) if state.next}
 
 
 def moves(log: UpdateLog, applied: Mapping[Feed, int], wanted: Mapping[Feed, int]) -> Iterator[UpdateBatch]:
-    """`changes` from so many steps of each feed that count once to so many others."""
+    """Return the `changes` from the first steps of each feed to other first steps; each counts once."""
     before, now = ({feed: once(steps) for feed, steps in side.items()} for side in (applied, wanted))
     return changes(log, before, now)
 
@@ -87,7 +87,7 @@ def test_changes_lead_from_any_position_to_any_other(log: UpdateLog) -> None:
 
 
 def test_a_replay_stops_where_the_log_ended_when_it_was_asked_for(log: UpdateLog) -> None:
-    """What is appended afterwards comes with the positions that follow, and must not be counted twice."""
+    """Later updates come with later positions, and must not be counted twice."""
     log.append([record(RUN, "a", [1, 2, 3]), record(RUN, "b", [4])])
     asked = stops(log)
     late = [record(RUN, "a", [5, 6], before=[1, 2, 3]), record(RUN, "c", [7])]
@@ -139,7 +139,7 @@ def test_a_log_that_lacks_steps_is_said_to_be_damaged(tmp_path: Path) -> None:
 
 
 def test_long_reads_hold_no_other_read_up(log: UpdateLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They need neither the lock of the reads nor their connection."""
+    """Long reads use neither the lock nor the connection of other reads."""
     log.append([record(RUN, "a", [1, 2, 3])])
     with log._reading:
         assert len(rows(moves(log, {}, {A: 3}))) == 3
@@ -155,12 +155,12 @@ SUBSPACE_OF = replace(RUN.parameters(), subspace_epochs=2).subspace_of
 EARLY = Rates(6, (RateFrom(0, 1 << 31), RateFrom(1, 12_345), RateFrom(3, 0)))
 LATE = Rates(7, (*EARLY.table, RateFrom(7, (1 << 32) - 1)))
 OTHER = Rates(7, (RateFrom(0, 1 << 31), RateFrom(4, 99)))
-"""As after decisions were dropped."""
+"""Steps that count less than before, because decisions were dropped."""
 
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[UpdateLog, list[Author]]]:
-    """Two feeds in which every label has LABEL_STEPS updates; rows end anywhere."""
+    """Return two feeds in which every label has LABEL_STEPS updates; rows end anywhere."""
     authors = [Author(number, run_id=RUN.run_id) for number in (1, 2)]
     with UpdateLog.open(tmp_path_factory.mktemp("log") / "updates.sqlite", RUN.run_id) as log:
         for number, author in enumerate(authors):
@@ -172,7 +172,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[UpdateL
 
 
 def by_hand(authors: list[Author], wanted: Mapping[Feed, Counted]) -> Core:
-    """A core to which every update is added on its own, with its weight."""
+    """Return a core to which every update was added singly, with its weight."""
     core = Core(2, 4)
     for author in authors:
         counted, first = wanted.get(author.feed, NOTHING), 0
@@ -238,7 +238,8 @@ def test_sums_beyond_64_bits_go_round_and_come_back(labelled: tuple[UpdateLog, l
 def test_updates_weigh_what_the_seals_say_worked_out_by_hand(
     labelled: tuple[UpdateLog, list[Author]],
 ) -> None:
-    """Factors 1/2, 0, 1.7 and 1, a feed that is skipped and recounted, work that comes late, a new rate."""
+    """The seals have factors 1/2, 0, 1.7 and 1 and a new rate; one feed is skipped and recounted, and some
+    work comes late."""
     log, (anne, bob) = labelled
     run_state = RunState(budget=1000, rate=1_048_581)
     for decision in (

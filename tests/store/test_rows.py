@@ -1,4 +1,4 @@
-"""Rows of the log: feeds that begin at a base, and what is left of a feed whose end was replaced."""
+"""Tests of rows: feeds that begin at a base, and feeds whose end was replaced."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sfprotocol.checkpoints import Base
 from sfprotocol.errors import LocalProtocolError
 from sfprotocol.messages import EpochScalars
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
+from tests.refusals import refused
 from tests.store.helpers import RUN_ID, Author, unpacked
 from tests.store.test_log import from_step, histories
 
@@ -39,7 +40,7 @@ def base_of(author: Author, step: int) -> Base:
 
 
 def grown(log: UpdateLog, number: int, rows: int, dice: random.Random) -> Author:
-    """Log a feed of so many rows of up to 9 updates, whose epochs advance now and then; some at a time."""
+    """Log a feed of `rows` rows of up to 9 updates, in several appends; epochs sometimes advance."""
     author, epoch, written = Author(number), 0, []
     for _ in range(rows):
         epoch += dice.random() < 0.1
@@ -120,7 +121,7 @@ def test_a_base_moves_up_and_never_into_what_is_not_here(log: UpdateLog) -> None
 
 
 def test_a_feed_of_which_nothing_is_left_is_known_after_the_next_start(tmp_path: Path) -> None:
-    """Its number was given away, and the log took nothing more."""
+    """Regression: its number was given to another feed, and the log accepted nothing more."""
     path, dice = tmp_path / "log.sqlite", random.Random(1)
     with UpdateLog.open(path, RUN_ID) as log:
         gone, other = grown(log, 1, 3, dice), grown(log, 2, 3, dice)
@@ -170,9 +171,8 @@ def test_no_segment_takes_the_place_of_what_a_checkpoint_stands_for(log: UpdateL
 def test_who_needs_what_was_let_go_is_told_what_to_do(log: UpdateLog) -> None:
     author = grown(log, 1, 20, random.Random(4))
     log.rebase([base_of(author, 20)])
-    with pytest.raises(UserError, match="has let go") as told:
+    with refused(Code.CHECKPOINT_UNUSABLE, "has let go"):
         log.label(author.feed, 5)
-    assert told.value.code == Code.CHECKPOINT_UNUSABLE
 
 
 def test_the_disk_gets_back_what_was_let_go(log: UpdateLog) -> None:
@@ -189,7 +189,7 @@ def test_the_disk_gets_back_what_was_let_go(log: UpdateLog) -> None:
 
 
 def test_steps_that_have_lost_their_signature_are_read_up_to_the_next_one(log: UpdateLog) -> None:
-    """They are too many to be one row with it."""
+    """They are too many to join the next row."""
     lost, kept = Author(), Author()
     for author in (lost, kept):
         author.write_parts([EpochScalars(0, (1,) * 3000)])

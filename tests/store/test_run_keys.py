@@ -1,4 +1,4 @@
-"""The keys of a run's organiser: private, bound to the run, and refused with the reason."""
+"""Tests of organisers' keys: private, bound to the run, and refused with the reason."""
 
 from __future__ import annotations
 

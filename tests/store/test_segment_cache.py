@@ -1,4 +1,4 @@
-"""The cache of recent segments stays small."""
+"""Tests of the cache of recent segments and its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of steps: which segments hold them, and what those say of the step before."""
+"""Tests of spans: the segments that hold them, and the label before a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Steps(NamedTuple):
 
 
 def segment(first: int, *epochs: int) -> Segment:
-    """A segment with an update of each of these epochs, from step `first` on."""
+    """Return a segment from step `first` on with one update of each of these epochs."""
     return Segment(0, first, tuple(EpochScalars(epoch, (1,)) for epoch in epochs), bytes(64))
 
 

@@ -1,4 +1,4 @@
-"""What a table gives without a model: beside what a run learns."""
+"""Tests of the baselines of a table without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What caches keep, and that all of a process together keep no more than their budget."""
+"""Tests of caches, and of the budget that all caches of a process share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sfnode.tasks.bounded_cache import ENTRY_BYTES, BoundedCache
 
 @pytest.fixture(autouse=True)
 def room_for_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for eight entries, and no cache of another test."""
+    """Set the budget to eight entries, and hide caches of other tests."""
     monkeypatch.setattr(bounded_cache, "BUDGET", 8 * (ENTRY_BYTES + 1))
     monkeypatch.setattr(bounded_cache, "_caches", WeakSet())
 
 
 def filled(count: int) -> BoundedCache[int, str]:
-    """A cache with `count` values of one byte."""
+    """Return a cache with `count` values of one byte."""
     found = BoundedCache[int, str]()
     for key in range(count):
         found.put(key, str(key), 1)

@@ -1,4 +1,4 @@
-"""A prior is what a model thinks of the answers before it has read a row, and calibrating takes it away."""
+"""Tests of priors over answers, and of calibration, which subtracts them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_is_subtracted_from_the_scores_before_softmax_and_choice() -> None:
 
 
 def test_a_leaning_of_the_model_is_nothing_to_the_calibrated_one() -> None:
-    """Whatever is added to the log-probability of one answer, in every row, goes away again."""
+    """A constant that is added to one answer's log-probability in every row cancels out."""
 
     def leaning(encoded: Encoded) -> Scored:
         found = scored_by_opt(encoded)
@@ -70,7 +70,8 @@ def test_without_fixed_answers_or_rows_there_is_none(task: Task, rows: list[Row]
 
 @pytest.mark.skipif(not SST2.is_file(), reason="needs ../shared")
 def test_the_reference_model_gains_by_calibration_alone_what_training_seems_to_teach_it() -> None:
-    """By the first token of each answer, on part of the rows; docs/benchmarks.md has the figures of all."""
+    """The test scores the first token of each answer on some rows; docs/benchmarks.md has the figures of all
+    rows."""
     task = preset("sst2").task
     opt, tokens = _loaded(MINI), AutoTokenizer.from_pretrained(MINI)
 

@@ -1,4 +1,4 @@
-"""What a chat model is trained on: what the assistant says, whatever template words the conversation."""
+"""Tests of chat tasks: the loss is on the assistant's tokens, whatever the template."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ENDING = (
     "{% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]{% else %} {{ m.content | trim }}"
     "{% if loop.last %} </s>{% endif %}{% endif %}{% endfor %}"
 )
-"""Only the last turn has a mark at its end, content is trimmed, and there is no generation prompt."""
+"""Template that trims content, marks the end of the last turn only, and has no generation prompt."""
 FORGETFUL = (
     "{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
     "{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
 )
-"""RowText a turn otherwise when more follows: the reasoning of earlier turns is left out."""
+"""Template that renders earlier turns differently: it leaves out their reasoning."""
 REASONING = (
     "{% set told = namespace(last=0) %}"
     "{% for m in messages if m.role == 'user' %}{% set told.last = m.content %}{% endfor %}"
@@ -49,13 +49,15 @@ REASONING = (
     "{{ parts[0].split('<think>')[1] | trim }}\n</think>\n\n{% endif %}{{ parts[-1] | trim }}<|end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Leaves out what an answer has before </think>, unless it answers the last question; as Qwen3's does."""
+"""Template that leaves out text before </think>, except in the answer to the last question, as Qwen3's
+does."""
 STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + MARKED
 
 
 @cache
 def tokenizer(template: str | None) -> Any:
-    """A token for every byte and every mark, so that the text of any tokens is known."""
+    """Return a tokenizer with a token for every byte and every mark, so that tokens are easily read as
+    text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_pairs = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
     byte_pairs.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,19 +71,19 @@ def tokenizer(template: str | None) -> Any:
 
 
 def talk(*said: str, roles: tuple[str, ...] = ("user", "assistant")) -> dict[str, Any]:
-    """A row in which the roles take turns."""
+    """Return a row in which the roles take turns."""
     turns = zip(roles * len(said), said, strict=False)
     return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
 def learnt(row: dict[str, Any], template: str = MARKED, task: Task = CHAT) -> str:
-    """The text of the tokens that the loss is on."""
+    """Return the text of the tokens that the loss is on."""
     text: str = tokenizer(template).decode(encode(task, tokenizer(template), [row]).targets)
     return text
 
 
 def read(encoded: Encoded, template: str = MARKED) -> list[str]:
-    """The sequences as text, without padding."""
+    """Return the sequences as text, without padding."""
     pairs = zip(encoded.input_ids, encoded.attention_mask.bool(), strict=True)
     return [tokenizer(template).decode(ids[mask]) for ids, mask in pairs]
 
@@ -132,7 +134,7 @@ def test_of_a_turn_whose_reasoning_is_left_out_the_rest_is_learnt() -> None:
 
 
 def test_what_a_template_makes_of_a_turn_is_found_where_it_is() -> None:
-    """Although it stands elsewhere, too, and is worded otherwise."""
+    """The turn's text also stands elsewhere, and the template changes it."""
     shouting = MARKED.replace("m.content", "(m.content | upper if not loop.last else m.content)")
     assert learnt(talk("YES", "yes", "YES", "no"), shouting) == "YES<|end|>\nno<|end|>\n"
 
@@ -189,7 +191,7 @@ def test_what_the_template_refuses_is_an_error_with_its_reason_and_the_conversat
 
 
 def test_no_template_learns_what_day_it_is() -> None:
-    """Nodes that read the same row at different times must read the same words."""
+    """Nodes must get the same text from a row on any day."""
     dated = "\n  {% set day %}{{ strftime_now('%d %b %Y') }}{% endset %}\n{{ day }}" + MARKED
     (text,) = read(encode(CHAT, tokenizer(dated), [talk("Two?", "Four.")]), dated)
     assert text.startswith("\n01 Jan 2025<|user|>Two?")

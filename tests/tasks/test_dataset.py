@@ -1,4 +1,4 @@
-"""Rows come out alike whatever the format; what is wrong with them is said with the file and the line."""
+"""Tests of data sets: rows are alike in all formats, and errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sfnode.tasks.dataset import HeldOut, Row, load_rows, select, shard
 from sfnode.tasks.public_files import typed
 from sfprotocol.model_listing import MAX_DATA
 from tests.hub_server import REVISION, Offer, Offering, offering
-from tests.refusals import refused
+from tests.refusals import fails_with, refused
 
 __all__ = ["offering"]
 
@@ -39,7 +39,7 @@ HUB_FORM = "hf:OWNER/NAME[:CONFIG]:SPLIT"
 
 
 def training_rows(data: Data, task: Task) -> list[Row]:
-    """Training rows of sources that are typed here."""
+    """Return the training rows of sources that the machine's owner has just typed."""
     return dataset.training_rows(data, task, typed(data))
 
 
@@ -78,7 +78,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, write: Callable[[Path]
 
 
 def written(write: Callable[[Path], None], folder: Path) -> Offer:
-    """What a hub sends of a file in a format."""
+    """Return the content of a file on the hub in a format."""
     file = folder / f"rows.{write.__name__.removeprefix('write_')}"
     write(file)
     return Offer(file.stat().st_size, file.read_bytes())
@@ -255,9 +255,8 @@ SPOILT = "sentence\tlabel\nfine\t1\n\t0\nbad\t\nso\t0\nugly\t7\nfine\t1\t0\n"
 def test_bad_rows_are_counted_and_the_first_three_are_shown(tmp_path: Path) -> None:
     file = tmp_path / "spoilt.tsv"
     file.write_text(SPOILT)
-    with pytest.raises(UserError) as caught:
+    with fails_with(Code.DATA_MALFORMED) as caught:
         load_rows(str(file), TASK)
-    assert caught.value.code is Code.DATA_MALFORMED
     assert caught.value.what == (
         f"4 of the 6 rows of {file} are bad, the first ones: {file}, line 3: 'sentence' is empty; "
         f"{file}, line 4: 'label' is empty; {file}, line 6: the label '7' is none of the task's labels (0, 1)"
@@ -300,7 +299,7 @@ def test_a_source_that_is_not_there_is_an_error_with_the_forms_that_sources_take
 
 @pytest.fixture(scope="module")
 def hundred(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of 100 rows whose sentence n has n words."""
+    """Return a file of 100 rows whose sentence n has n words."""
     file = tmp_path_factory.mktemp("data") / "hundred.jsonl"
     rows = [{"sentence": " ".join(["word"] * n), "label": n % 2} for n in range(1, 101)]
     file.write_text("\n".join(json.dumps(row) for row in rows))
@@ -321,7 +320,7 @@ def test_the_selection_is_pinned_because_every_node_must_make_it(hundred: str) -
 
 
 def lengths(rows: list[Row]) -> list[int]:
-    """The rows of the file, by number from 0."""
+    """Return the numbers of the file's rows, counted from 0."""
     return [len(row["sentence"].split()) - 1 for row in rows]
 
 
@@ -391,9 +390,8 @@ def test_rows_that_all_validate_leave_nothing_to_train_on(hundred: str, limit: i
 def test_rows_that_a_run_does_not_have_are_missed_by_name(
     hundred: str, which: Literal["test", "validation"]
 ) -> None:
-    with pytest.raises(UserError, match=f"no {which} data") as caught:
+    with refused(Code.DATA_NEEDED, f"no {which} data"):
         held_out_rows(Data(train=hundred), TASK, which)
-    assert caught.value.code is Code.DATA_NEEDED
 
 
 def test_short_rows_are_left_out_before_the_limit_counts(hundred: str) -> None:

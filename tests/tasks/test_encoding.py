@@ -1,4 +1,5 @@
-"""Tensors, losses, scores and metrics are those of MeZO, whatever is shared, cached, cut or padded."""
+"""Tests of encoding: tensors, losses, scores and metrics equal MeZO's, with shared, cached, cut and padded
+sequences."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ CHOICES = [
 
 @cache
 def tokenizer(bos: bool = True, adds: bool = False) -> Any:
-    """One token per word; with or without a beginning token, which it may add by itself."""
+    """Return a tokenizer with one token a word, and perhaps a beginning token, which it may add by itself."""
     words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="the"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if adds:
@@ -65,7 +66,7 @@ def language_model(family: str) -> Any:
 
 
 def scored(model: Any, encoded: Encoded) -> Scored:
-    """What a plain forward pass of a language model says, by the definition of `Scored`."""
+    """Return the scores of a plain forward pass, by the definition of `Scored`."""
     with torch.inference_mode():
         logits = model(input_ids=encoded.input_ids, attention_mask=encoded.attention_mask).logits  # (S, T, V)
     head_positions = logits[encoded.sequences, encoded.columns].log_softmax(-1)  # (P, V)
@@ -78,7 +79,8 @@ def forward(family: str) -> Callable[[Encoded], Scored]:
 
 
 def token_log_probabilities(family: str, text: str, answer: int) -> Tensor:
-    """Of the last `answer` words of a text, by one plain forward pass of the whole of it: (answer,)."""
+    """Return the log-probabilities of a text's last `answer` words, by one forward pass over the text,
+    (answer,)."""
     ids = torch.tensor([[WORDS.index(word) for word in ["<s>", *text.split()]]])
     with torch.inference_mode():
         logits = language_model(family)(input_ids=ids).logits[0].log_softmax(-1)
@@ -87,7 +89,7 @@ def token_log_probabilities(family: str, text: str, answer: int) -> Tensor:
 
 
 def words_of(encoded: Encoded) -> list[str]:
-    """The sequences as text, without padding."""
+    """Return the sequences as text, without padding."""
     pairs = zip(encoded.input_ids.tolist(), encoded.attention_mask.sum(1).tolist(), strict=True)
     return [" ".join(WORDS[token] for token in ids[:length]) for ids, length in pairs]
 
@@ -143,7 +145,7 @@ def test_references_count_in_the_means_of_a_centred_loss_and_have_none_of_their_
 
 
 def test_scores_of_an_evaluation_are_not_centred() -> None:
-    """A mini-batch of an evaluation is no sample: rows come in the order of their lengths."""
+    """A batch of an evaluation is no random sample, because rows are ordered by length."""
     centred, plain = (encode(task, tokenizer(), ROWS, every_candidate=True) for task in (CENTRED, TASK))
     log_probs = forward("opt")(plain).log_probs
     assert torch.equal(centred.losses(log_probs), plain.losses(log_probs))
@@ -214,7 +216,7 @@ def test_a_completion_is_right_when_greedy_decoding_would_write_it() -> None:
 
 
 def test_long_answers_are_measured_by_how_well_they_are_expected_as_nobody_writes_the_same_words() -> None:
-    """The length is that of the right answers, whatever the prompts have."""
+    """The lengths of the right answers decide, and those of prompts do not."""
     short, long = "bad film", " ".join(["a film"] * (LONG_ANSWER // 2 + 1))
     for answer, metric in ((short, "exact_match"), (long, "perplexity")):
         rows = [{"sentence": f"a {word} film " * 9, "more": answer} for word in ("slow", "dull")]

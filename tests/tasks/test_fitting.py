@@ -1,4 +1,4 @@
-"""A row that the tokenizer cannot encode is left out wherever it is met, and said once."""
+"""Tests of rows that the tokenizer cannot encode: they are left out, which is logged once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEEDS = [int(seed) for seed in update_seeds(7, 0, 20)]
 
 
 def asked(rows: list[Any]) -> list[Any]:
-    """Those of some rows that fit."""
+    """Return the rows that fit."""
     return Fitting(ANSWERS, tokenizer()).of(rows)
 
 
@@ -74,7 +74,7 @@ def test_a_model_whose_template_breaks_its_bounds_is_not_taken_for_bad_rows(
 
 
 def test_a_mini_batch_has_the_next_row_in_its_place_the_same_on_every_node() -> None:
-    """SPEC T3."""
+    """The rule is SPEC T3's."""
     bad = {"q": "a film", "a": LONG}
     rows = [QUESTIONS[0], bad, bad, QUESTIONS[1], QUESTIONS[2], bad]
     mended = [QUESTIONS[0], QUESTIONS[1], QUESTIONS[1], QUESTIONS[1], QUESTIONS[2], QUESTIONS[0]]

@@ -1,4 +1,4 @@
-"""Data of the hub and Parquet files need a library that sfnode does not install by itself."""
+"""Tests of the optional library for the hub's data and Parquet files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASK = Task(kind="text", template="{text}")
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be a machine without the library."""
+    """Hide the library, as on a machine without it."""
     monkeypatch.setattr(row_files, "find_spec", lambda _name: None)
 
 

@@ -1,4 +1,4 @@
-"""Metrics against figures worked out by hand, and intervals that hold what they promise."""
+"""Tests of metrics against figures computed by hand, and of their intervals' coverage."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def test_the_order_of_the_rows_does_not_matter(order: list[int]) -> None:
 
 
 def test_the_bootstrap_s_interval_is_about_as_wide_as_theory_says() -> None:
-    """For two classes of one size, hit alike often, F1 is near the share of hits, whose interval is known."""
+    """With two classes of equal size and equal share of hits, F1 is near that share, whose interval is
+    known."""
     rows = 800
     right = np.arange(rows) % 2
     predicted = np.where(np.arange(rows) % 10 < 8, right, 1 - right)  # 80 % hits in either class

@@ -107,7 +107,8 @@ def test_a_row_is_worded_as_mezo_words_it(name: str) -> None:
 
 
 def word_tokenizer() -> Any:
-    """A token for every word, for every line break, and for whatever else stands between white space."""
+    """Return a tokenizer with a token for every word, every line break, and any other text between white
+    space."""
     texts = [text for _, written, _ in EXAMPLES.values() for text in written]
     splitter = pre_tokenizers.Sequence(
         [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Split(" ", "merged_with_next")]
@@ -124,7 +125,7 @@ TOKENIZER = word_tokenizer()
 
 
 class Table:
-    """A model that gives each token, by its word, a probability from a small table; 1 where none is given."""
+    """A model that takes each token's probability from a small table of words; 1 for other words."""
 
     def __init__(self, **probabilities: float) -> None:
         self.probabilities = probabilities
@@ -158,7 +159,7 @@ def test_sst2_is_a_choice_between_two_words() -> None:
 
 
 YES = [("rte", RTE, 0), ("boolq", BOOLQ, 1), ("wic", WIC, 1), ("multirc", MULTIRC, 1)]
-"""Tasks with a row and the label that means yes."""
+"""Tasks, each with a row and the label that means yes."""
 
 
 @pytest.mark.parametrize(("name", "row", "yes_is"), YES)

@@ -1,4 +1,4 @@
-"""A seed draws a mini-batch from a node's rows: any of them, or each class equally often (SPEC R8)."""
+"""Tests of mini-batches, which a seed draws from all rows or evenly from classes (SPEC R8)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unread() -> list[Row]:
 
 
 def read(encoded: Encoded) -> list[str]:
-    """The prompts of a mini-batch."""
+    """Return the prompts of a mini-batch."""
     return [words.partition(" It was")[0] for words in words_of(encoded)]
 
 
@@ -69,7 +69,7 @@ def test_a_shard_of_one_class_is_centred_by_public_rows_whose_labels_are_not_loo
 
 
 def test_rows_of_one_class_are_of_no_use_where_there_are_no_public_ones() -> None:
-    """Centred by themselves they would teach the model to answer all rows alike."""
+    """With scores centred over one class, the model would learn to answer all rows alike."""
     with refused(Code.DATA_NEEDED, "all rows here are of one class"):
         Shard(CENTRED, tokenizer(), BAD, 4)
     Shard(TASK, tokenizer(), BAD, 4, unread)
@@ -99,7 +99,7 @@ def test_with_a_secret_nobody_can_tell_from_the_seed_which_rows_are_drawn() -> N
 
 
 def test_the_odds_of_a_row_are_those_of_the_smallest_class() -> None:
-    """Three rows are drawn of five; where classes take turns, two of the two good ones."""
+    """Three rows are drawn of five. With balanced classes two are drawn of the two good rows."""
     assert Shard(TASK, tokenizer(), ROWS, 3).odds == (3, 5)
     assert (len(GOOD), len(BAD)) == (2, 3)
     assert Shard(CENTRED, tokenizer(), ROWS, 3).odds == (2, 2)

@@ -1,4 +1,4 @@
-"""Orders are drawn from a key, can be read, and share nothing between splits."""
+"""Tests of the embedded orders: drawn from a key, readable, and without overlap of splits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_there_is_to_be_read_in_one_split_is_in_no_other(
 
 
 def _form(row: dict[str, str]) -> str:
-    """A sentence less all that differs between orders, whatever it begins with."""
+    """Return a sentence without the parts that differ between orders."""
     order = json.loads(row["json"])
     values = {str(value).lower() for value in order.values()} | {day.lower() for day in DAYS} | set(COUNTS)
     words = re.findall(r"[a-z]+", row["text"].lower())

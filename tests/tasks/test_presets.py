@@ -1,4 +1,4 @@
-"""The presets word rows as MeZO does, to the character, and the embedded ones are whole runs."""
+"""Tests of presets: MeZO's prompts to the character, and whole runs of the embedded ones."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ REWARDED = {
         '{"name": "Ann", "age": 7}',
     ),
 }
-"""By preset a row, a part of its prompt in small letters, and an answer that gets something."""
+"""For each preset a row, a part of its prompt in lower case, and an answer with a reward."""
 
 
 @pytest.mark.parametrize("name", REWARDED)
@@ -94,7 +94,7 @@ def test_a_preset_with_rewards_asks_for_what_its_verifier_looks_for(name: str) -
 
 @pytest.mark.parametrize("name", REWARDED)
 def test_a_preset_with_rewards_is_a_task_as_it_is(name: str) -> None:
-    """It is made without being validated."""
+    """The task was made without validation."""
     task = preset(name).task
     assert Task(**task.model_dump()) == task
 

@@ -1,4 +1,4 @@
-"""A row becomes a prompt and its answers, or it is said what is wrong with it."""
+"""Tests of prompts: a row becomes a prompt with answers, or is refused with the reason."""
 
 from __future__ import annotations
 
@@ -185,13 +185,13 @@ def test_a_row_that_can_serve_is_not(task: Task) -> None:
 
 
 def test_some_of_the_fields_of_a_prompt_may_be_empty() -> None:
-    """As the inputs of most instructions are, and what the system says in many conversations."""
+    """Most instructions have an empty input, and many conversations an empty system message."""
     assert problem(LABELLED, {"a": "x", "b": "", "label": 0}) is None
     assert problem(CHAT, {"talk": [{"role": "system", "content": ""}, *TALK]}) is None
 
 
 ONE, TWO = "caf\u00e9", "cafe\u0301"
-"""The same word in Unicode's two normalisation forms."""
+"""One word in Unicode's two normalisation forms."""
 
 
 @pytest.mark.parametrize(("known", "given_label"), [(ONE, TWO), (TWO, ONE)])

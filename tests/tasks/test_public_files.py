@@ -1,4 +1,4 @@
-"""Files of a run's public data: found wherever they lie, by what is in them."""
+"""Tests of public files, which are found by their content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sfnode.manifest.task import Task
 from sfnode.tasks import dataset, prompts, public_files
 from sfnode.tasks.presets import PRESETS
 from sfnode.tasks.public_files import NOWHERE, Places
-from tests.refusals import refused
+from tests.refusals import fails_with, refused
 
 ROWS = "text\nonce upon a time\n"
 TEXT = Task(kind="text", template="{text}")
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_data(folder: Path, text: str = ROWS) -> Data:
-    """Data in a file that the folder has under its name."""
+    """Return data in a file that the folder has under its own name."""
     folder.mkdir(exist_ok=True)
     (folder / "rows.tsv").write_text(text)
     digest = public_files.digest_of(folder / "rows.tsv")
@@ -63,9 +63,8 @@ def local(data: Data, **places: Any) -> str:
 
 def test_other_rows_are_refused_and_missing_ones_are_named(tmp_path: Path, home: Path) -> None:
     data = run_data(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"training data, rows\.tsv") as caught:
+    with refused(Code.DATA_NOT_FOUND, "training data, rows.tsv"):
         dataset.training_rows(data, TEXT)
-    assert caught.value.code is Code.DATA_NOT_FOUND
     (home / "rows.tsv").write_text(ROWS + "and one more\n")
     with refused(Code.DATA_DIFFERS, "has changed since"):
         dataset.training_rows(data, TEXT, Places((home,)))
@@ -110,9 +109,8 @@ def test_without_a_digest_no_file_is_opened_because_a_manifest_names_it(
     monkeypatch.setenv("HOME", str(home))
     data = Data.model_validate({role: source.format(home=home)})
     for places in (NOWHERE, Places((tmp_path / "kept",)), Places((home,))):
-        with pytest.raises(UserError) as caught:
+        with fails_with(Code.DATA_NOT_NAMED) as caught:
             public_files.local(data, role, places)
-        assert caught.value.code is Code.DATA_NOT_NAMED
         assert str(home) not in caught.value.what
 
 
@@ -186,7 +184,7 @@ def test_a_copy_is_complete_or_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_gets_the_files_that_another_has(tmp_path: Path) -> None:
-    """As a local swarm and a fork bring them along with their manifest."""
+    """A local swarm and a fork copy files with their manifest."""
     data = run_data(tmp_path / "old")
     public_files.bring(data, Places((tmp_path / "old",)), tmp_path / "new")
     assert public_files.path_in(tmp_path / "new", data, "train").read_text() == ROWS
@@ -206,7 +204,7 @@ TASKS: dict[str, Task] = {name: preset.task for name, preset in PRESETS.items()}
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_example_of_a_row_is_one(name: str, home: Path) -> None:
-    """A volunteer who copies it has a file that the run takes."""
+    """A volunteer may copy it to make a file that the run accepts."""
     task = TASKS[name]
     example: dict[str, Any] = prompts.example(task)
     assert prompts.problem(task, example) is None

@@ -1,4 +1,4 @@
-"""A chat template is a stranger's program: it makes a text, or it is stopped, and the node goes on."""
+"""Tests of chat templates, which are strangers' programs: they render, or they are stopped."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 
 from sfnode import bounded_process
 from sfnode.bounded_process import BoundedProcess
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.tasks.chat import PROGRAM, TemplateRefusal, render
 from sfnode.tasks.template_process import LONGEST
+from tests.refusals import fails_with
 
 MEMORY = 256 << 20
 PLAIN = "{% for m in messages %}{{ m.content }};{% endfor %}"
@@ -29,18 +30,25 @@ DOUBLED = (
 ENDLESS = "{% for a in range(99999) %}" * 9 + "{% endfor %}" * 9
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def renderer() -> Iterator[BoundedProcess]:
     made = BoundedProcess(PROGRAM, 0.3, MEMORY)
     yield made
     made.close()
 
 
+@pytest.fixture(scope="module")
+def patient() -> Iterator[BoundedProcess]:
+    """Yield a process with time to fill memory, and to write 16 MiB, on a slow machine."""
+    made = BoundedProcess(PROGRAM, 60, MEMORY)
+    yield made
+    made.close()
+
+
 def broken(renderer: BoundedProcess, template: str) -> str:
-    """Why a template cannot be used; the next one can."""
-    with pytest.raises(UserError) as caught:
+    """Return the reason why a template cannot be used. The next one can."""
+    with fails_with(Code.MODEL_UNSAFE) as caught:
         render(template, TALK, renderer)
-    assert caught.value.code is Code.MODEL_UNSAFE
     assert render(PLAIN, TALK, renderer) == "Two?;Four.;"
     return caught.value.what
 
@@ -75,15 +83,12 @@ def test_a_template_without_end_is_stopped(renderer: BoundedProcess, template: s
         "{% set kept %}{% for _ in range(99999) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
     ],
 )
-def test_a_template_that_takes_all_memory_is_stopped(template: str) -> None:
-    """Its time is not what stops it: to fill memory takes longer where others want memory, too."""
-    renderer = BoundedProcess(PROGRAM, 60, MEMORY)
-    assert "it takes more memory than it may" in broken(renderer, template)
-    renderer.close()
+def test_a_template_that_takes_all_memory_is_stopped(patient: BoundedProcess, template: str) -> None:
+    assert "it takes more memory than it may" in broken(patient, template)
 
 
 def test_memory_is_watched_where_the_system_keeps_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS: the process itself may take what it likes."""
+    """macOS does not limit a process's memory."""
     start = bounded_process._start
     monkeypatch.setattr(bounded_process, "_start", lambda program, *_: start(program, 60, MEMORY << 10, 0))
     renderer = BoundedProcess(PROGRAM, 60, 64 << 20)
@@ -91,11 +96,9 @@ def test_memory_is_watched_where_the_system_keeps_no_limit(monkeypatch: pytest.M
     renderer.close()
 
 
-def test_a_text_that_no_model_reads_is_refused() -> None:
-    renderer = BoundedProcess(PROGRAM, 60, MEMORY)  # long enough to write 16 MiB on a slow machine
-    assert "writes more than" in broken(renderer, f"{{{{ 'a' * {LONGEST + 1} }}}}")
-    assert len(render(f"{{{{ 'a' * {LONGEST} }}}}", TALK, renderer)) == LONGEST
-    renderer.close()
+def test_a_text_that_no_model_reads_is_refused(patient: BoundedProcess) -> None:
+    assert "writes more than" in broken(patient, f"{{{{ 'a' * {LONGEST + 1} }}}}")
+    assert len(render(f"{{{{ 'a' * {LONGEST} }}}}", TALK, patient)) == LONGEST
 
 
 @pytest.mark.parametrize(
@@ -147,10 +150,13 @@ def test_the_process_ends_with_the_program_that_asks_however_that_ends() -> None
         "print(PROCESS._process.pid, flush=True)\n"
         "input()\n"
     )
-    for number in (signal.SIGKILL, signal.SIGTERM, None):
-        asking = subprocess.Popen(
+    started = [
+        subprocess.Popen(
             [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        for _ in range(3)
+    ]
+    for asking, number in zip(started, (signal.SIGKILL, signal.SIGTERM, None), strict=True):
         assert asking.stdout
         rendering_process = psutil.Process(int(asking.stdout.readline()))
         if number:

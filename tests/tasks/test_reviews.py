@@ -1,4 +1,4 @@
-"""The embedded default: what its text is like, what its model knows, and that a run teaches it the rest."""
+"""Tests of the embedded reviews: their text, what their model knows, and what a run teaches it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def sentences(text: str) -> list[str]:
 
 
 def verdict(text: str) -> str:
-    """The one sentence of a review that judges something."""
+    """Return the one sentence of a review that judges something."""
     (found,) = (said for said in sentences(text) if " was " in said or "body " in said)
     return found
 
 
 def bag(rows: list[dict[str, str | int]], words: list[str]) -> np.ndarray:
-    """How often each word occurs in each review, and a constant: (rows, words + 1)."""
+    """Return the number of occurrences of each word in each review, and a constant, (rows, words + 1)."""
     counts = [[str(row["text"]).split().count(word) for word in words] + [1] for row in rows]
     return np.array(counts, float)
 
@@ -91,7 +91,7 @@ def test_the_model_understands_the_reviews_but_not_the_question(run: Trainer) ->
 
 
 AT_ONCE = 20
-"""Updates of one pass, as of so many nodes that train at the same time."""
+"""Number of updates between two passes of the model, as of that many nodes at once."""
 
 
 def test_a_fifth_of_the_default_run_teaches_it_the_question(run: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""Rows come out of a file as they went in, whoever wrote it; or it is said what was found, and where."""
+"""Tests of files with rows: rows are read as they were written, or refused with reason and place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN = labelled(
 QUOTES = labelled('the "plot", such as it is', '"Casablanca"', '"', 'say ""no""', "fine", 'a "')
 LINES = labelled("one\ttab", "two\nlines", "three\r\nlines", 'and a "quote"\n', "fine")
 LONG = labelled("word " * 40_000, "short")
-"""A text of 200,000 characters: more than the module csv takes unless it is told so."""
+"""Text of 200,000 characters, more than the default limit of the module csv."""
 
 
 def read(file: Path) -> Rows:
@@ -47,7 +47,7 @@ def read(file: Path) -> Rows:
 
 
 def refused(file: Path) -> str:
-    """What is said of a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     with pytest.raises(UserError) as caught:
         load_rows(str(file), TASK)
     assert caught.value.code is Code.DATA_MALFORMED
@@ -56,7 +56,7 @@ def refused(file: Path) -> str:
 
 
 def outcome(file: Path) -> Rows | str:
-    """The rows of a file, or what is said of it."""
+    """Return the rows of a file, or its error."""
     try:
         return read(file)
     except UserError:
@@ -124,7 +124,7 @@ def test_a_tsv_of_any_dialect_is_read_unless_texts_have_tabs_or_lines(
 
 
 def bare(path: Path, rows: Rows) -> None:
-    """As GLUE's files are: nothing is quoted, whatever it is."""
+    """Write a table as GLUE does, without quoting anything."""
     path.write_text("\n".join(["text\tlabel", *(f"{row['text']}\t{row['label']}" for row in rows)]), "utf-8")
 
 
@@ -186,12 +186,7 @@ def test_parquet_is_read_whether_its_texts_are_strings_or_bytes(
 ) -> None:
     rows = KNOWN[known]
     columns = {
-        "text": pa.array([row["text"].encode() for row in rows])
-        .cast(pa.binary())
-        .cast(pa.string())
-        .cast(kind)
-        if kind != pa.binary()
-        else pa.array([row["text"].encode() for row in rows]),
+        "text": pa.array([row["text"] for row in rows]).cast(kind),
         "label": pa.array([int(row["label"]) for row in rows]),
         "image": pa.array([b"\xff\xd8"] * len(rows)),  # no text, and no part of the task
         "seen": pa.array([date(2020, 1, 1)] * len(rows)),
@@ -262,7 +257,7 @@ def test_what_is_no_text_number_or_boolean_is_refused_with_its_row(
     [(7, "7"), (0.5, "0.5"), (True, "True"), ([44, 19], "[44, 19]"), (Decimal("1.10"), "1.10")],
 )
 def test_numbers_booleans_and_lists_of_numbers_are_texts(value: Any, text: str, tmp_path: Path) -> None:
-    """A list of numbers is the same in JSON and in Python; Countdown's prompts have one."""
+    """A list of numbers looks alike in JSON and in Python. Countdown's prompts have one."""
     parquet.write_table(pa.table({"text": pa.array([value]), "label": [1]}), tmp_path / "rows.parquet")
     assert read(tmp_path / "rows.parquet") == [{"text": text, "label": "1"}]
 
@@ -306,7 +301,7 @@ def test_text_that_no_tokenizer_can_encode_is_refused_in_whatever_field_it_is(
 
 
 def test_it_may_be_where_the_task_does_not_look(tmp_path: Path) -> None:
-    """A pair of halves is a character, and none of our business what is in other columns."""
+    """Two halves together are a character, and other columns are not checked."""
     (tmp_path / "rows.jsonl").write_text('{"text": "\\ud83d\\ude42", "label": 1, "id": "\\ud83d", "at": NaN}')
     assert read(tmp_path / "rows.jsonl") == [{"text": "\U0001f642", "label": "1"}]
 
@@ -346,7 +341,7 @@ stray = st.tuples(st.sampled_from(STRAY), st.floats(0, 1, exclude_max=True))
 def test_a_stray_character_spoils_one_row_or_the_file_is_refused(
     name: str, said: list[str], stray: tuple[str, float], tmp_path: Path
 ) -> None:
-    """No other row is changed or lost."""
+    """All other rows are unchanged."""
     file, rows = tmp_path / name, labelled('the "plot", so to say', *said)
     WRITERS[name](file, rows)
     content = file.read_bytes().decode()

@@ -1,4 +1,4 @@
-"""A text, or a pair of texts, for a model with a classification head: one sequence, and one output for it."""
+"""Tests of sequence classification: a text or a pair of texts is one sequence with one output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TOKENIZER = _tokenizer()
 
 
 def read(encoded: Encoded) -> list[str]:
-    """The sequences as text, padding and all."""
+    """Return the sequences as text, with padding."""
     return [" ".join(WORDS[token] for token in ids) for ids in encoded.input_ids]
 
 
@@ -89,7 +89,7 @@ PAIR_ROWS = [
 
 
 def bert_tokenizer() -> Any:
-    """Of the class that BERT's own is, with the words of the tiny random models."""
+    """Return a tokenizer of BERT's class, with the words of the tiny random models."""
     build: Any = BertTokenizer
     begin, end = MARKS
     return build(
@@ -116,7 +116,7 @@ def test_a_tokenizer_that_does_not_say_so_leaves_all_tokens_alike() -> None:
 
 
 def test_berts_kind_is_scored_and_trained_as_everybody_else_uses_it() -> None:
-    """The second text in the first one's place is another input, which an export would not be used with."""
+    """Two swapped texts are another input, which users of an export would not give."""
     loaded, tokenizer = trainer(manifest("bert")).loaded, bert_tokenizer()
     encoded = encode(BERT_PAIRS, tokenizer, PAIR_ROWS)
     texts = [[row["text"], row["other"]] for row in PAIR_ROWS]
@@ -137,7 +137,7 @@ def test_both_points_of_a_step_tell_the_texts_of_a_pair_apart() -> None:
 
 
 def test_a_model_with_one_type_of_tokens_is_told_of_no_other() -> None:
-    """RoBERTa's table of types has one row: a second type would be beyond its end."""
+    """RoBERTa's table of types has one row, so there is no second type."""
     loaded, tokenizer = trainer(manifest("roberta")).loaded, bert_tokenizer()
     encoded = encode(BERT_PAIRS, tokenizer, PAIR_ROWS)
     assert encoded.token_type_ids.any()
@@ -148,11 +148,11 @@ def test_a_model_with_one_type_of_tokens_is_told_of_no_other() -> None:
 
 
 LOGITS = torch.tensor([[0.0, 1.0, 2.0], [0.5, 3.0, -1.0]])
-"""Of the two rows, (sequences, classes)."""
+"""Logits of the two rows, (sequences, classes)."""
 
 
 def forward(encoded: Encoded) -> Scored:
-    """What a model that says LOGITS to sequences in the order of ROWS scores, whatever their batch."""
+    """Return the scores of a model with LOGITS for the sequences of ROWS, in any batch."""
     rows = LOGITS[[0 if "film" in text else 1 for text in read(encoded)]]  # (S, classes)
     log_probs = rows.log_softmax(-1)[encoded.sequences, encoded.targets]
     return Scored(log_probs, rows.argmax(-1)[encoded.sequences] == encoded.targets)
@@ -184,7 +184,7 @@ def test_f1_is_macro_averaged_over_the_classes_that_occur() -> None:
 
 
 def test_the_same_text_for_a_language_model_is_another_example() -> None:
-    """The cache of tokens keeps the kinds of tasks apart."""
+    """The cache of tokens must distinguish kinds of tasks."""
     text = Task(kind="text", template="{text}")
     assert read(encode(text, TOKENIZER, ROWS[:1])) == ["[CLS] a fine"]
     assert read(encode(TASK, TOKENIZER, ROWS[:1])) == ["[CLS] a fine film [SEP]"]

@@ -1,4 +1,4 @@
-"""The embedded sums: what their text is like, what their model makes of them, and what rewards teach it."""
+"""Tests of the embedded sums: their text, their model's answers, and what rewards teach it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_embedded_model_writes_numbers_and_forgets_to_carry(run: Trainer) ->
 
 
 def test_rewards_teach_it_to_carry(run: Trainer) -> None:
-    """At twice the rate and with a sixth of the budget of the ready-made run."""
+    """The run has twice the rate and a sixth of the budget of the ready-made one."""
     numbers = run.manifest.training
     seeds = update_seeds(2617, 0, numbers.update_budget)
     for first in range(0, len(seeds), numbers.group):

@@ -1,9 +1,10 @@
-"""A tokenizer is a stranger's program: it makes tokens as transformers does, or it is stopped."""
+"""Tests of tokenizers, which are strangers' programs: they make transformers' tokens, or they are stopped."""
 
 from __future__ import annotations
 
 import gc
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,22 @@ TEXTS = ["the film was bright .", "", "a dull story , Ünd mehr", "<s> good good
 PAIRS = [("the film was bright .",), ("a dull story", "is bad . " * 9), ("a slow film", "")]
 
 
+@cache
 def loaded(family: str) -> Any:
+    """Return the one tokenizer of a family, which keeps its process. Tests set its truncation side
+    themselves."""
     return AutoTokenizer.from_pretrained(model_folder(family))
 
 
 def python_tokenizer(folder: Path) -> Any:
-    """A tokenizer that transformers has in Python only."""
+    """Return a tokenizer that transformers has in Python only."""
     (folder / "vocab.json").write_text(json.dumps({"the": 0, "fi@@": 1, "lm": 2, "<unk>": 3}))
     (folder / "merges.txt").write_text("#version\nt h\nth e</w>\nf i\nl m</w>\n")
     return CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
 
 
 def hostile(**parts: Any) -> Any:
-    """A tokenizer of words with these parts."""
+    """Return a tokenizer of words with these parts."""
     plain = Tokenizer(models.WordLevel({"the": 0, "film": 1, "<unk>": 2}, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend = Tokenizer.from_str(json.dumps(json.loads(plain.to_str()) | parts))

@@ -1,4 +1,4 @@
-"""A verifier has a name or is in a file; one that cannot be read is said with the key that is wrong."""
+"""Tests of sources of verifiers: names and files. Errors name the wrong key."""
 
 from __future__ import annotations
 

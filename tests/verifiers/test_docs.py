@@ -1,4 +1,4 @@
-"""docs/verifiers.md, from which others implement verifiers, has every kind, key and preset."""
+"""Tests that docs/verifiers.md has every kind, key and preset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plug-in runs where its owner says yes to the very file that a manifest names, and nowhere else."""
+"""Tests of plug-ins, which run only where the owner permits the very file that a manifest names."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sfnode.verifiers import plugins
 from sfnode.verifiers.plugins import Name, allow, is_plugin, require
 from sfnode.verifiers.scoring import score, texts
 from sfnode.verifiers.specs import read
+from tests.refusals import refused
 
 SOURCE = """
 from asyncio import CancelledError
@@ -58,7 +59,7 @@ word = "no function"
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module in the current folder, and a process in which nothing is allowed."""
+    """Return a module in the current folder, with all permissions of the process removed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugins, "_allowed", {})
     monkeypatch.setattr(plugins, "_said", set())
@@ -98,10 +99,9 @@ def test_it_scores_answers_by_all_of_their_row(file: Path) -> None:
 
 def test_without_a_yes_nothing_is_run(file: Path) -> None:
     task = task_of(named(file))
-    for refused in (lambda: verifying.permit(task), lambda: verifying.score_of(task)("x", {})):
-        with pytest.raises(UserError, match=named(file).digest) as caught:
-            refused()
-        assert caught.value.code is Code.VERIFIER_NOT_ALLOWED
+    for action in (lambda: verifying.permit(task), lambda: verifying.score_of(task)("x", {})):
+        with refused(Code.VERIFIER_NOT_ALLOWED, named(file).digest):
+            action()
     assert not Path("ran").exists()
     verifying.permit(task, ["mine:polite"])
     assert Path("ran").exists()
@@ -110,9 +110,8 @@ def test_without_a_yes_nothing_is_run(file: Path) -> None:
 def test_another_file_or_another_function_is_not_run(file: Path) -> None:
     task = task_of(named(file))
     file.write_text(SOURCE + "\n")
-    with pytest.raises(UserError, match="and the run's is polite of a file with") as caught:
+    with refused(Code.VERIFIER_NOT_ALLOWED, "and the run's is polite of a file with"):
         verifying.permit(task, ["mine:polite"])
-    assert caught.value.code is Code.VERIFIER_NOT_ALLOWED
     file.write_text(SOURCE)
     with pytest.raises(UserError, match="the run's is polite"):
         verifying.permit(task, ["mine:strange"])
@@ -145,7 +144,7 @@ def test_one_that_ends_the_process_or_whose_error_cannot_be_said_scores_0(functi
 
 
 def test_ctrl_c_ends_a_command_that_is_scoring() -> None:
-    """Only the main thread gets it, and commands score there."""
+    """Python raises it in the main thread, in which commands score."""
     with pytest.raises(KeyboardInterrupt):
         plugins.score(allow("mine:interrupts"), "x", {})
 

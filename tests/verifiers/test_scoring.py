@@ -1,4 +1,4 @@
-"""A score is what docs/verifiers.md says, for every answer; no answer raises, takes long, or is executed."""
+"""Tests of scores by docs/verifiers.md: no answer raises, takes long, or is executed."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def test_nothing_is_executed_imported_or_opened(monkeypatch: pytest.MonkeyPatch)
 
 
 def lines(subject: Subject, answer: str) -> int:
-    """Count the lines of Python that a score takes; benchmarks/verifiers.py times libraries as well."""
+    """Return the number of lines of Python that a score executes. benchmarks/verifiers.py measures libraries,
+    too."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:

@@ -1,4 +1,4 @@
-"""A verifier is plain data: what cannot be scored in bounded time is refused when it is read."""
+"""Tests of verifiers as data: those without a bound on time are refused when read."""
 
 from __future__ import annotations
 

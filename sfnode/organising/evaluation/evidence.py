@@ -33,10 +33,10 @@ d = SHARE * m, two sums over epochs follow, and a comparison:
 In a first-order run one cosine of an update with the slopes says as much as hundreds of scalars, and there
 are few updates. A score covers SCORED_ROUNDS, and tells by itself, beside the median member's. The evidence
 is the log-likelihood ratio of `as good as others` against `of no use`, s z - s^2 / 2, with the usual score s
-(at least LEAST_SCORE) and a member's score z. Work is skipped while it is below LIKELY. After it has been
-below twice that, it must rise as far above LIKELY, or above TRUSTED_FROM: later scores say less, and a member
-that flips signs would count again for that. Nothing is added up, and nobody revoked. Limits bound the harm of
-a round, and a skipped member does none.
+(at least LEAST_SCORE) and a member's score z. Work is skipped while the evidence is below LIKELY. The further
+it falls below twice LIKELY, the higher it must rise before work counts again, up to TRUSTED_FROM. Otherwise a
+member that flips signs would count again merely because later scores say less. Nothing is added up, and
+nobody is revoked. Limits bound the harm of a round, and a skipped member does none.
 
 Scores do not depend on the size of scalars. Work that weighs far more in one epoch than the updates of others
 (OUTLIER) is skipped by the seal of that epoch and never recounted. A member that often makes such work is
@@ -82,8 +82,8 @@ added up and nobody revoked. A score is the worth's over the rows (SPEC O16).
 """
 
 SCORED_ROUNDS = 16
-"""Number of rounds over which a score is taken in a first-order run, about as many as a run has. One round's
-updates say little. Their sum shows by its direction what noise hides in each. With 8 rounds three members who
+"""Number of rounds over which a score is taken in a first-order run, about as many as a run has. Noise
+hides the direction of one round's updates, and their sum shows it. With 8 rounds three members who
 flip signs cost seven nodes 5 % of their gain, with 16 rounds 3 % (benchmarks/first_order.py)."""
 
 LEAST_SCORE = 0.7
@@ -576,7 +576,8 @@ class MembersEvidence:
         noise = (SQUARE + SQUARE_ERROR / math.sqrt(len(chosen))) * usually(lambda one: 1 / one.weight)
         usual = math.sqrt(max(0.0, usually(lambda one: one.drift**2) - noise))
         now = weighted_median(map(_weighted_drift, members.values()))
-        most = now + 2 * _noise(sum(map(_updates, members.values())))
+        updates = sum(map(_updates, members.values()))
+        most = now + 2 * MEDIAN_ERROR / math.sqrt(updates)
         return max(0.0, min(usual, now if others and most < usual else most))
 
 
@@ -654,11 +655,6 @@ def _shares(values: Sequence[float], weights: Sequence[float]) -> list[float]:
         return [0.0] * len(values)
     spread = beyond / (total - sum(weight**2 for weight in weights) / total)
     return [spread / (spread + 1 / weight) for weight in weights]
-
-
-def _noise(updates: float) -> float:
-    """Return the standard error of the median of drifts known from `updates` updates in all."""
-    return MEDIAN_ERROR / math.sqrt(updates)
 
 
 def _weight(part: Part) -> float:

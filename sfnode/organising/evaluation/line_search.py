@@ -3,9 +3,9 @@
 With W the weights by the seals so far and D the sum that the epoch adds to them at factor 1, the loss of
 held-out rows is measured at W + c D. Half of the best c is taken, because a full step along a noisy direction
 overshoots in all others, and the next epoch comes back. (The accuracy of a run that had reached 0.98 fell to
-0.85 on the way.) Where an epoch could have gone further, less than half is taken. The best step of now is a
-short view (Wu et al. 2018), as noise stays in the weights, which bear less and less of it. This module
-decides with numbers; it knows no model.
+0.85 on the way.) Where an epoch could have gone further, less than half is taken. The best step for
+the present loss is short-sighted (Wu et al. 2018): noise stays in the weights, and later epochs bear less of
+it. This module decides with numbers; it knows no model.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LEAST_ROWS = 8
 """Minimum number of rows for any conclusion."""
 
 EVIDENCE = 2.0
-"""Number of standard errors by which the best c must beat c = 1 before anything changes. With less evidence a
-search hunts once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
+"""Number of standard errors by which the best c must beat c = 1 before anything changes. With less evidence
+factors oscillate once the easy part is learnt: of 50 factors 18 were 0 and 19 were 4."""
 
 SURE = 3.0
 """Number of standard errors by which an epoch must do harm before nothing of it counts. With SURE_ROWS rows

@@ -18,13 +18,13 @@ updates (`steps`), its rounds are as long as the manifest says, and no line is s
 swarm computes pays for measuring contributions, and for evaluations: of the base model and of the end, for
 which it saves, and of more where there is more.
 
-In both an epoch has GROWTH times as many updates after each search that changes nothing, until one pays for
-everything, and no more than the manifest's epoch_updates. Where the organiser, one node of many, has no time
-to search at some epochs, they grow beyond that.
+In both phases an epoch has GROWTH times as many updates after each search that changes nothing. Epochs grow
+until one pays for all its measurements, up to the manifest's epoch_updates. They grow further if the
+organiser, one node of many, has no time to search at some epochs.
 
 The rate has settled with the third search in a row without a change. Until then epochs are short, as all work
-of an epoch at a wrong rate is lost. Later they are longer, as the direction of a short one is mostly noise
-once the easy part is learnt, and a search along it hunts.
+of an epoch at a wrong rate is lost. Later they are longer: once the easy part is learnt, the direction
+of a short epoch is mostly noise, and factors of searches along it oscillate.
 
 Costs are counted in example-forwards (a forward of one example; an update takes two for each example of its
 mini-batch), and every epoch earns a credit for them. A restart forgets the credit, which costs one search;

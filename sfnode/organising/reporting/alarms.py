@@ -185,7 +185,7 @@ def _silent(silence: Silence, here: bool) -> UserError:
         f"and {last}. Training goes on within limits, and counts when the organiser is back"
     )
     fix = (
-        "`sfnode organise status` tells whether the organiser here signs; it names only what peers hold, too."
+        "`sfnode organise status` tells whether the organiser here signs; it lists only what peers hold, too."
         if here
         else "If you are its owner, start the node that decides with --organise. Otherwise tell them: there "
         "is nothing to do at this node, which may stay or come back later."

@@ -55,8 +55,8 @@ from sfprotocol.run_state import NEVER, RunState
 from sfprotocol.weighing import WORTH_ONE
 
 EVALUATIONS, ANNOUNCEMENTS = 200, 10
-"""Maximum number of evaluations and of announcements in a report, the last ones. A chart and a screen have
-room for so many."""
+"""Maximum numbers of the latest evaluations and announcements in a report. A chart and a screen have no room
+for more."""
 
 DOUBTED = 100
 """Maximum number of members in a report whose work does not count for lack of evidence. Nobody looks through
@@ -485,7 +485,7 @@ class Reports:
         if not quota:
             made = f"it is new and the places of newcomers in round {epoch} are taken"
         elif not self.run_state.goes_on_with(number):
-            made = "another node with its key goes on in its place, or this one has yet to be named"
+            made = "another node with its key goes on in its place, or no close lists this one yet"
         elif self._organised.labelled(own) >= quota:
             made = f"it has made the {quota} updates that it may make in round {epoch}"
         else:
@@ -495,8 +495,7 @@ class Reports:
 
     def _lines(self, decisions: list[Decision]) -> list[str]:
         run_state = self.run_state
-        lines = []
-        lines += [
+        lines = [
             f"new directions of training, {said.digest.hex()[:16]}, are published"
             for said in decisions
             if isinstance(said, Bases) and run_state.own_bases(said.subspace) == said.digest

@@ -120,14 +120,6 @@ class Results:
         return guard.verdict()
 
 
-class Sealed(NamedTuple):
-    """The seal of an epoch."""
-
-    position: int
-    """Position of the decision in the control feed."""
-    seal: Seal
-
-
 class _Line(NamedTuple):
     """A decision in words. Later decisions complete the words of seals and successions."""
 
@@ -150,7 +142,7 @@ class RunHistory(Results):
         super().__init__(training)
         self.run, self.names = run, names
         self.run_state = RunState.of(run)
-        self.seals: list[Sealed] = []
+        self.seals: list[Seal] = []
         """Seals of epochs, in their order."""
         self.worths: list[Worth] = []
         """Measurements of epochs, in order."""
@@ -176,7 +168,7 @@ class RunHistory(Results):
             case Seal():
                 if run_state.sealed > sealed:
                     self._judge(decision)
-                    self.seals.append(Sealed(position, decision))
+                    self.seals.append(decision)
                     self._lines.append(_Line(position, entry.term, "seal", "", decision.epoch))
                 return
             case Close() if run_state.open_epoch == closed:
@@ -209,7 +201,7 @@ class RunHistory(Results):
             return None
         if run_state.is_skipped(named):
             return self._left_out.get(named, Uncounted.JUDGE)
-        nothing = run_state.factor(feed, epoch) or not self.seals[epoch].seal.factor
+        nothing = run_state.factor(feed, epoch) or not self.seals[epoch].factor
         return Uncounted.NOTHING if nothing else Uncounted.TAKEN_BACK
 
     def verdicts_on(self, member: int) -> list[Verdict]:
@@ -255,7 +247,7 @@ class RunHistory(Results):
     def epochs(self) -> list[EpochEntry]:
         """Return the outcomes of sealed epochs."""
         evaluations = {one.epoch: one for one in self.evaluations if not one.base}
-        return [self._epoch(one.seal, evaluations.get(one.seal.epoch)) for one in self.seals]
+        return [self._epoch(seal, evaluations.get(seal.epoch)) for seal in self.seals]
 
     def entries(
         self, successions: Iterable[Succession] = (), arrivals: Sequence[int | None] = ()
@@ -278,11 +270,10 @@ class RunHistory(Results):
         return found
 
     def _sealed(self, epoch: EpochEntry) -> str:
-        recounted = self.seals[epoch.epoch].seal.recounted
-        again = sum(self.run_state.counts(*recount) for recount in recounted)
+        seal = self.seals[epoch.epoch]
+        again = sum(self.run_state.counts(*recount) for recount in seal.recounted)
         text = f"{epoch.counted:,} of {epoch.named:,} updates of round {epoch.epoch} count"
-        skipped = self.seals[epoch.epoch].seal.skipped
-        left_out = Counter(self._left_out.get(Recount(feed, epoch.epoch)) for feed in skipped)
+        left_out = Counter(self._left_out.get(Recount(feed, epoch.epoch)) for feed in seal.skipped)
         text += "".join(f", {feeds} left out ({reason})" for reason, feeds in left_out.items() if reason)
         return text + (f", and {again:,} of earlier ones that had been skipped" if again else "")
 

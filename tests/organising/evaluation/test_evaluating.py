@@ -1,4 +1,4 @@
-"""Epochs are evaluated before their seals, within a share of the time, and results are told."""
+"""Tests of evaluations: they come before seals, take a bounded share of time, and are published."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_evaluations_take_their_share_of_the_time_and_others_epochs_do_not_wait(
 def test_evaluations_cost_a_fifth_of_the_time_while_a_run_is_young_and_a_twentieth_later(
     budget: int, share: float, result: float | None
 ) -> None:
-    """Whatever they take, be it as long as many epochs, and whether anything comes of them."""
+    """The bound holds for evaluations that last many epochs, and for evaluations that fail."""
     bench = Bench(policy=replace(EVALUATED, seal_wait=5.0), budget=budget).begin("anne")
     for _ in range(10):  # 10,000 updates are a tenth of the smaller budget
         bench.update(ANNE, 1000)

@@ -1,4 +1,4 @@
-"""What the validation rows say of a run, for everybody who has its decisions."""
+"""Tests of a run's health by its results on the validation rows."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_model_that_has_diverged_so_far_that_nothing_can_be_measured_is_worse_
 
 
 def test_a_calibrated_model_is_compared_with_the_calibrated_base_model() -> None:
-    """A run must not pass for better than its base because of what calibration does without training."""
+    """A run must not seem better than its base model by calibration alone."""
 
     def calibrated(epoch: int, value: float, *, base: bool = False) -> Evaluated:
         found = scores(value).model_copy(update={"calibrated": True})

@@ -1,4 +1,4 @@
-"""Searches set factors and rates, epochs grow once the rate has settled, and costs stay bounded."""
+"""Tests of searches: they set factors and rates and the length of epochs, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEARCHED = replace(
 
 
 class Run:
-    """A bench on which every search finds what it is told to, with so many rows."""
+    """A bench on which the test says what every search finds, with `rows` rows."""
 
     def __init__(self, rows: int = FIRST_ROWS, budget: int = 1_000_000) -> None:
         self.bench = Bench(policy=SEARCHED, budget=budget).begin("anne", quota=1 << 20)
@@ -46,7 +46,7 @@ class Run:
         self.trained += updates * 8
 
     def answer(self, factor: float, *, after: float = 0.0, beyond: int = 0) -> None:
-        """End what was asked for last, with so many rows beyond those that were planned."""
+        """Answer the last request, with `beyond` more rows than were planned."""
         plan = self.bench.plans[-1]
         self.bench.advance(after)
         rows = min(plan.rows, self.rows) + beyond
@@ -60,7 +60,7 @@ class Run:
         self.bench.advance(2)
 
     def epoch(self, factor: float, *, beyond: int = 0) -> Seal:
-        """Train until the next epoch was searched, or sealed without that; return its seal."""
+        """Train until the next epoch is searched and sealed, or sealed without a search; return its seal."""
         asked, sealed = len(self.bench.asked), len(self.bench.of(Seal))
         while len(self.bench.asked) == asked and len(self.bench.of(Seal)) == sealed:
             self.train(64)
@@ -111,7 +111,8 @@ def test_epochs_are_short_until_the_rate_has_settled_and_grow_with_searches_that
 
 
 def test_once_the_rate_has_settled_every_epoch_is_searched() -> None:
-    """A model was destroyed within three epochs at a rate that had been right, while nobody looked."""
+    """Regression: without searches a model was destroyed within three epochs, at a rate that had been
+    right."""
     run = Run()
     for _ in range(30):
         run.epoch(1.0)
@@ -134,8 +135,8 @@ def test_where_states_are_kept_every_epoch_is_searched_on_all_rows() -> None:
 
 
 def test_where_states_are_kept_the_rate_falls_only_where_most_of_an_epoch_was_too_much() -> None:
-    """Features say which rate suits. Halved after every epoch of which half was best, it was an eighth before
-    a run on SST-2 had learnt much, and nothing is evident enough to raise it."""
+    """The features tell which rate suits. Regression: on SST-2 each factor of 1/2 halved the rate, to an
+    eighth, before the run had learnt much. No later search was evident enough to raise it."""
     run = Run()
     run.bench = Bench(policy=replace(SEARCHED, kept=True), budget=1_000_000).begin("anne", quota=1 << 20)
     for factor in (0.5, 0.25, 0.5):
@@ -175,7 +176,7 @@ def test_an_epoch_that_evidently_did_harm_cuts_the_open_one_short_at_any_time() 
 
 
 def test_epochs_after_one_that_counted_nothing_count_unless_searches_of_their_own_say_otherwise() -> None:
-    """Of 2,187 updates of a real run 251 counted nothing for an epoch before theirs."""
+    """Regression: 251 of 2,187 updates of a real run counted for nothing because of an earlier epoch."""
     run, harmful = harmed()
     for epoch, found in ((harmful + 1, 1.0), (harmful + 2, 0.0)):
         run.train(FIRST_UPDATES)
@@ -194,7 +195,7 @@ def test_where_such_a_search_fails_their_work_counts_a_quarter() -> None:
 
 
 def harmed() -> tuple[Run, int]:
-    """A run of which an epoch has just counted nothing, while others worked on; and that epoch."""
+    """Return a run with an epoch that has just got the factor 0 while members worked on, and that epoch."""
     run = Run()
     for _ in range(10):
         run.epoch(1.0)
@@ -277,7 +278,7 @@ def test_the_model_is_evaluated_every_few_epochs() -> None:
 
 
 def test_until_the_rate_has_settled_nothing_takes_the_place_of_a_search_that_can_be_paid() -> None:
-    """An epoch that was not searched, at a rate that had just been raised, destroyed models."""
+    """Regression: an epoch without a search, at a rate that had just been raised, destroyed models."""
     run_state = RunState(budget=BUDGET, rate=RATE)
     search = Search(replace(SEARCHED, search_rows=256, origins=True), run_state)
     cheapest = FIRST_ROWS * len(AMOUNTS) + ORIGIN_ROWS * ORIGIN_FORWARDS
@@ -380,7 +381,7 @@ def test_that_goes_for_bases_which_are_not_the_latest_that_are_published() -> No
 
 
 class Measured:
-    """A first-order run of 16 rounds, of which everything is measured that its organiser asks for."""
+    """A first-order run of 16 rounds, whose organiser gets every measurement that it asks for."""
 
     def __init__(self, budget: int, rows: int, *, kept: bool = False) -> None:
         policy = replace(

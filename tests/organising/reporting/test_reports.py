@@ -1,4 +1,4 @@
-"""What every node of an organised run says of it: its health, what is wrong, what to do, why a node waits."""
+"""Tests of reports: the run's health, alarms with their fixes, and reasons why a node waits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def told(epoch: int, value: float, *, base: bool = False) -> Evaluated:
 
 
 def sealed(node: OrganisedNode, updates: int = 0) -> list[Decision]:
-    """Make so many updates at node a; return the decisions that name and count them."""
+    """Make updates at node a; return the decisions that list and count them."""
     run_state = node.organised.run_state
     moves = ()
     if updates:
@@ -78,7 +78,7 @@ def codes(alarms: list[AlarmStatus]) -> list[str]:
 
 
 def brought(node: OrganisedNode, score: int, epochs: int) -> None:
-    """Tell that node a has brought this in so many epochs, and others as much good as can be."""
+    """Publish a score of node a for each epoch, and the best possible scores of the others."""
     node.decide(Admit(A, QUOTA, 0))
     own = node.organised.run_state.number(node.swarm["a"].own)  # type: ignore[arg-type]
     assert own is not None
@@ -188,7 +188,7 @@ def test_a_volunteer_is_told_that_there_is_nothing_to_do(node: OrganisedNode, re
 def test_a_run_without_a_gain_after_a_quarter_of_its_budget_says_so(
     node: OrganisedNode, reports: Reports
 ) -> None:
-    """Of a rate that is far too large nothing gets worse: the first seal is as bad as chance already."""
+    """At a rate that is far too large the first seal is already as bad as chance, so nothing gets worse."""
     node.decide(Admit(A, QUOTA, 0), Budget(40), told(0, 0.5, base=True))
     node.decide(*sealed(node, 9), told(0, 0.51))
     assert reports.alarms(None, 0.0) == []

@@ -1,4 +1,4 @@
-"""The history of a run in words: every decision has some."""
+"""Tests of the history of a run: every decision has words."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_result_is_told_with_what_is_trained() -> None:
 
 
 def test_no_kind_of_decision_is_forgotten() -> None:
-    """What is not among these stands as it is written, which is for programmers."""
+    """A decision without words of its own would be shown as Python writes it."""
     said = {type(decision) for decision, _ in SAID} - {Unknown}
     elsewhere = {Close, Seal, Admit, decisions.Evaluated, decisions.Oversized}
     assert said | elsewhere == {kind for kind, _ in decisions._KINDS.values()}
@@ -163,7 +163,7 @@ def test_a_succession_stands_before_the_first_decision_of_its_term() -> None:
 
 
 def test_stored_decisions_are_shown_as_ever() -> None:
-    """What `log`, `leaderboard`, the timeline and the health of a run say, in JSON, of a file's decisions."""
+    """A file has decisions, and the JSON of `log`, `leaderboard`, the timeline and the health for them."""
     golden = json.loads((Path(__file__).parent / "history.json").read_text(encoding="utf-8"))
     records = [
         Entry(term, bytes.fromhex(record), place.to_bytes(64, "big"))
