@@ -67,7 +67,7 @@ def be_hostile(attack: str) -> None:
             told = -told
         return result._replace(scalars=tuple(int(one) for one in np.clip(told, -limit, limit)))
 
-    Trainer.step = step  # type: ignore[method-assign]
+    Trainer.step = step  # type: ignore[method-assign, assignment]
     dataset.training_rows = rows
     main(sys.argv[2:])
 

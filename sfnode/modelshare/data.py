@@ -27,7 +27,7 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import MAX_DATA, Listing, decode, hash_data
 
 NOT_OURS = frozenset({Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_TOO_LARGE, Code.BAD_MANIFEST})
-"""Errors that are no fault of this machine. A node trains without held-out rows."""
+"""Errors that are no fault of this machine. They end no node, because training needs no held-out rows."""
 
 
 def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: Sharing) -> None:

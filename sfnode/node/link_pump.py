@@ -34,8 +34,7 @@ class LinkPump:
         link: Link,
         post: Callable[[Event], None],
         has_room: Callable[[], bool],
-        *,
-        bandwidth: Bandwidth | None = None,
+        bandwidth: Bandwidth,
     ) -> None:
         """`post` takes events for the machine. Reading stops while `has_room()` is false. `bandwidth` is
         shared by all links of the node."""
@@ -45,7 +44,7 @@ class LinkPump:
         """The framing rule that the peer broke, with the reason; None if the link ended otherwise."""
         self._post = post
         self._has_room = has_room
-        self._bandwidth = bandwidth or Bandwidth()
+        self._bandwidth = bandwidth
         self._outgoing: deque[bytes] = deque()
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()

@@ -119,7 +119,7 @@ class Network:
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
     def hears(self, one: str, other: str) -> bool:
-        """Return whether `other` hears `one`. If not, links between them stay open, but swallow frames.
+        """Return whether `other` hears `one`. If not, links between them stay open, but lose frames.
         Networks with partitions override this."""
         return True
 
@@ -338,7 +338,7 @@ class MemoryLink:
             self.into.close()
 
     def vanish(self) -> None:
-        """End without a word, as in a power cut. The other side notices when it sends something after this
+        """End without notice, as in a power cut. The other side notices when it sends something after this
         one is back."""
         self.closed = self.into.gone = True
 
@@ -366,7 +366,7 @@ class MemoryTransport:
         self._running = self._dead = False
         self._stopped = asyncio.Event()
         self._context = copy_context()
-        """Context of the node, in which the work that others cause runs, too."""
+        """Context of the node, also for work that other members cause."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._link_handler: LinkHandler | None = None
         self._request_handler: RequestHandler | None = None

@@ -1,4 +1,4 @@
-"""Downloads of the base model from several peers at once: checked, resumed, within what a node may send."""
+"""Downloads of the base model from several peers at once: checked, resumed, and within rate limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SwarmOf = Callable[..., Swarm]
 """Makes a swarm of a run."""
 
 PADDING = 5 * PIECE + 4321
-"""Bytes of a file that makes the smallest model consist of several pieces."""
+"""Size of a file that is added to the smallest model, so that the model has several pieces."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def pieces(model: Path) -> int:
 
 
 Twist = Callable[[PartRequest, PartReply], PartReply]
-"""Turns an honest answer into another."""
+"""Function that turns the right reply into the one that is sent."""
 
 
 def whole_piece(model: Path) -> int:
@@ -94,7 +94,7 @@ class Stranger:
 
     def __init__(self, swarm: Swarm, model: Path, twist: Twist, name: str = "stranger") -> None:
         self.asked: list[int] = []
-        """Parts that it was asked for."""
+        """Parts that were requested from it."""
         self.address = f"/memory/{name}/p2p/{name}"
         self.transport = MemoryTransport(swarm.network, name)
         self._model = model
@@ -129,7 +129,7 @@ def garbage(question: PartRequest, honest: PartReply) -> PartReply:
 
 
 def stalling(question: PartRequest, honest: PartReply) -> PartReply:
-    """Begin to send, and then always say that there will be more."""
+    """Send the beginning of a part, and then only replies that promise more."""
     if question.offset == 0:
         return PartReply(max(honest.size, question.length + 1), honest.data.ljust(question.length))
     return sharing.NOT_NOW
@@ -148,7 +148,7 @@ def too_small(question: PartRequest, honest: PartReply) -> PartReply:
 
 
 def growing(question: PartRequest, honest: PartReply) -> PartReply:
-    """Say of every part that it is a little longer than what was asked for until now."""
+    """Claim that every part is one byte longer than all bytes requested so far."""
     return PartReply(question.offset + question.length + 1, bytes(question.length))
 
 
@@ -201,12 +201,10 @@ async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
     b = await swarm.join("b")
     await b.until(lambda: b.node.sharing.progress and b.node.sharing.progress.done >= PIECE)
     before = b.node.sharing.progress
-    assert before is not None
     assert before.done < before.total == sum(file.stat().st_size for file in listing.covered(model))
     assert not b.node.model.loaded
     status = await b.client.status()
     assert status.state == "starting"
-    assert status.fetch
     assert (status.fetch.total, status.fetch.peers) == (before.total, 1)
     assert before.done <= status.fetch.done < before.total
     await b.stop()
@@ -354,7 +352,7 @@ async def test_a_node_sends_no_more_than_its_rate_limit_allows(sparing: Node, mo
 
 
 async def test_requests_for_what_does_not_exist_use_up_nothing(sparing: Node, model: Path) -> None:
-    """Otherwise requests of a hundred bytes could use up what others wait for."""
+    """Otherwise small requests could use up the share of others."""
     wanted, large = bytes.fromhex(listing.listing_hash(model)), wire_codec.MAX_PART_BYTES
     parts = decode(listing.list_model(model)).pieces()
     number, smallest = min(enumerate(parts, start=1), key=lambda part: part[1].size)

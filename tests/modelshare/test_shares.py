@@ -1,4 +1,4 @@
-"""What a node sends of its model is divided fairly, whoever asks how often and under how many names."""
+"""Fair shares of a node's uplink, however often a peer asks and however many ids it has."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ HONEST = Asker("honest", "/ip4/8.8.8.8/tcp/1")
 TICK = 0.05
 
 Asking = Callable[[int], Iterator[Asker]]
-"""Who asks in a tick, one name for each request."""
+"""Returns the senders of the requests in a tick."""
 
 
 def greedy(ids: int, ranges: int = 1) -> Asking:
-    """Ask for more than the rate in every tick, under so many names."""
+    """Return a peer that requests more than the rate in every tick, under `ids` ids in `ranges` ranges."""
 
     def asking(tick: int) -> Iterator[Asker]:
         for number in range(4 * tick, 4 * tick + 4):
@@ -29,13 +29,13 @@ def greedy(ids: int, ranges: int = 1) -> Asking:
 
 
 def once_a_second(tick: int) -> Iterator[Asker]:
-    """Ask as often as a download that has been put off does."""
+    """Request once a second, like a download that was told to come back later."""
     if tick % round(1 / TICK) == 0:
         yield from [HONEST] * 20
 
 
 def sent(seconds: float, *asking: Asking) -> Counter[str]:
-    """Return the bytes that each got, `honest` and the `stranger` under all names, in that order."""
+    """Return the bytes that `honest` and `stranger` got, over all ids of each."""
     divided, got = Shares(), Counter[str]()
     for tick in range(round(seconds / TICK)):
         for asker in (asker for one in asking for asker in one(tick)):

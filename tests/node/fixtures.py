@@ -47,7 +47,7 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work_takes_no_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Have newcomers show little work and organisers look often, with a policy that is changed so."""
+    """Make proofs of work easy, let organisers look often, and apply `changes` to their policy."""
     policy_of = organising.policy_of
     monkeypatch.setattr(organising, "WORK_BITS", 4)
     monkeypatch.setattr(
@@ -58,7 +58,7 @@ def work_takes_no_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 @pytest.fixture
 async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
-    """A run of a hundred thousand updates, nobody in it yet."""
+    """A run of 100,000 updates without nodes."""
     made = Swarm(tmp_path)
     yield made
     await made.stop()
@@ -80,7 +80,7 @@ async def swarm_of(tmp_path: Path) -> AsyncIterator[Callable[..., Swarm]]:
 
 @pytest.fixture(autouse=True)
 def no_complaints_of_asyncio(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No `Task exception was never retrieved` and the like, neither during a test nor after it."""
+    """Fail a test if asyncio logs a warning, such as `Task exception was never retrieved`."""
     yield
     gc.collect(1)
     complaints = [r.getMessage() for when in ("setup", "call", "teardown") for r in caplog.get_records(when)

@@ -1,4 +1,4 @@
-"""The driver: durable, then sent, then applied, whatever happens in between."""
+"""The order of the driver: updates are durable, then sent, then applied."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ from sfprotocol.messages import (
 from sfprotocol.signing import work
 from tests.node.helpers import batch, eventually, feed_of, machine, record
 from tests.node.pumped import RUN, Pumped, greet, hear, stranger
+from tests.refusals import fails_with
 
 
 @pytest.fixture
 async def pumped(tmp_path: Path) -> AsyncIterator[dict[str, Pumped]]:
-    """Three of them: a, b and c, not linked."""
+    """Three drivers, a, b and c, without links."""
     network = Network(Random(0))
     made = {name: Pumped(network, name, tmp_path) for name in "abc"}
     for one in made.values():
@@ -148,9 +149,8 @@ async def test_a_driver_that_leaves_waits_for_no_room(pumped: dict[str, Pumped])
     a.say(1)
     await eventually(lambda: a.driver.disk.problem)
     a.driver.disk.leave()
-    with pytest.raises(UserError) as fault:
+    with fails_with(Code.DISK_FULL):
         await asyncio.wait_for(a.task, 1.0)
-    assert fault.value.code == Code.DISK_FULL
     assert a.count() == a.log.updates() == 0
 
 
@@ -222,7 +222,8 @@ async def test_a_round_that_is_cancelled_while_it_writes_leaves_a_whole_log(
 async def test_a_new_own_feed_is_remembered_on_the_disk_thread_before_it_is_used(
     pumped: dict[str, Pumped],
 ) -> None:
-    """An fsync on the event loop holds up every link; and nobody may hear of a feed that we may forget."""
+    """An fsync on the event loop would delay every link. And a feed must be recorded before others hear of
+    it."""
     a = pumped["a"]
     a.say(1, 2)
     await eventually(lambda: a.count() == 2)
@@ -385,7 +386,7 @@ async def test_the_bytes_of_links_that_are_gone_are_still_counted(pumped: dict[s
 async def test_a_cancelled_driver_ends_although_an_event_arrives_as_well(
     pumped: dict[str, Pumped], ticks: int
 ) -> None:
-    """Python 3.11's wait_for loses a cancellation that comes together with what it waits for."""
+    """Python 3.11's wait_for loses a cancellation that comes together with the awaited event."""
     a = pumped["a"]
     await eventually(lambda: a.driver._arrived._waiters)
     a.driver._arrived.set()
@@ -399,7 +400,7 @@ async def test_a_cancelled_driver_ends_although_an_event_arrives_as_well(
 async def test_nobody_needs_updates_any_more_when_others_take_their_place_on_disk(
     pumped: dict[str, Pumped], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one round a feed may go back and grow again: only the commit tells of it."""
+    """In one round a feed may lose steps and grow again. Only the commit shows that."""
     a = pumped["a"]
     a.say(1, 2, 3, 4)
     await eventually(lambda: a.count() == 4)

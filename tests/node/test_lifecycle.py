@@ -1,4 +1,4 @@
-"""A node in somebody else's program: how it is started and stopped there, and what it leaves alone."""
+"""Nodes inside other programs: start, stop, and no side effects on the program."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
 from sfnode.transport.memory import MemoryTransport, Network
 from tests.node.helpers import SmallEngine, Swarm, eventually
+from tests.refusals import fails_with
 
 
 def failing(run: Manifest) -> SmallEngine:
@@ -57,7 +58,7 @@ def program(swarm: Swarm) -> Program:
 
 
 def surroundings() -> tuple[Any, ...]:
-    """What belongs to the program and not to a node in it."""
+    """Return the process-wide state that a node must not change."""
     root, ours = logging.getLogger(), logging.getLogger("sfnode")
     return (
         [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
@@ -153,9 +154,8 @@ async def test_an_error_of_the_program_is_not_replaced_by_the_stopping_of_the_no
 
 async def test_a_start_that_fails_leaves_nothing_running(program: Program) -> None:
     tasks = asyncio.all_tasks()
-    with open_data_dir(program.folder), pytest.raises(UserError) as refusal:
+    with open_data_dir(program.folder), fails_with(Code.DATA_DIR_IN_USE):
         await program.node().start()
-    assert refusal.value.code == Code.DATA_DIR_IN_USE
     assert asyncio.all_tasks() == tasks
 
 
@@ -214,7 +214,8 @@ async def test_the_program_goes_on_while_a_node_waits_for_its_folder(program: Pr
 
 
 class SlowToStart(MemoryTransport):
-    """Never finishes starting; takes some turns of the loop to stop, and then does what `fault` says."""
+    """A transport that never finishes starting. It takes some turns of the loop to stop, and then calls
+    `fault`."""
 
     fault: UserError | None = None
     begun = stopped = False

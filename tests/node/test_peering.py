@@ -34,12 +34,11 @@ from tests.node.town import TOPIC, FragileTransport, Relay, Town, address, reach
 async def town(tmp_path: Path) -> AsyncIterator[Town]:
     made = Town(tmp_path)
     yield made
-    for relay in made.relays.values():
-        await relay.end()
+    await asyncio.gather(*(relay.end() for relay in made.relays.values()))
 
 
 async def rounds(relay: Relay[FragileTransport], count: int = 5) -> None:
-    """Let it check its links a few more times."""
+    """Wait until the node has checked its links `count` more times."""
     for _ in range(count):
         before = relay.peering.manager._checked_at
         await eventually(lambda before=before: relay.peering.manager._checked_at > before)  # type: ignore[misc]
@@ -74,7 +73,7 @@ async def test_two_nodes_that_dial_each_other_at_once_end_with_one_link(town: To
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
 async def test_a_peer_that_comes_back_replaces_the_link_that_its_death_left(town: Town, names: str) -> None:
-    """It was killed, its machine vanished, and our side of the old link still looks alive."""
+    """The machine of the peer vanished, so our end of the old link still looks alive."""
     here = await town.add(names[0])
     await town.add(names[1], begin=False)
     swallowed: list[Link] = []
@@ -130,7 +129,7 @@ async def test_twenty_nodes_form_one_graph_with_four_to_twelve_links_each(
 
 
 def outbound(relay: Relay[FragileTransport]) -> int:
-    """Links that the node has chosen itself."""
+    """Return the number of links of the node's own choice."""
     return sum(standing.outbound for standing in relay.peering.manager.standings())
 
 
@@ -156,7 +155,7 @@ async def test_a_node_that_is_cut_off_comes_back_by_itself(
 
 
 async def test_an_address_that_only_looks_like_one_does_not_end_a_lonely_node(town: Town) -> None:
-    """The transport refuses it as a user's mistake, which a record in the roster is not."""
+    """The transport raises UserError for it, although it comes from the roster and not from the user."""
     a = await town.add("a", begin=False)
     town.write("dead")
 
@@ -216,6 +215,19 @@ async def test_address_books_are_written_in_the_order_in_which_they_were_to_be(t
     assert await a.peering._until_written()
     assert written == sorted(written, key=lambda book: int(book[0].rpartition("p")[2]))
     assert written[-1] == list(wanted[-1])
+
+
+async def test_a_write_that_begins_while_a_link_waits_for_another_does_not_end_that_link(town: Town) -> None:
+    a = await town.add("a", begin=False)
+    books: list[list[str]] = []
+    a.peering._remember = books.append
+    a.peering._write((address("b"),))
+    first = a.peering._written
+    first.add_done_callback(lambda _: a.peering._write((address("c"),)))
+    assert await a.peering._until_written()
+    assert a.peering._written is not first
+    assert await a.peering._until_written()
+    assert books == [[address("b")], [address("c")]]
 
 
 async def test_a_book_that_finds_no_room_carries_no_link_before_there_is_some(
@@ -429,7 +441,7 @@ def now() -> float:
 
 PLAIN = "/memory/plain/p2p/plain"
 ALONE = 0.4
-"""Seconds instead of BEGIN_ALONE."""
+"""Seconds that replace BEGIN_ALONE."""
 
 
 @pytest.fixture(autouse=True)
@@ -459,7 +471,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 def waits(node: Node) -> str | None:
-    """Return what a node waits for, for want of others."""
+    """Return the text of the node's wait for other nodes."""
     status = node.node.status()
     return status.wait.text if status.wait and status.wait.reason is Wait.NODES else None
 
@@ -503,7 +515,7 @@ async def test_an_open_run_begins_with_whoever_is_there(beside: Beside) -> None:
 
 @pytest.mark.parametrize("why", ["others are named", "the clock is wrong"])
 async def test_nobody_begins_a_run_that_others_may_have(beside: Beside, why: str) -> None:
-    """An organiser that has lost its folder would freeze the run by what it signs."""
+    """An organiser that lost its folder would sign a second history, which freezes the run."""
     swarm = await beside(clock=3_600.0 if why == "the clock is wrong" else 0.0)
     if why == "others are named":
         record = PeerRecord("gone", ("/memory/gone/p2p/gone",), 0, 0)

@@ -1,4 +1,4 @@
-"""Peers that answer questions as a test wants, and somebody who asks them."""
+"""Peers with prepared replies, and a node that asks them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reply = bytes | None
 
 
 class Inn:
-    """The peers and who asks them."""
+    """A network of such peers, and the transport of the node that asks them."""
 
     def __init__(self) -> None:
         self.network = Network(Random(0))

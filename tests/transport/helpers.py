@@ -1,4 +1,4 @@
-"""What several tests of the transport do."""
+"""Helpers of several tests of the transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from sfnode.transport.base import Link, LinkClosed
 
 POOL = 3
-"""Real nodes that the tests of one module share."""
+"""Number of real nodes that the tests of one module share."""
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def plain_peer() -> AsyncIterator[Any]:
 
 
 async def read_all(link: Link) -> list[bytes]:
-    """What arrives until the link ends."""
+    """Return the frames that arrive until the link ends."""
     frames = []
     try:
         while True:
@@ -39,7 +39,7 @@ async def read_all(link: Link) -> list[bytes]:
 
 
 async def eventually(probe: Callable[[], Awaitable[object]]) -> None:
-    """Wait for something outside this process, which has no event to wait for."""
+    """Wait until `probe` returns something true, by polling: other processes send no events."""
     give_up = asyncio.get_running_loop().time() + 20
     while not await probe():
         assert asyncio.get_running_loop().time() < give_up

@@ -2,8 +2,8 @@
 
 They are files in the data folder, named by their digests. The manifest and, in an organised run, the
 decisions so far say which bases are wanted: those of all begun subspaces and of the next one. Bases that were
-replaced before their subspace began are removed, as no update is along them. Bases that nobody can use, by an
-organiser's mistake, are reported, and the node waits for a better decision.
+replaced before their subspace began are removed, as no update uses them. If the organiser has published
+unusable bases, the node reports it and waits for another decision.
 """
 
 from __future__ import annotations

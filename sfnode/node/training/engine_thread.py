@@ -184,9 +184,9 @@ class EngineThread:
             try:
                 result = function(engine)
             except Exception as error:  # the caller's to handle, not the end of the thread
-                self._post(_fail, future, error)
+                self._post(_settle, future, future.set_exception, error)
             else:
-                self._post(_settle, future, result)
+                self._post(_settle, future, future.set_result, result)
             if of is not None:
                 self._apply(engine, dict.fromkeys(of, NOTHING) | before)
 
@@ -297,11 +297,6 @@ class EngineThread:
             self._on_failure(error)
 
 
-def _settle(future: asyncio.Future[T], result: T) -> None:
+def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
     if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+        settle(outcome)

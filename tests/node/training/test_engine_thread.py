@@ -1,4 +1,5 @@
-"""The engine thread: one thing at a time, never in the way of the loop, fed from the log by position."""
+"""The engine thread: it does one job at a time, never blocks the event loop, and reads updates from the
+log."""
 
 from __future__ import annotations
 
@@ -48,12 +49,12 @@ def advance(owner: Owner, stops: Stops) -> None:
 
 
 def nothing(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> Iterator[UpdateBatch]:
-    """A log in which no feed ever moves."""
+    """Read nothing: no feed of this log ever grows."""
     return iter(())
 
 
 class Owner:
-    """Owns an engine thread and takes its callbacks; they must come on the event loop's thread."""
+    """An engine thread and its callbacks, which must run on the event loop's thread."""
 
     def __init__(self, load: Callable[[], Any], read: Callable[..., Iterator[UpdateBatch]] = nothing) -> None:
         self.ready = asyncio.Event()
@@ -82,7 +83,7 @@ class Owner:
 
 
 class Exact:
-    """An engine of exact cores that notes what it was given; `gate` holds its steps up."""
+    """An engine with exact cores that records the sizes of its batches. Its steps wait for `gate`."""
 
     def __init__(self) -> None:
         self.core = Core(*RUN.core_shape)
@@ -108,7 +109,7 @@ class Exact:
 
 
 def core_of(log: UpdateLog, stops: Stops) -> bytes:
-    """The digest of a core with exactly these updates, added one feed after the other."""
+    """Return the digest of a core with exactly these updates."""
     core = Core(*RUN.core_shape)
     for kept in log.records():
         parts = [(epoch, scalar) for epoch, scalars in kept.segment.parts for scalar in scalars]
@@ -152,7 +153,7 @@ async def test_steps_and_updates_take_turns_in_the_order_of_asking(log: UpdateLo
 
 
 class OnOneThread:
-    """An engine that insists that everything but `prepare` is called on one thread."""
+    """An engine that fails if anything but `prepare` is called on another thread."""
 
     def __init__(self, engine: SmallEngine) -> None:
         self._engine = engine
@@ -320,8 +321,8 @@ async def test_the_engine_is_ready_when_it_has_the_history(log: UpdateLog) -> No
 
 
 async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: UpdateLog) -> None:
-    """However many updates there are; as many as these took 240 kB in a queue."""
-    loaded, engine, updates, names = threading.Event(), Exact(), 10_000, "abc"
+    """The number of updates does not matter."""
+    loaded, engine, updates, names = threading.Event(), Exact(), 3_000, "abc"
 
     def load() -> Exact:
         loaded.wait()
@@ -371,7 +372,7 @@ async def test_a_cut_while_the_model_loads_and_one_after_it(log: UpdateLog) -> N
 
 
 async def test_a_question_is_about_the_moment_at_which_it_was_asked(log: UpdateLog) -> None:
-    """Although it waits for a step, and updates and a cut arrive meanwhile."""
+    """This holds even if updates and a cut arrive while the question waits for a step."""
     engine = Exact()
     engine.gate.clear()
     a = feed_of("a")
@@ -414,7 +415,7 @@ async def test_a_question_can_be_about_other_updates_which_leave_no_trace(log: U
 
 
 async def test_a_question_about_updates_that_the_log_lacks_ends_the_engine(log: UpdateLog) -> None:
-    """Its cores may hold a part of them by then."""
+    """The cores may already hold some of the updates."""
     owner = Owner(Exact, partial(changes, log)).start()
     asked = owner.thread.ask(lambda engine: 7, counted({feed_of("a"): 1}))
     await eventually(lambda: owner.failures)
@@ -436,30 +437,32 @@ async def test_a_long_replay_does_not_hold_up_the_end() -> None:
 
 
 NAMES = "abc"
-STEPS = 200
+STEPS = 100
 
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpdateLog]:
-    """Three feeds in segments of various sizes; what was read of it from disk and what from memory varies."""
+    """A log of three feeds in segments of various sizes, partly from an earlier opening of the file."""
     path = tmp_path_factory.mktemp("history") / "updates.sqlite"
     with UpdateLog.open(path, RUN.run_id) as log:
-        _say(log, 0, 120)
+        _say(log, 0, 60)
     with UpdateLog.open(path, RUN.run_id) as log:
-        _say(log, 120, STEPS)
+        _say(log, 60, STEPS)
         yield log
 
 
 def _say(log: UpdateLog, start: int, end: int) -> None:
+    records = []
     for number, name in enumerate(NAMES):
         size = 7 * number + 1
         for first in range(start, end, size):
             said = [step * 31 % 401 - 200 for step in range(min(first + size, end))]
-            log.append([record(RUN, name, said[first:], before=said[:first])])
+            records.append(record(RUN, name, said[first:], before=said[:first]))
+    log.append(records)
 
 
 moves = st.tuples(st.sampled_from(NAMES), st.integers(0, STEPS))
-"""A feed and where it counts now: further than before, or cut."""
+"""A feed and its new number of counted updates, larger or smaller than before."""
 
 
 @settings(max_examples=40, deadline=None)
@@ -493,7 +496,8 @@ def test_whatever_the_order_the_cores_are_those_of_the_final_positions(
 
 
 def as_(name: str, scalars: list[int], first: int) -> Record:
-    """What `name` says from step `first` on, in another history than the one that it has told before."""
+    """Return the segment of `name` from step `first` on, for a history that may differ from an earlier
+    one."""
     return record(RUN, name, scalars[first:], before=scalars[:first])
 
 

@@ -26,12 +26,13 @@ from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
 from sfnode.resources.policy import BURST, Readings
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually
+from tests.refusals import fails_with, refused
 
 LARGEST = 3 * MAX_SEGMENT_UPDATES + 200
-"""Bytes of the largest frame, a segment: by so much a link may exceed its rate, and then waits longer."""
+"""Size of the largest frame, a segment. A link may exceed its rate by that much, and then waits longer."""
 
 LONG_STEP = 0.1
-"""Seconds of a step that takes a hundred times as long as usual; a longer rest makes up for it."""
+"""Seconds of a step that takes a hundred times as long as usual. A longer rest follows it."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +41,18 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(node: Node) -> int:
-    assert node.node.model.scheduler is not None
     return node.node.model.scheduler.made
 
 
 async def steady(node: Node) -> int:
-    """Return the number of its updates once no more come."""
+    """Wait until the node's last update is admitted, and return the number of its updates."""
     training = node.node.model.scheduler
-    assert training is not None
     await eventually(lambda: not training.busy)
     return made(node)
 
 
 def away_from_now() -> str:
-    """Return hours of the day that are not now."""
+    """Return a range of hours that does not contain the present time."""
     now = datetime.now()
     return f"{now + timedelta(hours=2):%H:%M}-{now + timedelta(hours=3):%H:%M}"
 
@@ -121,9 +120,8 @@ async def test_a_pause_ends_an_evaluation_in_progress_but_not_one_asked_for_late
     asking = asyncio.create_task(a.client.evaluate())
     await eventually(a.engine.measuring.is_set)
     await a.client.pause()
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.PAUSED):
         await asking
-    assert refusal.value.code is Code.PAUSED
     await eventually(lambda: a.engine.aside)
     a.engine.endless = False
     own = await steady(a)
@@ -143,9 +141,8 @@ async def test_a_pause_ends_what_follows_an_evaluation(swarm: Swarm) -> None:
 
     a.engine.evaluate = evaluated
     a.engine.drift = None  # is not called any more
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.PAUSED):
         await a.client.evaluate()
-    assert refusal.value.code is Code.PAUSED
     await eventually(lambda: a.engine.aside)
 
 
@@ -156,7 +153,6 @@ async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) 
     asking = asyncio.create_task(a.client.evaluate())
     await eventually(a.engine.measuring.is_set)
     engine_thread = a.node.model.thread
-    assert engine_thread is not None
     await a.stop()
     with pytest.raises(UserError):
         await asking
@@ -175,7 +171,7 @@ async def test_an_offloaded_model_answers_questions_and_is_offloaded_again(swarm
 
 async def test_pausing_and_resuming_at_once_loses_no_step(swarm: Swarm) -> None:
     a = await swarm.first()
-    for _ in range(20):
+    for _ in range(10):
         await a.client.pause()
         await a.client.resume()
         known = a.known
@@ -186,9 +182,8 @@ async def test_pausing_and_resuming_at_once_loses_no_step(swarm: Swarm) -> None:
 
 async def test_a_relay_cannot_pause_but_may_have_limits(swarm: Swarm) -> None:
     a = await swarm.first(role="relay", limits=Limits(hours=away_from_now(), cpu=5))
-    with pytest.raises(UserError, match="a relay computes nothing") as refusal:
+    with refused(Code.BAD_OPTION, "a relay computes nothing"):
         await a.client.pause()
-    assert refusal.value.code is Code.BAD_OPTION
     assert (a.node.status().state, a.node.status().pauses) == ("idle", [])
 
 
@@ -259,7 +254,7 @@ async def test_a_node_outside_its_hours_computes_nothing_until_the_limit_is_remo
 
 @pytest.fixture
 def game(tmp_path: Path) -> Path:
-    """A program of a name that no other has."""
+    """A program with a name of its own."""
     path = tmp_path / "TheGame"
     shutil.copy(shutil.which("sleep") or "sleep", path)
     return path
@@ -278,17 +273,13 @@ async def test_a_node_pauses_while_a_named_program_runs(swarm: Swarm, game: Path
     await a.until(lambda: made(a) > own)
 
 
-@pytest.mark.parametrize("share", [20, 50])
-async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(
-    swarm: Swarm, share: int
-) -> None:
-    a = await swarm.first(limits=Limits(gpu=share))
+async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(swarm: Swarm) -> None:
+    a = await swarm.first(limits=Limits(gpu=20))
     await a.until(lambda: made(a) > 5)
     worker = a.node.model.thread
-    assert worker is not None
     busy, begun = worker.busy, time.monotonic()
-    await eventually(lambda: worker.busy > busy + 0.5)
-    assert worker.busy - busy <= share / 100 * (time.monotonic() - begun + BURST) + LONG_STEP
+    await eventually(lambda: worker.busy > busy + 0.3)
+    assert worker.busy - busy <= 0.2 * (time.monotonic() - begun + BURST) + LONG_STEP
 
 
 async def test_threads_make_room_for_other_programs_that_compute(swarm: Swarm) -> None:
@@ -324,7 +315,7 @@ async def test_a_process_that_exceeds_its_memory_limit_pauses(swarm: Swarm) -> N
 
 
 async def test_a_model_offloaded_for_a_pause_does_not_count_as_memory(swarm: Swarm) -> None:
-    """It came from a GPU and goes back there."""
+    """Such a model came from a GPU and goes back there."""
     a = await swarm.first(limits=Limits(memory="4G"))
     await a.until(lambda: made(a) > 5)
     look, size = a.node.limiter._machine.look, [2_000_000_000]
@@ -355,7 +346,7 @@ async def test_a_limit_on_sending_holds_over_all_links_and_everything_arrives_in
     b, c = await swarm.join("b", role="relay"), await swarm.join("c", role="relay")
     await a.until(lambda: len(a.node.driver.pumps) == 2)
     before, begun = a.node.status().bytes_sent, time.monotonic()
-    await a.until(lambda: time.monotonic() - begun > 1.5)
+    await a.until(lambda: time.monotonic() - begun > 0.6)
     sent, took = a.node.status().bytes_sent - before, time.monotonic() - begun
     assert 0 < sent <= 3000 * (took + BURST) + LARGEST
     await a.client.pause()
@@ -435,7 +426,8 @@ async def test_limits_are_changed_all_or_none(swarm: Swarm, changes: dict[str, A
 
 
 class SlowSensors:
-    """Sensors that load their driver slowly; notes which threads use them, and fails if two do at once."""
+    """Sensors that load their driver slowly. They record the threads that use them, and fail if two do at
+    once."""
 
     def __init__(self, sensors: Any) -> None:
         self._sensors = sensors
@@ -524,9 +516,8 @@ def test_nothing_is_measured_or_limited_before_the_limiter_starts() -> None:
 
 
 async def test_a_limit_that_cannot_be_kept_keeps_the_node_from_starting(swarm: Swarm) -> None:
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.LIMIT_UNAVAILABLE):
         await swarm.first(limits=Limits(watts=100))
-    assert refusal.value.code is Code.LIMIT_UNAVAILABLE
 
 
 def no_room(*_: object) -> None:
