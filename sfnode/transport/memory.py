@@ -25,7 +25,6 @@ from sfnode.transport.base import (
     Link,
     LinkClosed,
     LinkHandler,
-    NotSpoken,
     PeerRecord,
     RequestHandler,
     TransportError,
@@ -145,13 +144,6 @@ class Network:
         if not self.reaches(caller, peer):
             raise TransportError(f"{peer} cannot be reached")
         return self._members[peer]
-
-    def node(self, caller: str, peer: str) -> MemoryTransport:
-        """Return the transport of `peer`, which has to be a node. Raises NotSpoken and TransportError."""
-        other = self.reach(caller, peer)
-        if other.plain:
-            raise NotSpoken(f"{peer} does not speak sfnode")
-        return other
 
     def is_up(self, peer: str) -> bool:
         """Return whether a member of this name is up."""
@@ -346,20 +338,12 @@ class MemoryLink:
 class MemoryTransport:
     """A `Transport` for one member of a `Network`. Its addresses look like /memory/NAME/p2p/NAME."""
 
-    def __init__(
-        self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False, address: str = ""
-    ) -> None:
+    def __init__(self, network: Network, peer: str, clock: float = 0.0, *, address: str = "") -> None:
         """Take the medium, the node's name (`peer`), and the seconds by which its clock is ahead of the right
-        time. A `plain` member is no node: others only find the roster through it. `address`, without /p2p/ID,
-        replaces /memory/NAME."""
+        time. `address`, without /p2p/ID, replaces /memory/NAME."""
         self.peer = peer
-        self.plain = plain
         self.clock = clock
         self.address = address or f"/memory/{peer}"
-        self.uplink = 0.0
-        """Maximum bytes a second of the answers to requests together; 0 means no limit."""
-        self._free_at = 0.0
-        """Time at which all answers so far have left."""
         self.links: list[MemoryLink] = []
         """Open links, and perhaps some that have just ended."""
         self._network = network
@@ -419,20 +403,18 @@ class MemoryTransport:
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
         """Find the peer by name; `addresses` are ignored."""
         await self._exchange()
-        other = self._network.node(self.peer, peer)
+        other = self._network.reach(self.peer, peer)
         there, back = Pipe(self._network, self.peer, peer), Pipe(self._network, peer, self.peer)
         other._accept(MemoryLink(self.peer, self.address, outbound=False, out=back, into=there))
         return self._keep(MemoryLink(peer, other.address, outbound=True, out=there, into=back))
 
     async def request(self, address: str, frame: bytes) -> bytes:
         peer = peer_of(address)
-        self._network.node(self.peer, peer)
+        self._network.reach(self.peer, peer)
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
                 await self._exchange()
-                other = self._network.node(self.peer, peer)
-                reply = await other._reply(self, frame)
-                await other._send(reply or b"")
+                reply = await self._network.reach(self.peer, peer)._reply(self, frame)
         except TimeoutError:
             reply = None
         if reply is None:
@@ -481,13 +463,6 @@ class MemoryTransport:
         finally:
             task.cancel()
         return None if task.cancelled() else task.result()
-
-    async def _send(self, reply: bytes) -> None:
-        """Let the time pass until an answer has left, after those before it."""
-        if self.uplink:
-            now = asyncio.get_running_loop().time()
-            self._free_at = max(self._free_at, now) + len(reply) / self.uplink
-            await asyncio.sleep(self._free_at - now)
 
     def _accept(self, link: MemoryLink) -> None:
         self._begin(serve_link(self._link_handler, self._keep(link)))

@@ -28,12 +28,27 @@ KNOWN = 15
 """Number of other newcomers whose addresses a node knows at a time, besides the peer in its invitation."""
 
 
+class Metered(MemoryTransport):
+    """A transport whose replies leave one after the other, at `uplink` bytes per second."""
+
+    uplink: float
+    _free_at = 0.0
+    """Time at which all replies so far have left."""
+
+    async def _reply(self, asker: MemoryTransport, frame: bytes) -> bytes | None:
+        reply = await super()._reply(asker, frame)
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now) + len(reply or b"") / self.uplink
+        await asyncio.sleep(self._free_at - now)
+        return reply
+
+
 class Member:
     """One node of the crowd."""
 
     def __init__(self, network: Network, name: str, number: int, folder: Path, random: Random) -> None:
         self.name = name
-        self.transport = MemoryTransport(network, name, address=f"/ip4/{11 + number}.1.0.1/tcp/1")
+        self.transport = Metered(network, name, address=f"/ip4/{11 + number}.1.0.1/tcp/1")
         self.address = f"{self.transport.address}/p2p/{name}"
         self.known: Callable[[], list[str]] = list
         self.file = folder / name / "file"

@@ -30,13 +30,6 @@ ROWS = "text\n" + "".join(f"row {number} of the organiser's {'x' * 2800}\n" for 
 """Two pieces."""
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
-    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)
-
-
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which nodes run: none of the organiser's files is there."""
@@ -56,17 +49,11 @@ def run_with(folder: Path, train: str = ROWS, test: str = "") -> Manifest:
     return manifest().model_copy(update={"data": data})
 
 
-class ReadingEngine(SmallEngine):
-    """An engine that begins with the training rows."""
-
-    folder: Path
-
-
 def reading(node: Node) -> None:
     """Have a node's engine read the rows where a trainer looks for them."""
 
     def load(run: Manifest) -> SmallEngine:
-        engine = ReadingEngine(run).go()
+        engine = SmallEngine(run).go()
         engine.rows = dataset.training_rows(run.data, run.task, places_of(node.layout))  # type: ignore[attr-defined]
         return engine
 

@@ -425,14 +425,6 @@ class Swarm:
         """The log of a node as it is on disk now."""
         return UpdateLog.open(self.nodes[name].layout.log, self.run.run_id, read_only=True)
 
-    def core_of_log(self, name: str) -> bytes:
-        """The core digest that follows from the log alone."""
-        core = Core(*self.run.core_shape)
-        with self.log(name) as log:
-            for record in log.records():
-                core.add(batch(record.segment.feed_key, record.segment.first, record.segment.parts))
-        return core.digest()
-
 
 def batch(key: int, first: int, parts: Iterable[EpochScalars]) -> UpdateBatch:
     """Return updates as columns. A slow reference implementation, one update at a time."""

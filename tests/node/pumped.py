@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sfnode.engine.core import UpdateBatch
+from sfnode.engine.core import Core, UpdateBatch
 from sfnode.node.driver import Driver
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
@@ -88,6 +88,13 @@ class Pumped:
     def _continue_as(self, feed: Feed) -> None:
         self.remembered.append((feed, threading.current_thread().name))
 
+    def core_digest(self) -> bytes:
+        """Return the digest of a core to which everything in `applied` was added."""
+        core = Core(*RUN.core_shape)
+        for updates in self.applied:
+            core.add(updates)
+        return core.digest()
+
     def count(self) -> int:
         return sum(len(updates.seeds) for updates in self.applied)
 
@@ -104,11 +111,11 @@ class Pumped:
         return link
 
 
-async def stranger(pumped: dict[str, Pumped], name: str = "s") -> tuple[Link, MemoryTransport]:
+async def stranger(pumped: dict[str, Pumped], name: str = "s") -> Link:
     """Return a link to node a, on which the test itself sends and receives."""
     transport = MemoryTransport(pumped["a"].transport._network, name)
     await transport.start()
-    return await transport.connect(pumped["a"].transport.peer), transport
+    return await transport.connect(pumped["a"].transport.peer)
 
 
 async def hear(link: Link, kind: type[Message]) -> Any:

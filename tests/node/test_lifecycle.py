@@ -7,7 +7,7 @@ import fcntl
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from itertools import product
 from typing import Any
 
@@ -159,32 +159,34 @@ async def test_a_start_that_fails_leaves_nothing_running(program: Program) -> No
     assert asyncio.all_tasks() == tasks
 
 
-async def test_a_start_that_is_called_off_leaves_nothing_running(program: Program) -> None:
+async def starts(program: Program) -> AsyncIterator[tuple[Node, asyncio.Task[Node]]]:
+    """Yield nodes at various moments of their start, each with the task that starts it. Afterwards nothing of
+    the node may be left."""
     tasks = asyncio.all_tasks()
-    called_off = 0
     for ticks, pause in product(range(0, 12, 2), (0, 0.002)):
         node = program.node()
         starting = asyncio.create_task(node.start())
         for _ in range(ticks):
             await asyncio.sleep(pause)
+        yield node, starting
+        assert asyncio.all_tasks() == tasks
+        with open_data_dir(program.folder):
+            pass
+
+
+async def test_a_start_that_is_called_off_leaves_nothing_running(program: Program) -> None:
+    called_off = 0
+    async for node, starting in starts(program):
         called_off += starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         async with asyncio.timeout(5):
             await node.stop()
-        assert asyncio.all_tasks() == tasks
-        with open_data_dir(program.folder):
-            pass
     assert called_off > 1
 
 
 async def test_a_node_is_stopped_while_another_task_starts_it(program: Program) -> None:
-    tasks = asyncio.all_tasks()
     refused = 0
-    for ticks, pause in product(range(0, 12, 2), (0, 0.002)):
-        node = program.node()
-        starting = asyncio.create_task(node.start())
-        for _ in range(ticks):
-            await asyncio.sleep(pause)
+    async for node, starting in starts(program):
         async with asyncio.timeout(5):
             await asyncio.gather(node.stop(), node.stop())
             (outcome,) = await asyncio.gather(starting, return_exceptions=True)
@@ -192,9 +194,6 @@ async def test_a_node_is_stopped_while_another_task_starts_it(program: Program) 
             assert isinstance(outcome, RuntimeError)
             assert "stopped while it started" in str(outcome)
             refused += 1
-        assert asyncio.all_tasks() == tasks
-        with open_data_dir(program.folder):
-            pass
     assert refused > 0
 
 

@@ -26,7 +26,7 @@ from sfnode.node.outside import Outside
 from sfnode.settings import Settings
 from sfnode.store import tables
 from sfnode.store.data_folder import DataDir, open_data_dir
-from sfnode.store.identity import load_or_create
+from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
 from sfnode.tasks import row_files
@@ -269,20 +269,21 @@ async def test_without_a_run_and_without_peers_there_is_nothing_to_join(inn: Inn
 # -- the own feed --------------------------------------------------------------------------------------
 
 
+def own_feed(log: UpdateLog, me: Identity) -> tuple[Feed, bool]:
+    return startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+
+
 def test_a_fresh_folder_starts_a_feed_and_goes_on_with_it(data_dir: DataDir) -> None:
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+        feed, proven = own_feed(log, me)
         assert feed.origin == me.public
         assert proven
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (feed, True)
+        assert own_feed(log, me) == (feed, True)
         startup.remember_peers(log, [])
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (
-            feed,
-            False,
-        )  # somebody may know more by now
+        assert own_feed(log, me) == (feed, False)  # somebody may know more by now
 
 
 def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
@@ -290,18 +291,18 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
 ) -> None:
     me, seen, source = load_or_create(data_dir.identity), set[Feed](), data_dir.log
     with UpdateLog.open(source, RUN.run_id) as log:
-        seen.add(startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)[0])
+        seen.add(own_feed(log, me)[0])
         startup.remember_peers(log, [])
     caplog.set_level("INFO")
     for number in range(3):
         copy = tmp_path / f"copy{number}.sqlite"
         shutil.copy(source, copy)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+            feed, proven = own_feed(log, me)
             assert proven
             seen.add(feed)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (feed, False)
+            assert own_feed(log, me) == (feed, False)
         source = copy
     assert len(seen) == 4
     assert caplog.text == "", "nobody has ever heard of these feeds"
@@ -315,7 +316,7 @@ def test_a_folder_keeps_its_peer_id_from_start_to_start_and_a_copy_gets_another(
     monkeypatch.setattr(tables, "inode_generation", lambda path: path.touch() or generation)
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+        own_feed(log, me)
     data_dir.libp2p_identity.touch()
     startup.renew_copied_peer_id(RUN, data_dir)
     assert data_dir.libp2p_identity.exists()
@@ -378,7 +379,7 @@ def test_a_feed_that_the_organiser_has_ended_is_not_continued(data_dir: DataDir)
     """The end of the feed is the effect of an Amend, not of a fork proof."""
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        feed, _ = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+        feed, _ = own_feed(log, me)
         frontier = frontier_of(RUN.parameters(), log)
         frontier.advance(feed, 3, bytes(32), 0)
         assert startup.own_feed(log, me, frontier, DRAW)[0] == feed

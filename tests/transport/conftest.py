@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +16,9 @@ from sfnode.transport.base import Link, LinkClosed, Transport
 from sfnode.transport.libp2p.keys import ensure_key
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from sfnode.transport.memory import MemoryTransport, Network
-from tests.transport.helpers import POOL
+from tests.transport.helpers import POOL, no_complaints_of_asyncio
+
+__all__ = ["no_complaints_of_asyncio"]
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 Nodes = Callable[[int], Awaitable[list[Transport]]]
@@ -112,13 +112,3 @@ def inbound() -> Callable[[Transport], asyncio.Queue[Link]]:
 def topic(request: pytest.FixtureRequest) -> bytes:
     """The topic of a roster that no other test uses."""
     return hashlib.sha256(request.node.name.encode()).digest()
-
-
-@pytest.fixture(autouse=True)
-def no_complaints_of_asyncio(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Fail a test if asyncio logs a warning, such as `Task exception was never retrieved`."""
-    yield
-    gc.collect(1)  # what this test has left, not all of torch
-    complaints = [r.getMessage() for when in ("setup", "call", "teardown") for r in caplog.get_records(when)
-                  if r.name == "asyncio" and r.levelno >= logging.WARNING]  # fmt: skip
-    assert complaints == []

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from sfnode.transport.base import Link, LinkClosed
 
 POOL = 3
 """Number of real nodes that the tests of one module share."""
+
+
+@pytest.fixture(autouse=True)
+def no_complaints_of_asyncio(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test if asyncio logs a warning, such as `Task exception was never retrieved`."""
+    yield
+    gc.collect(1)  # what this test has left, not all of torch
+    complaints = [r.getMessage() for when in ("setup", "call", "teardown") for r in caplog.get_records(when)
+                  if r.name == "asyncio" and r.levelno >= logging.WARNING]  # fmt: skip
+    assert complaints == []
 
 
 @asynccontextmanager

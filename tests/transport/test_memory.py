@@ -157,16 +157,6 @@ def test_a_link_that_ended_in_a_power_cut_ends_here_when_the_other_side_is_back(
     assert virtual_time.run(after_a_power_cut())
 
 
-async def test_a_partition_swallows_frames_until_it_heals():
-    network = SplitNetwork(Random(0))
-    host, guest, there, here = await linked(network)
-    network.partition([host.peer], [guest.peer])
-    await there.send(b"lost")
-    network.heal()
-    await there.send(b"heard")
-    assert await here.receive() == b"heard"
-
-
 async def test_a_partition_separates_two_groups_and_nobody_else():
     network = SplitNetwork(Random(0))
     a, b, c = await members(network, 3)

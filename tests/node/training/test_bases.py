@@ -20,7 +20,7 @@ from sfprotocol.decisions import Bases, Recorded
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE
 from tests.modelshare.test_modelshare import ask
-from tests.node.fixtures import work_takes_no_time
+from tests.node.fixtures import quicken_downloads, work_takes_no_time
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest, organised
 
 SwarmOf = Callable[..., Swarm]
@@ -32,9 +32,7 @@ OUT = PIECE // RANK
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(share, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
-    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)
+    quicken_downloads(monkeypatch)
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
 
 

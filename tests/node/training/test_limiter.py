@@ -282,9 +282,11 @@ async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(sw
     assert worker.busy - busy <= 0.2 * (time.monotonic() - begun + BURST) + LONG_STEP
 
 
-async def test_threads_make_room_for_other_programs_that_compute(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: a.node.model.loaded)
+async def test_threads_are_as_many_as_limited_or_leave_room_for_other_programs(swarm: Swarm) -> None:
+    a = await swarm.first(limits=Limits(threads=3))
+    await a.until(lambda: made(a) > 0)
+    assert a.engine.threads == 3
+    await a.client.limit({"threads": None})
     await eventually(lambda: a.engine.most_threads is not None)
     look = a.node.limiter._machine.look
     a.node.limiter._machine.look = lambda limits: look(limits)._replace(free=2.8)
@@ -294,16 +296,6 @@ async def test_threads_make_room_for_other_programs_that_compute(swarm: Swarm) -
     assert a.engine.threads is None
     await a.client.limit({"threads": "4"})
     await eventually(lambda: a.engine.threads == 4)  # an explicit number is used as it is
-
-
-async def test_threads_can_be_changed_between_steps(swarm: Swarm) -> None:
-    a = await swarm.first(limits=Limits(threads=3))
-    await a.until(lambda: made(a) > 0)
-    assert a.engine.threads == 3
-    await a.client.limit({"threads": "1"})
-    await eventually(lambda: a.engine.threads == 1)
-    await a.client.limit({"threads": None})
-    await eventually(lambda: a.engine.threads is None)
 
 
 async def test_a_process_that_exceeds_its_memory_limit_pauses(swarm: Swarm) -> None:
