@@ -52,7 +52,7 @@ def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: S
 
 
 def _find(data: Data, role: DataRole, places: Places, sharing: Sharing) -> None:
-    """Put the file of a role into the first of the folders, from this machine or from peers."""
+    """Put the file of a role into the first folder of `places`, from this machine or from peers."""
     digest, kept = data.digests[role], files.path_in(places.folders[0], data, role)
     found = files.find(data, role, places)
     if found is None:

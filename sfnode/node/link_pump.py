@@ -1,7 +1,7 @@
 """One link in both directions: frames to the machine, frames to the peer, and bounds on both queues.
 
-Does not know what a frame means, with one exception: after a segment, once the queue is written, the machine
-gets the event Writable.
+A pump does not interpret frames. One exception: once the queue is written after a segment, the machine gets
+the event Writable.
 """
 
 from __future__ import annotations

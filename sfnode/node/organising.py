@@ -33,6 +33,7 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counted_anew
 from sfnode.store.run_keys import forget_restored
+from sfnode.transport.base import call_off
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Bases, Checkpoint, Decision, StandIns
 from sfprotocol.events import OwnDecision, OwnHandOver, OwnJoinRequest
@@ -217,9 +218,7 @@ class Organising:
         for _, done in self._waiting:
             if not done.done():
                 done.set_exception(_unanswered("the node has ended before it was signed"))
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await call_off(self._running)
 
     # -- actions of the organiser ------------------------------------------------------------------
 

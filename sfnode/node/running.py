@@ -43,7 +43,7 @@ from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated, Samples
 from sfnode.settings import Settings
-from sfnode.transport.base import Asker, TransportError
+from sfnode.transport.base import Asker, TransportError, call_off
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest, PartRequest
@@ -178,8 +178,7 @@ class RunningNode:
     @property
     def may_begin(self) -> bool:
         """Whether this node may begin the run, because it is the organiser's or the run is open. No node may
-        in a private run or with a wrong clock, because the DHT then does not show whether others are
-        there."""
+        begin a private run, or any run with a wrong clock, because the DHT then does not show other nodes."""
         its_part = self.settings.organise or self.machine.organised is None
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
 
@@ -319,9 +318,7 @@ class RunningNode:
         self.driver.finish()
         await driving
         await self.driver.close_links(LINK_GRACE)
-        for task in looking:
-            task.cancel()
-        await asyncio.gather(*looking, return_exceptions=True)
+        await call_off(looking)
 
     # -- the control API ---------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from sfnode.transport.base import (
     RequestHandler,
     TransportError,
     answer,
+    call_off,
     peer_of,
     serve_link,
 )
@@ -237,8 +238,8 @@ class Pipe:
             self._fly(frame, self._arrival(departure + draw.uniform(0, conditions.replay_within)))
 
     def _arrival(self, departure: float) -> float:
-        """Return the time at which a frame arrives: not before the first frame, and not before the last one
-        unless frames may overtake each other."""
+        """Return the time at which a frame arrives. It is not earlier than the first frame. Unless frames may
+        overtake each other, it is not earlier than the last one."""
         conditions = self.conditions or self._network.conditions
         return max(departure + conditions.latency.draw(self._network.generator), self._not_before)
 
@@ -368,10 +369,7 @@ class MemoryTransport:
         for link in self.links:
             await link.close()
         self.links.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await call_off(self._tasks)
 
     def die(self, *, silently: bool) -> None:
         """End for good, as the process would. The system closes its links, or nobody does (`silently`)."""

@@ -3,9 +3,8 @@
 All work on the model happens here, one job at a time. So the engine needs no locks, and the event loop never
 waits for a forward pass. The event loop passes on only what counts: `{feed: number of steps, with factors}`.
 The thread compares that with the applied updates and reads the difference from the log. The difference may be
-the whole history after loading, the updates of a round, a cut, or a seal. So the queue is bounded by the
-number of feeds, however long the engine is busy. This module knows no links, and reads only differences from
-the log.
+the whole history after loading, the updates of a round, a cut, or a seal. So the number of feeds bounds the
+queue, however long the engine is busy.
 """
 
 from __future__ import annotations
