@@ -44,10 +44,16 @@ def made(node: Node) -> int:
     return node.node.model.scheduler.made
 
 
+async def training(swarm: Swarm, **options: Any) -> Node:
+    """Start the first node of the run, and return it once it makes updates."""
+    node = await swarm.first(**options)
+    await node.until(lambda: made(node) > 5)
+    return node
+
+
 async def steady(node: Node) -> int:
     """Wait until the node's last update is admitted, and return the number of its updates."""
-    training = node.node.model.scheduler
-    await eventually(lambda: not training.busy)
+    await eventually(lambda: not node.node.model.scheduler.busy)
     return made(node)
 
 
@@ -95,8 +101,7 @@ async def test_a_paused_node_forwards_the_updates_of_others_and_resumes_where_it
 
 
 async def test_a_pause_ends_by_itself_after_the_time_asked_for(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     begun = time.monotonic()
     status = await a.client.pause(0.3)
     assert status.pauses[0].startswith("asked for, until ")
@@ -160,8 +165,7 @@ async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) 
 
 
 async def test_an_offloaded_model_answers_questions_and_is_offloaded_again(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.pause()
     await steady(a)
     assert (await a.client.evaluate(base=True)).value == 0
@@ -227,8 +231,7 @@ async def test_a_node_without_a_neighbour_finishes_without_waiting_for_one(
 ) -> None:
     monkeypatch.setattr(readiness, "LEAVE_GRACE", 1000.0)
     monkeypatch.setattr(readiness, "SETTLE_TIME", 0.2)
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.finish()
     await a.ended()
 
@@ -261,8 +264,7 @@ def game(tmp_path: Path) -> Path:
 
 
 async def test_a_node_pauses_while_a_named_program_runs(swarm: Swarm, game: Path) -> None:
-    a = await swarm.first(limits=Limits(not_while=("thegame",)))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(not_while=("thegame",)))
     process = await asyncio.create_subprocess_exec(game, "60")
     try:
         await a.until(lambda: a.node.status().pauses == ["program: thegame is running"])
@@ -274,8 +276,7 @@ async def test_a_node_pauses_while_a_named_program_runs(swarm: Swarm, game: Path
 
 
 async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(swarm: Swarm) -> None:
-    a = await swarm.first(limits=Limits(gpu=20))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(gpu=20))
     worker = a.node.model.thread
     busy, begun = worker.busy, time.monotonic()
     await eventually(lambda: worker.busy > busy + 0.3)
@@ -283,8 +284,7 @@ async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(sw
 
 
 async def test_threads_are_as_many_as_limited_or_leave_room_for_other_programs(swarm: Swarm) -> None:
-    a = await swarm.first(limits=Limits(threads=3))
-    await a.until(lambda: made(a) > 0)
+    a = await training(swarm, limits=Limits(threads=3))
     assert a.engine.threads == 3
     await a.client.limit({"threads": None})
     await eventually(lambda: a.engine.most_threads is not None)
@@ -308,8 +308,7 @@ async def test_a_process_that_exceeds_its_memory_limit_pauses(swarm: Swarm) -> N
 
 async def test_a_model_offloaded_for_a_pause_does_not_count_as_memory(swarm: Swarm) -> None:
     """Such a model came from a GPU and goes back there."""
-    a = await swarm.first(limits=Limits(memory="4G"))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(memory="4G"))
     look, size = a.node.limiter._machine.look, [2_000_000_000]
 
     def grown(limits: Limits) -> Readings:
@@ -385,8 +384,7 @@ async def test_a_node_whose_daily_quota_is_used_up_leaves_the_network_until_it_i
 async def test_bytes_that_the_network_daemon_moves_beside_the_links_count_towards_the_quota(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a = await swarm.first(limits=Limits(mb_per_day=1))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(mb_per_day=1))
     look, totals = a.node.limiter._machine.look, [0]
     monkeypatch.setattr(
         a.node.limiter._machine, "look", lambda limits: look(limits)._replace(moved=totals[0])
@@ -454,8 +452,7 @@ class SlowSensors:
 async def test_a_driver_that_loads_slowly_holds_up_neither_the_event_loop_nor_loses_another_change(
     swarm: Swarm,
 ) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     sensors = a.node.limiter._machine = SlowSensors(a.node.limiter._machine)
     first = asyncio.create_task(a.node.limiter.limit({"celsius": 80}))
     await eventually(sensors.loading.is_set)
@@ -472,8 +469,7 @@ async def test_a_driver_that_loads_slowly_holds_up_neither_the_event_loop_nor_lo
 
 async def test_a_new_limit_is_not_judged_by_readings_that_were_taken_without_it(swarm: Swarm) -> None:
     """Readings that no limit asks for are arbitrary: `idle` is 0, as if somebody were typing."""
-    a = await swarm.first(limits=Limits(gpu=90))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(gpu=90))
     reasons: set[str] = set()
     machine = a.node.limiter._machine
     look = machine.look
@@ -520,8 +516,7 @@ async def test_an_offloaded_model_that_finds_no_room_comes_back_when_there_is_ro
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "RETURN_INTERVAL", 0.1)
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.pause()
     own = await steady(a)
     a.engine.restore = no_room
@@ -556,8 +551,7 @@ async def test_a_node_without_room_for_its_model_can_finish(swarm: Swarm) -> Non
 
 
 async def test_an_engine_that_fails_to_unpark_ends_the_node_with_the_reason(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.pause()
     await steady(a)
 
