@@ -291,8 +291,8 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
             named = [u for u in weighed(log, named_by(run_state, epoch)) if u.feed == feed][-one.updates :]
             assert one.sum == sum(update.scalar for update in named)
             assert one.worth == sum(update.scalar * update.weight for update in named)
-    await a.until(lambda: a.machine.complete)
-    await b.until(lambda: b.machine.complete and b.digest == a.digest)
+    known = a.known
+    await a.until(lambda: a.known > known or a.machine.complete)
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)
