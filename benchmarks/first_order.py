@@ -250,12 +250,13 @@ class Swarm:
         vouched: bool = True,
     ) -> None:
         """`vouched`: whether somebody vouches for the hostile members. Otherwise they are strangers."""
-        self.task, self.budget, self.draws = task, budget, task.draws
+        self.task, self.budget = task, budget
+        self.draws: np.random.Generator = task.draws
         self.members = [Member(n, f"member {n}") for n in range(honest)]
         for n in range(honest, honest + hostile):
             self.members.append(Member(n, f"hostile {n}", ATTACKS[attack], attack == "target"))
         numbers = numbers_for(task.norm, task.cells, task.bits)
-        self.delta, limit = numbers["scalar_delta"], numbers["norm_limit"]
+        self.delta, limit = numbers["scalar_delta"], round(numbers["norm_limit"])
         policy: OrganiserPolicy = replace(
             task.policy,
             longest_epoch=600.0,
@@ -311,7 +312,7 @@ class Swarm:
     def _step(self, one: Member, step: int, rates: Rates) -> F64:
         rate, values = rates.of_label(one.labels[step]), one.made[step]
         moves = rate.moves(tuple(values.tolist()))
-        return values * (self.delta * rate.unit / (1 << 16) * rate.rate / RATE_ONE * moves)
+        return values.astype(np.float64) * (self.delta * rate.unit / (1 << 16) * rate.rate / RATE_ONE * moves)
 
     # -- what happens ------------------------------------------------------------------------------
 

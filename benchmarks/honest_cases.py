@@ -141,7 +141,7 @@ class Course:
     def __init__(self, case: Case, seed: int = 0) -> None:
         self.case = case
         Organising._evaluate = answer  # type: ignore[method-assign]
-        engine.measured = world.measured = sparse(case.zeros)
+        engine.measured = world.measured = sparse(case.zeros)  # type: ignore[assignment, attr-defined]
         self.world = world.World(seed, manifest=manifest(seed), policy=case.policy, judge=runs.falling)
         self.close = self.world.close
         self.rows: list[tuple[float, int, int, int]] = []

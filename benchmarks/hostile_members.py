@@ -52,11 +52,11 @@ def be_hostile(attack: str) -> None:
     honest, draw, made = Trainer.step, np.random.default_rng(os.getpid()), [0]
     rows_of = dataset.training_rows
 
-    def rows(data: Any, task: Any, folder: Any = None) -> Any:
-        return shard_of(attack, task, rows_of(data, task, folder))
+    def rows(data: Any, task: Any, *places: Any, **more: Any) -> Any:
+        return shard_of(attack, task, rows_of(data, task, *places, **more))
 
-    def step(trainer: Trainer, seeds: Any, epoch: int) -> Any:
-        result = honest(trainer, seeds, epoch)
+    def step(trainer: Any, seeds: Any, epoch: int, rate: Any = None) -> Any:
+        result = honest(trainer, seeds, epoch, rate)
         limit, told = trainer.manifest.training.scalar_limit, np.array(result.scalars)
         made[0] += len(told)
         if attack == "random":
@@ -67,7 +67,7 @@ def be_hostile(attack: str) -> None:
             told = -told
         return result._replace(scalars=tuple(int(one) for one in np.clip(told, -limit, limit)))
 
-    Trainer.step = step  # type: ignore[method-assign]
+    Trainer.step = step  # type: ignore[method-assign, assignment]
     dataset.training_rows = rows
     main(sys.argv[2:])
 
@@ -87,7 +87,7 @@ def be_organiser(file: Path) -> None:
     evaluate, tell, spent = Organising._evaluate, Organising._tell, {"forwards": 0, "seconds": 0.0}
     first = bool(os.environ.get(FIRST))
     if first:
-        StepScheduler.advance = lambda scheduler: None  # type: ignore[method-assign]
+        StepScheduler.advance = lambda scheduler: None  # type: ignore[method-assign, assignment]
 
     async def timed(organising: Organising, asked: Any) -> None:
         began = time.perf_counter()
@@ -105,7 +105,7 @@ def be_organiser(file: Path) -> None:
         new.replace(file)
         tell(organising, event)
 
-    Organising._evaluate = timed  # type: ignore[method-assign]
+    Organising._evaluate = timed  # type: ignore[method-assign, assignment]
     Organising._tell = told  # type: ignore[method-assign, assignment]
     main(sys.argv[2:])
 
@@ -163,7 +163,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     cost = Path(tempfile.mkdtemp()) / "cost.json"
     os.environ |= {ATTACK: asked.attack, "HOSTILE_AFTER": str(run.training.update_budget // asked.nodes // 2)}
     os.environ |= {COST: str(cost), FIRST: "1" if asked.first else ""}
-    local_swarm.NodeProcess = Node  # type: ignore[attr-defined]
+    local_swarm.NodeProcess = Node  # type: ignore[misc]
     bases = asked.run.parent if asked.run else None
     async with local_swarm.LocalSwarm(run, nodes=count, beside=bases, folder=asked.folder) as swarm:
         begin, half = Spent.until_now(cost, 0), None

@@ -76,7 +76,7 @@ class Lora:
             batch = texts.batch(drawn)
             loss = cross_entropy(self.model(**batch).logits, torch.from_numpy(texts.labels[drawn]))
             optimiser.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimiser.step()
             schedule.step()

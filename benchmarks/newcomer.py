@@ -185,7 +185,7 @@ def run(case: str, home: Path, megabytes: int) -> Iterator[tuple[str, Path, tupl
 
 def busy_cores(seconds: float = 2.0) -> float:
     """Return how many cores are busy now, before anything of ours runs."""
-    return psutil.cpu_percent(seconds) / 100 * (psutil.cpu_count() or 1)
+    return float(psutil.cpu_percent(seconds)) / 100 * (psutil.cpu_count() or 1)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sfnode.schema.organising import OrganiserStatus
+from sfnode.schema.status import Status
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
 from sfprotocol.decisions import Close, Seal, read
@@ -98,7 +99,7 @@ def die(scene: str, words: list[str]) -> None:
         before = self._feed.stop
         actions = count(self, now)
         news = [read(entry.record).decision for entry in self._feed.entries[before:]]
-        decided = decided or (os.path.exists(ARMED) and kind in map(type, news))
+        decided = decided or (os.path.exists(ARMED) and any(type(one) is kind for one in news))
         if decided and not told:
             end()
         return actions
@@ -113,7 +114,9 @@ def die(scene: str, words: list[str]) -> None:
             asyncio.get_running_loop().call_later(0.02, end)
         await evaluate(self, asked)
 
-    Elections._count_answers, Elections.heard, Organising._evaluate = counts, hears, evaluates
+    Elections._count_answers = counts  # type: ignore[method-assign]
+    Elections.heard = hears  # type: ignore[method-assign, assignment]
+    Organising._evaluate = evaluates  # type: ignore[method-assign]
     main(words)
 
 
@@ -174,8 +177,13 @@ class Swarm:
 
     def member(self, name: str) -> int:
         """Return the number of a node's member."""
-        status = self.nodes[name].until("it is a member", lambda s: s.organised.member is not None)
-        return status.organised.member
+
+        def number(status: Status) -> int | None:
+            return status.organised.member if status.organised else None
+
+        found = number(self.nodes[name].until("it is a member", lambda s: number(s) is not None))
+        assert found is not None
+        return found
 
     def counts(self, names: Sequence[str], counted: int, since: float) -> float:
         """Return the seconds since then until more than so many updates count at one of these."""

@@ -105,7 +105,7 @@ def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a node and of its network daemon."""
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    return float(sum(one.user + one.system for one in times))
 
 
 async def moment(swarm: LocalSwarm) -> Moment:

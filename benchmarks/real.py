@@ -42,7 +42,6 @@ from sfnode.manifest.task import Task
 from sfnode.models import loader
 from sfnode.schema.evaluation import Evaluation
 from sfnode.tasks import calibration, dataset, encoding, presets
-from sfnode.tasks.prompts import Row
 from sfnode.tasks.public_files import typed
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -71,8 +70,8 @@ class Subject(NamedTuple):
     """The task as answers in words."""
     texts: Task
     """The same for a classification head."""
-    train: list[Row]
-    test: list[Row]
+    train: list[dataset.Row]
+    test: list[dataset.Row]
 
 
 def subject(name: str, rows: int, held_out: int, folder: Path) -> Subject:

@@ -68,7 +68,7 @@ def _batch_misses(name: str, batch: BatchResult) -> Iterator[str]:
 @click.option("--batch", "sizes", type=int, multiple=True, default=tuple(STEP_LIMITS))
 @click.option("--repetitions", type=int, default=15)
 def main(names: Sequence[str], sizes: Sequence[int], repetitions: int) -> None:
-    missed = []
+    missed: list[str] = []
     for name in names:
         plan = BenchPlan(sizes, 1, True, repetitions, torch.get_num_threads())
         result = run_benchmark(wanted(name), plan, lambda what: None)

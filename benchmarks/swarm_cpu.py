@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Meter:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._spent = Counter[str]()
+        self._spent = defaultdict[str, float](float)
         self._inside = 0
         self._begun = self._plain = 0.0
         self._steps = self._sampled = 0
@@ -104,7 +104,7 @@ class Meter:
 
 def _threads() -> dict[str, float]:
     """Return the CPU seconds of this process's threads by name, since they began."""
-    tick, found = os.sysconf("SC_CLK_TCK"), Counter[str]()
+    tick, found = os.sysconf("SC_CLK_TCK"), defaultdict[str, float](float)
     names = {thread.native_id: thread.name.split("_")[0] for thread in threading.enumerate()}
     for stat in Path("/proc/self/task").glob("*/stat"):
         fields = stat.read_text().rpartition(")")[2].split()
@@ -182,7 +182,7 @@ def report(told: list[dict[str, Any]], needed: float) -> float:
     for name, spent in parts.most_common():
         print(f"  {name:18} {spent:8.1f} s  {spent / needed:6.3f}")
     print(f"ratio {every / needed:.2f}, limit {LIMIT}")
-    return every / needed
+    return float(every / needed)
 
 
 if __name__ == "__main__":

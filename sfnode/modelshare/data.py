@@ -27,7 +27,7 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import MAX_DATA, Listing, decode, hash_data
 
 NOT_OURS = frozenset({Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_TOO_LARGE, Code.BAD_MANIFEST})
-"""Errors that are no fault of this machine. A node trains without held-out rows."""
+"""Errors that are no fault of this machine. They end no node, because training needs no held-out rows."""
 
 
 def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: Sharing) -> None:
@@ -52,7 +52,7 @@ def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: S
 
 
 def _find(data: Data, role: DataRole, places: Places, sharing: Sharing) -> None:
-    """Put the file of a role into the first of the folders, from this machine or from peers."""
+    """Put the file of a role into the first folder of `places`, from this machine or from peers."""
     digest, kept = data.digests[role], files.path_in(places.folders[0], data, role)
     found = files.find(data, role, places)
     if found is None:

@@ -28,7 +28,7 @@ from sfnode.printable import size_text
 from sfnode.resources.bandwidth_limits import RateLimit
 from sfnode.schema.status import FetchStatus
 from sfnode.store.disk_errors import disk_faults, sync_file, sync_folder
-from sfnode.transport.base import TransportError, peer_of
+from sfnode.transport.base import TransportError, call_off, peer_of
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import PartReply, PartRequest
@@ -272,9 +272,7 @@ class ModelDownload:
                 self._check_patience()
                 self._report()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await call_off(self._tasks)
             self._tasks.clear()
 
     def _start_tasks(self, work: _Work, at_a_time: int) -> None:

@@ -67,7 +67,8 @@ class Sharing:
         self._layout = layout
         self._upload = upload
         self._loop = asyncio.get_running_loop()
-        self._folder: Path | None = None
+        self.folder: Path | None = None
+        """The folder of the base model; None until it was found."""
         self._downloading: Future[None] | None = None
         self._closed = False
         self._listing_task: asyncio.Task[None] | None = None
@@ -100,11 +101,6 @@ class Sharing:
 
     # -- for this node -----------------------------------------------------------------------------
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder of the base model; None until it was found."""
-        return self._folder
-
     def find(self) -> Settings:
         """Return the node's settings with the folder of the base model in them.
 
@@ -113,8 +109,11 @@ class Sharing:
         """
         if not self._wanted:
             return self._settings
-        self._folder = self._find_local() or self._from_peers()
-        return self._settings.model_copy(update={"model": self._folder})
+        self.folder = self._find_local()
+        if self.folder is None:
+            self.wait_for(self._download_all())
+            self.folder = self._layout.model
+        return self._settings.model_copy(update={"model": self.folder})
 
     def _find_local(self) -> Path | None:
         """Return the model's folder on this machine, after a download from the hub if need be; None if only
@@ -128,10 +127,6 @@ class Sharing:
                 raise
             log.info("the base model is neither here nor on the hub; asking peers for it")
             return None
-
-    def _from_peers(self) -> Path:
-        self.wait_for(self._download_all())
-        return self._layout.model
 
     def wait_for(self, downloading: Coroutine[Any, Any, None]) -> None:
         """Run a download on the event loop, and wait for it on another thread. Only one thread may wait.
@@ -215,7 +210,7 @@ class Sharing:
         if not self.gives:
             return NOT_HERE
         listed = question.listing in self.listed
-        if self._folder and question.listing == self._wanted and not listed and not await self._is_listed():
+        if self.folder and question.listing == self._wanted and not listed and not await self._is_listed():
             return NOT_NOW
         found = self.listed.get(question.listing) or self._arriving(question.listing)
         size = found.size(question.part) if found else 0
@@ -227,9 +222,8 @@ class Sharing:
         try:
             data = await asyncio.to_thread(found.read, *wanted)
         except OSError as error:
-            level = (
-                logging.WARNING if found.held is None else logging.DEBUG
-            )  # these files move when all is here
+            # files that are being downloaded move when all are here
+            level = logging.WARNING if found.held is None else logging.DEBUG
             log.log(level, "cannot read part %d in %s: %s", question.part, found.folder, error)
             data = b""
         return PartReply(size, data) if data else NOT_HERE
@@ -289,7 +283,7 @@ class Sharing:
         return self._listing_task.done()
 
     async def _list(self) -> None:
-        folder = self._folder
+        folder = self.folder
         assert folder is not None
         encoded = await asyncio.to_thread(self._make_listing, folder)
         if encoded is not None:

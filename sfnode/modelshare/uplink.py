@@ -3,9 +3,9 @@
 At most as many answers are on their way as the uplink carries within QUEUE. A piece that has been begun is
 finished before another one begins: only whole pieces can spread.
 
-What is sent is shared out fairly: for every range of addresses, and within it for every peer. Ids cost
-nothing and addresses of one range little (`peers.selection`), so the uplink is first divided among the ranges
-that ask. A stranger with a thousand ids in one range gets the share of one range. A peer that asks alone gets
+The uplink is divided fairly: among ranges of addresses, and within a range among its peers. Ids cost nothing
+and addresses of one range little (`peers.selection`), so the uplink is first divided among the ranges that
+ask. A stranger with a thousand ids in one range gets the share of one range. A peer that asks alone gets
 everything.
 """
 
@@ -115,7 +115,7 @@ class Uplink:
         self._answers.pop(part, None)
 
     def _note_arrivals(self, part: Part, now: float) -> None:
-        """Note the arrival that a request for a part shows: of the last answer with bytes of that part, or
+        """Note the arrival of an answer, which a new request shows: of the last answer for the same part, or
         else of the end of an earlier part."""
         ended = (one for one, answer in self._answers.items() if one.peer == part.peer and answer.ends)
         arrived = part if part in self._answers else next(ended, None)

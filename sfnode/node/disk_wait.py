@@ -1,7 +1,7 @@
 """The wait of a running node for room on its disk: a write that fails is repeated until it succeeds.
 
-A node that starts without room refuses to (SF041). One that runs holds its engine, keeps its links and says
-what is wrong. It continues by itself once somebody has made room. Nothing follows from what is not on disk.
+Without room a node does not start (SF041). A running node pauses its engine, keeps its links and reports the
+problem. It continues by itself once there is room. Updates that are not on disk have no effect.
 """
 
 from __future__ import annotations

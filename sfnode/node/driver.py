@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -129,10 +129,7 @@ class Driver:
         """The wait of all writes of this node for room on the disk."""
         self.between_rounds = asyncio.Lock()
         """Lock held during a round. While another task holds it, all that the machine has admitted is on
-        disk, and `advanced` was called."""
-        self.advanced: list[Callable[[Iterable[Feed]], None]] = []
-        """Functions that are called once a round is durable, with the feeds whose counted updates have
-        changed."""
+        disk, and `on_round` was called."""
         self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
         """Functions that are called before a round replaces updates in the log, with the first replaced step
         of each such feed. Each returns once nothing needs the old updates."""
@@ -140,8 +137,8 @@ class Driver:
         """Functions that are called with a peer that broke a rule, before the link is dropped."""
         self.on_join_request: list[Callable[[JoinRequested], None]] = []
         self.on_round: list[Callable[[tuple[Feed, ...]], None]] = []
-        """Functions that are called when a round is carried out, with the feeds whose counted updates have
-        changed."""
+        """Functions that are called once a round is durable and carried out, with the feeds whose counted
+        updates have changed."""
         self.after_round: list[Callable[[], None]] = []
         """Functions that are called whenever the machine's state may have changed."""
         self.look_at: list[Callable[[], float]] = []
@@ -197,9 +194,7 @@ class Driver:
         """Carry the protocol over `link` until it ends."""
         self._next_link += 1
         number = self._next_link
-        pump = LinkPump(
-            number, link, self.post, lambda: self._host.has_room(number), bandwidth=self.bandwidth
-        )
+        pump = LinkPump(number, link, self.post, lambda: self._host.has_room(number), self.bandwidth)
         self.pumps[number] = pump
         self.post(LinkUp(number, link.peer))
         try:
@@ -296,8 +291,6 @@ class Driver:
                 case JoinRequested():
                     for hear in self.on_join_request:
                         hear(effect)
-        for advanced in self.advanced if moved else ():
-            advanced(moved)
         for told in self.on_round:
             told(tuple(moved))
 

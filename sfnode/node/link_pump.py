@@ -1,7 +1,7 @@
 """One link in both directions: frames to the machine, frames to the peer, and bounds on both queues.
 
-Does not know what a frame means, with one exception: after a segment, once the queue is written, the machine
-gets the event Writable.
+A pump does not interpret frames. One exception: once the queue is written after a segment, the machine gets
+the event Writable.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ class LinkPump:
         link: Link,
         post: Callable[[Event], None],
         has_room: Callable[[], bool],
-        *,
-        bandwidth: Bandwidth | None = None,
+        bandwidth: Bandwidth,
     ) -> None:
         """`post` takes events for the machine. Reading stops while `has_room()` is false. `bandwidth` is
         shared by all links of the node."""
@@ -45,7 +44,7 @@ class LinkPump:
         """The framing rule that the peer broke, with the reason; None if the link ended otherwise."""
         self._post = post
         self._has_room = has_room
-        self._bandwidth = bandwidth or Bandwidth()
+        self._bandwidth = bandwidth
         self._outgoing: deque[bytes] = deque()
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()

@@ -18,23 +18,9 @@ from sfnode.logging import log
 from sfnode.node.context import NodeContext
 from sfnode.node.readiness import Readiness
 from sfnode.node.run_context import RunContext
-from sfnode.organising import admission
+from sfnode.organising import admission, events
 from sfnode.organising.evaluation.evidence import SCORED_ROUNDS
 from sfnode.organising.evaluation.line_search import LineSearch, SearchResult
-from sfnode.organising.events import (
-    Action,
-    AnswerOwner,
-    Evaluate,
-    EvaluationEnded,
-    Event,
-    Make,
-    MakingEnded,
-    NobodyElse,
-    OwnerDecision,
-    Round,
-    Sign,
-    StopSigning,
-)
 from sfnode.organising.organiser import SETTLE_TIME, Organiser, OrganiserState
 from sfnode.organising.policy import WORK_BITS, Admission, is_wary, policy_of
 from sfnode.organising.reporting.alarms import Restarted
@@ -47,6 +33,7 @@ from sfnode.store.disk_errors import disk_faults
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import counted_anew
 from sfnode.store.run_keys import forget_restored
+from sfnode.transport.base import call_off
 from sfprotocol import decisions
 from sfprotocol.decisions import Admit, Amend, Bases, Checkpoint, Decision, StandIns
 from sfprotocol.events import OwnDecision, OwnHandOver, OwnJoinRequest
@@ -72,6 +59,9 @@ LOOK_INTERVAL = 5.0
 
 MEASURING_BASE = "measuring the base model"
 
+_STANDS_IN = "stands in"
+"""Key in the log for this member's offer to stand in for the organiser."""
+
 
 def organises(node: RunContext) -> bool:
     """Return whether a node organises its run, or may have to: it has the organiser's key, is a stand-in, or
@@ -80,21 +70,13 @@ def organises(node: RunContext) -> bool:
     if organised is None or not organised.control.key:
         return False
     control = organised.control
-    return node.settings.organise or control.key in control.feed.stand_ins or would_stand_in(node.log)
-
-
-_STANDS_IN = "stands in"
-"""Key in the log for this member's offer to stand in for the organiser."""
+    offered = node.log.get_meta(_STANDS_IN) is not None
+    return node.settings.organise or control.key in control.feed.stand_ins or offered
 
 
 def note_offer(log: UpdateLog) -> None:
     """Record durably that this member offers to stand in."""
     log.set_meta(_STANDS_IN, b"yes")
-
-
-def would_stand_in(log: UpdateLog) -> bool:
-    """Return whether this member offers to stand in."""
-    return log.get_meta(_STANDS_IN) is not None
 
 
 class Organising:
@@ -118,7 +100,7 @@ class Organising:
         self._running: dict[asyncio.Task[None], None] = {}
         self._stopped = False
         self._waiting: list[tuple[Decision, asyncio.Future[str | None]]] = []
-        self._untold: list[Event] = []
+        self._untold: list[events.Event] = []
         """Events that the organiser gets at the end of the round."""
         self._begun = False
         """Whether this node began or continued the run because it found no other node."""
@@ -148,7 +130,7 @@ class Organising:
     def _offer(self) -> None:
         """Send everybody this member's offer to stand in. It is repeated until the member is named."""
         own, control = self._node.machine.own, self._organised.control
-        assert own is not None  # whoever has a key of its own to stand in with trains
+        assert own is not None  # a node with a key to stand in is a trainer
         message = offer_message(self._node.manifest.run_id, own.origin, control.key)
         signatures = self._node.machine.sign(message), control.sign(message)
         self._node.driver.post(OwnJoinRequest(Offer(own.origin, control.key, signatures)))
@@ -220,7 +202,7 @@ class Organising:
             decision = replace(decision, admission=admission)
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((decision, done))
-        self._tell(OwnerDecision(decision))
+        self._tell(events.OwnerDecision(decision))
         try:
             async with asyncio.timeout(SIGN_DEADLINE):
                 return await done
@@ -236,13 +218,11 @@ class Organising:
         for _, done in self._waiting:
             if not done.done():
                 done.set_exception(_unanswered("the node has ended before it was signed"))
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await call_off(self._running)
 
     # -- actions of the organiser ------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         """Hand an event to the organiser at the end of a round, and start a round soon. Within a round the
         machine may lack updates that the organiser knows, and a close would list them."""
         self._untold.append(event)
@@ -252,17 +232,17 @@ class Organising:
         return float("inf") if self._stopped else self._organiser.next_deadline()
 
     def _on_round(self, moved: tuple[Feed, ...]) -> None:
-        events: list[Event] = [Round(moved), *self._untold]
+        news: list[events.Event] = [events.Round(moved), *self._untold]
         self._untold.clear()
         if not self._begun and self._is_nobody_else():
             self._begun = True
-            events.append(NobodyElse())
+            news.append(events.NobodyElse())
         elections = self._organised.control.elections
-        signs = self.state is OrganiserState.ORGANISING and not elections.in_use  # others have no more
+        signs = self.state is OrganiserState.ORGANISING and not elections.in_use  # nobody has more
         if self._restored and (elections.settled or signs):
             self._restored = elections.restored = False
             forget_restored(self._node.manifest.run_id, self._node.settings.keys_dir)
-        for event in events if not self._stopped else ():
+        for event in news if not self._stopped else ():
             for action in self._organiser.handle(event, self._node.clock()):
                 self._do(action)
 
@@ -279,19 +259,19 @@ class Organising:
             log.info("no peer is there, and the last decisions were signed here: the organiser goes on alone")
         return found
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: events.Action) -> None:
         match action:
-            case Sign(decision=decision):
+            case events.Sign(decision=decision):
                 if isinstance(decision, Amend):
                     self._say_lost(decision)
                 self._node.driver.post(OwnDecision(decisions.encode(decision)))
-            case Evaluate():
+            case events.Evaluate():
                 self._start(self._evaluate(action))
-            case Make(what=what, epoch=epoch):
+            case events.Make(what=what, epoch=epoch):
                 self._start(self._make_bases(epoch) if what is Bases else self._summarise(epoch))
-            case AnswerOwner(decision=decision, refused=reason):
+            case events.AnswerOwner(decision=decision, refused=reason):
                 self._answer(decision, reason)
-            case StopSigning(reason=reason):
+            case events.StopSigning(reason=reason):
                 log.warning("this node does not organise the run any more: %s", reason)
 
     def _say_lost(self, amend: Amend) -> None:
@@ -321,7 +301,7 @@ class Organising:
             stated = state.decision(self._node.manifest.run_id) if state else None
         except UserError as error:
             log.warning("where the run is after round %d is not signed: %s", epoch, error.what)
-        self._tell(MakingEnded(Checkpoint, stated))
+        self._tell(events.MakingEnded(Checkpoint, stated))
 
     async def _make_bases(self, epoch: int) -> None:
         """Make bases at the weights of an epoch's seal. Peers download them from here."""
@@ -335,7 +315,7 @@ class Organising:
             log.info("found new directions of training after round %d: %s", epoch, made[:16])
         except UserError as error:
             log.warning("no new directions of training are published: %s", error.what)
-        self._tell(MakingEnded(Bases, digest))
+        self._tell(events.MakingEnded(Bases, digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
         """Answer the first caller that waits for this decision."""
@@ -344,7 +324,7 @@ class Organising:
                 done.set_result(reason)
                 return
 
-    async def _evaluate(self, asked: Evaluate) -> None:
+    async def _evaluate(self, asked: events.Evaluate) -> None:
         """Measure an epoch for the organiser, on the validation rows. The base model is measured once, before
         the first epoch."""
         result = base = calibrated = found = None
@@ -377,10 +357,10 @@ class Organising:
                 forwards += taken
         except UserError as error:
             log.warning("what nodes brought in round %d is not known: %s", epoch, error.what)
-        self._tell(EvaluationEnded(epoch, result, base, calibrated, found, forwards, shares))
+        self._tell(events.EvaluationEnded(epoch, result, base, calibrated, found, forwards, shares))
 
     async def _measured(
-        self, asked: Evaluate, wanted: Callable[[], bool]
+        self, asked: events.Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
         """Return each feed's share in an epoch's gain, and the number of example-forwards that measuring
         took. The shares are measured in the middle of the step from the previous seal to this epoch without
@@ -402,7 +382,7 @@ class Organising:
             return named(epoch, asked.skipped)
 
         def sealed() -> Mapping[Feed, Counted]:
-            if counts_alike(after, named(epoch)):  # or else it is something else by now
+            if counts_alike(after, named(epoch)):  # otherwise other updates count by now
                 before.update(named(epoch - 1))
             else:
                 after.clear()
@@ -412,7 +392,7 @@ class Organising:
             subspace_of = node.machine.run.subspace_of
             found = counted_anew(node.log, before, after, subspace_of)
             lately = counted_anew(node.log, window[0], window[1], subspace_of) if window else {}
-            scored = [lately[feed] for feed in found if lately]  # by what it has made for some rounds
+            scored = [lately[feed] for feed in found if lately]  # by its updates of the last rounds
             every = [*found.values(), *scored]
             shares, taken = engine.shares(cores, every, asked.origins, epoch, wanted)
             for place, share in enumerate(shares[len(found) :]):
@@ -440,7 +420,7 @@ class Organising:
         return found
 
     async def _search(
-        self, asked: Evaluate, wanted: Callable[[], bool]
+        self, asked: events.Evaluate, wanted: Callable[[], bool]
     ) -> tuple[SearchResult | None, Evaluation | None, int]:
         """Return the result of a line search along an epoch, the evaluation at the factor found (if
         `asked.scored`), and the number of example-forwards of the search.

@@ -29,6 +29,7 @@ from sfnode.transport.base import (
     PeerRecord,
     Transport,
     TransportError,
+    call_off,
     serve_link,
 )
 from sfnode.transport.libp2p.health import keep_running
@@ -122,8 +123,8 @@ class Peering:
         ]
 
     def nobody_else(self) -> bool:
-        """Return whether there is no other node: this node knows only plain peers of Hivemind's DHT, and
-        these, which keep records, have none of the run but its own."""
+        """Return whether no other node exists: this node knows only plain peers of Hivemind's DHT, and the
+        roster there contains only its own record."""
         roster = {record.peer for record in self.roster}
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
@@ -170,10 +171,7 @@ class Peering:
             raise await self._faults.get()
         finally:
             self.leave()
-            jobs = list(self._jobs)
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            await call_off(self._jobs)
             await self._until_written()
             self._disk.shutdown(wait=False)
 

@@ -47,8 +47,8 @@ class Privacy:
 
     @property
     def updates(self) -> int:
-        """Number of updates signed by this node's key. All count as noisy, and groups as whole. (A group
-        divided by a restart was drawn twice: AHEAD allows for one in ten.)"""
+        """Number of updates signed by this node's key. All count as noisy, and a partial group counts as a
+        whole one. A group divided by a restart is drawn twice. AHEAD covers one such group in ten."""
         own, together = self._node.machine.own, self._node.manifest.training.batch_updates
         feeds = self._node.machine.frontier
         whole = (-(-state.next // together) for state in feeds if own and state.feed.origin == own.origin)

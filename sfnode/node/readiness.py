@@ -81,7 +81,7 @@ class Readiness:
         if any(link.synced for link in self._machine.links.values()):
             return self._is_abreast()
         if self._told_peers and not self._machine.frontier.known:
-            return self.begins()  # else a newcomer: what it would train is not the model of the run
+            return self.begins()  # a newcomer would train another model than the run's
         if not (self._told_peers or self._met_peers()):
             return True
         return self._silence() > ASK_TIMEOUT
@@ -109,7 +109,7 @@ class Readiness:
         if now >= self._look_at:
             self._look_at = now + ASK_TIMEOUT / LOOKS
             links = [link for link in self._machine.links.values() if link.synced]
-            worth = [self._is_worth_waiting(link, now) for link in links]  # of each, not the first
+            worth = [self._is_worth_waiting(link, now) for link in links]  # each call sets a mark
             self._behind = any(worth)
         return not self._behind
 

@@ -31,6 +31,10 @@ RECORD_INTERVAL = 10.0
 """Interval, in seconds, between records of step and traffic, which take some 400 bytes each and 4 MB a
 day."""
 
+STEP = {"known", "own_updates", "updates_per_second", "loss"}
+TRAFFIC = {"bytes_sent", "bytes_received", "segment_bytes_sent", "updates_sent"}
+"""Fields of the status in records of step and traffic."""
+
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
 """Form that the name of a metric must have to name a curve. The organiser's metrics are a stranger's text."""
 
@@ -95,20 +99,8 @@ class Recorder:
 
     def _look(self) -> None:
         status = self._status()
-        step = {
-            "known": status.known,
-            "own_updates": status.own_updates,
-            "updates_per_second": status.updates_per_second,
-        }
-        self._record("step", step if status.loss is None else {"loss": status.loss, **step})
-        traffic = {
-            "links": len(status.links),
-            "bytes_sent": status.bytes_sent,
-            "bytes_received": status.bytes_received,
-            "segment_bytes_sent": status.segment_bytes_sent,
-            "updates_sent": status.updates_sent,
-        }
-        self._record("traffic", traffic)
+        self._record("step", status.model_dump(include=STEP, exclude_none=True))
+        self._record("traffic", {"links": len(status.links), **status.model_dump(include=TRAFFIC)})
         for evaluation in self._news():
             of = f"validation_{_which(evaluation.base, evaluation.calibrated)}"
             self._record("evaluation", {f"{of}epoch": evaluation.epoch, **_scores(of, evaluation)})

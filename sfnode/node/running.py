@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sfnode.errors import Code, UserError
 from sfnode.loggers import Logger
@@ -39,17 +39,11 @@ from sfnode.node.views import Views
 from sfnode.organising.reporting.reports import Reports
 from sfnode.peers.latency import ECHO, introduction
 from sfnode.resources.bandwidth_limits import DailyTraffic
-from sfnode.schema.evaluation import (
-    BaselineEvaluation,
-    Drift,
-    Evaluation,
-    NodeEvaluation,
-    ProbeEvaluation,
-)
+from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from sfnode.schema.status import CoreStatus, Status
 from sfnode.schema.views import Generated, Samples
 from sfnode.settings import Settings
-from sfnode.transport.base import Asker, TransportError
+from sfnode.transport.base import Asker, TransportError, call_off
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest, PartRequest
@@ -65,10 +59,6 @@ T = TypeVar("T")
 
 Job = Callable[[], Awaitable[None]]
 """A task of a node, which runs until it is cancelled."""
-
-
-Beside = tuple[ProbeEvaluation | None, tuple[BaselineEvaluation, ...]]
-"""Scores of a linear probe and of baselines without a model."""
 
 
 class RunningNode:
@@ -188,8 +178,7 @@ class RunningNode:
     @property
     def may_begin(self) -> bool:
         """Whether this node may begin the run, because it is the organiser's or the run is open. No node may
-        in a private run or with a wrong clock, because the DHT then does not show whether others are
-        there."""
+        begin a private run, or any run with a wrong clock, because the DHT then does not show other nodes."""
         its_part = self.settings.organise or self.machine.organised is None
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
 
@@ -329,9 +318,7 @@ class RunningNode:
         self.driver.finish()
         await driving
         await self.driver.close_links(LINK_GRACE)
-        for task in looking:
-            task.cancel()
-        await asyncio.gather(*looking, return_exceptions=True)
+        await call_off(looking)
 
     # -- the control API ---------------------------------------------------------------------------
 
@@ -344,23 +331,23 @@ class RunningNode:
         self._require_room()
         wanted = self.limiter.until_a_pause()
 
-        def of_model(engine: Engine) -> tuple[Evaluation, Drift, Beside]:
+        def of_model(engine: Engine) -> tuple[Evaluation, dict[str, Any]]:
+            """Return the evaluation, and the fields of `NodeEvaluation` beside it."""
             found = engine.evaluate(limit, wanted)
-            moved = _unless_paused(wanted, engine.drift).whole
-            if not probe:
-                return found, moved, (None, ())
-            probed = _unless_paused(wanted, lambda: engine.probe(limit))
-            return found, moved, (probed, _unless_paused(wanted, lambda: engine.baselines(limit)))
+            beside: dict[str, Any] = {"drift": _unless_paused(wanted, engine.drift).whole}
+            if probe:
+                beside["probe"] = _unless_paused(wanted, lambda: engine.probe(limit))
+                beside["baselines"] = _unless_paused(wanted, lambda: engine.baselines(limit))
+            return found, beside
 
-        drift: Drift | None = None
-        beside: Beside = (None, ())
+        beside: dict[str, Any] = {}
         if base:
             moment, result = await self.model.ask(
                 lambda engine: engine.evaluate_base(limit, wanted, calibrated=calibrated),
                 what="measuring the base model on the test rows",
             )
         else:
-            moment, (result, drift, beside) = await self.model.ask_of_last_seal(
+            moment, (result, beside) = await self.model.ask_of_last_seal(
                 of_model, "measuring the model on the test rows"
             )
         answer = NodeEvaluation(
@@ -369,9 +356,7 @@ class RunningNode:
             known=0 if base else moment.known,
             base=base,
             digest=None if base else moment.digest,
-            drift=drift,
-            probe=beside[0],
-            baselines=beside[1],
+            **beside,
         )
         self.views.remember(answer)
         self.recorder.evaluated(answer)

@@ -90,7 +90,7 @@ class Sampling:
 
     def _due(self) -> bool:
         node = self._node
-        rested = node.machine.complete or node.clock() >= self._rest_until  # the last ones are not put off
+        rested = node.machine.complete or node.clock() >= self._rest_until  # the final samples do not wait
         return rested and node.model.loaded and not node.limiter.paused and self._state() != self._taken
 
     async def _take(self) -> float:
@@ -113,7 +113,7 @@ class Sampling:
 
         what = "answering some test rows"
         moment, (shown, said, took) = await self._node.model.ask_of_last_seal(answers, what)
-        moments = self._kept.moments if shown is self._kept.rows else []  # others are of other rows
+        moments = self._kept.moments if shown is self._kept.rows else []  # earlier ones are of other rows
         if moment.known != (moments[-1].known if moments else 0):  # else nothing has been learnt since
             answered = SampleMoment(
                 epoch=moment.epoch,

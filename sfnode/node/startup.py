@@ -11,7 +11,7 @@ from logging import DEBUG, WARNING
 from pathlib import Path
 from random import Random
 from threading import Event
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from sfnode.daemon_thread import DaemonExecutor
 from sfnode.errors import Code, UserError
@@ -169,7 +169,7 @@ def open_machine(
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
     usable = frontier.run_state.checkpoints if frontier.run_state else []
-    # With a past that no longer counts it relays and shows its updates until a checkpoint comes.
+    # A node whose history no longer counts only relays, and shows its updates, until a checkpoint comes.
     frontier.waiting = settings.from_checkpoint and frontier.checkpoint in (None, *usable)
     if settings.from_checkpoint and parameters.organised is None:
         raise UserError(
@@ -178,7 +178,7 @@ def open_machine(
             "Leave the option out: the node gets all updates from its neighbours.",
         )
     own: Feed | None = None
-    sign: Sign = _never_sign
+    sign: Sign = _never
     proven = True
     stand_in: Identity | None = None
     kept, is_new = kept_control(update_log), not data_dir.identity.exists()
@@ -279,8 +279,8 @@ def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
             run,
             frontier_of(run, update_log),
             own=None,
-            sign=_never_sign,
-            draw_incarnation=_never_draw,
+            sign=_never,
+            draw_incarnation=_never,
             proven=True,
             now=0.0,
             cards=kept_cards(update_log, run),
@@ -293,12 +293,8 @@ def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
     return machine
 
 
-def _never_sign(_: bytes) -> bytes:
-    raise AssertionError("a relay has nothing to sign")
-
-
-def _never_draw() -> int:
-    raise AssertionError("a relay has no feed")
+def _never(*_: object) -> NoReturn:
+    raise AssertionError("a relay has no feed, and nothing to sign")
 
 
 def draw_incarnation(random: Random) -> int:

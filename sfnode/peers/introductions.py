@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from sfnode.errors import Code, UserError
 from sfnode.logging import begins, log
 from sfnode.manifest import Manifest, run_id_of
 from sfnode.peers.address_book import about, doubled
-from sfnode.transport.base import NotSpoken, PeerRecord, Transport, TransportError, counted
+from sfnode.transport.base import NotSpoken, PeerRecord, Transport, TransportError, call_off, counted
 from sfprotocol import wire_codec
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest
@@ -146,7 +146,7 @@ async def _ask_all(transport: Transport, addresses: Sequence[str]) -> list[PeerA
                     await asyncio.wait(asking, timeout=GRACE)
                     break
     finally:
-        await _call_off(asking)
+        await call_off(asking)
     return [
         PeerAnswer(address, reason="it is slower than others") if task.cancelled() else task.result()
         for address, task in zip(addresses, asking, strict=True)
@@ -163,12 +163,6 @@ async def _ask(transport: Transport, address: str) -> PeerAnswer:
         return PeerAnswer(address, reason=f"{error.reason}, and there is no Hivemind DHT either")
     except (TransportError, RemoteProtocolError) as error:
         return PeerAnswer(address, reason=str(error))
-
-
-async def _call_off(tasks: Iterable[asyncio.Task[PeerAnswer]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # -- a run that only a DHT leads to --------------------------------------------------------------------
@@ -212,12 +206,12 @@ async def _who_has(
                 if answer.manifest is not None and run_id_of(answer.manifest) == run_id:
                     return answer.manifest, answer.address
         finally:
-            await _call_off(asking)
+            await call_off(asking)
     return None
 
 
 async def _ask_record(transport: Transport, record: PeerRecord) -> PeerAnswer:
-    """Ask a node at its addresses, one after the other. A failure is an answer, too."""
+    """Ask a node at its addresses, one after the other. A failure is returned as an answer."""
     answer = PeerAnswer("")
     with suppress(TimeoutError, UserError):
         async with asyncio.timeout(ASK_DEADLINE):

@@ -54,9 +54,8 @@ def compose(
 
 def invite(manifest: Manifest, said: Invitation) -> InviteResult:
     """Return an invitation to the run as a link and in its parts."""
-    from sfnode.schema.results import (
-        InviteResult,
-    )  # a third of what `sfnode join` loads before its first line
+    # a third of all that `sfnode join` loads before its first line
+    from sfnode.schema.results import InviteResult
 
     said = replace(said, protocol=manifest.protocol)
     return InviteResult(

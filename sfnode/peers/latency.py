@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from sfnode.errors import UserError
-from sfnode.transport.base import Transport, TransportError, peer_of
+from sfnode.transport.base import Transport, TransportError, call_off, peer_of
 from sfprotocol.signing import introduction_message, signed_by
 
 ECHO = b"\xc0"
@@ -67,9 +67,7 @@ class NeighbourLatencies:
     async def stop(self) -> None:
         """Cancel the measurements under way, for good."""
         self._stopped = True
-        for task in self._asking:
-            task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        await call_off(self._asking)
 
     async def _ask(self, address: str) -> None:
         clock = asyncio.get_running_loop().time

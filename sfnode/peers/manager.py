@@ -382,9 +382,7 @@ class PeerManager:
         a search costs kilobytes, and in a small swarm links are always missing."""
         if not self._rostered:
             return _NEVER
-        if not self.wanting:
-            return self._finding.due(FIND_INTERVAL)
-        return self._finding.due(self._backed_off())
+        return self._finding.due(self._backed_off() if self.wanting else FIND_INTERVAL)
 
     def _find(self, now: float) -> None:
         self._finding.begin(now)

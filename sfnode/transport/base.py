@@ -7,11 +7,12 @@ code that ships.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ipaddress import ip_address
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sfnode.errors import Code, UserError
 from sfprotocol.wire_codec import MAX_FRAME
@@ -210,6 +211,14 @@ def _remoteness(address: str) -> int:
     except ValueError:  # strangers may write anything into the roster
         return 3
     return 4 if ip.is_loopback else 0 if ip.is_global else 2
+
+
+async def call_off(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, wait until all have ended, and ignore their errors."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 async def serve_link(handler: LinkHandler | None, link: Link) -> None:

@@ -25,11 +25,11 @@ from sfnode.transport.base import (
     Link,
     LinkClosed,
     LinkHandler,
-    NotSpoken,
     PeerRecord,
     RequestHandler,
     TransportError,
     answer,
+    call_off,
     peer_of,
     serve_link,
 )
@@ -119,7 +119,7 @@ class Network:
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
     def hears(self, one: str, other: str) -> bool:
-        """Return whether `other` hears `one`. If not, links between them stay open, but swallow frames.
+        """Return whether `other` hears `one`. If not, links between them stay open, but lose frames.
         Networks with partitions override this."""
         return True
 
@@ -145,13 +145,6 @@ class Network:
         if not self.reaches(caller, peer):
             raise TransportError(f"{peer} cannot be reached")
         return self._members[peer]
-
-    def node(self, caller: str, peer: str) -> MemoryTransport:
-        """Return the transport of `peer`, which has to be a node. Raises NotSpoken and TransportError."""
-        other = self.reach(caller, peer)
-        if other.plain:
-            raise NotSpoken(f"{peer} does not speak sfnode")
-        return other
 
     def is_up(self, peer: str) -> bool:
         """Return whether a member of this name is up."""
@@ -245,8 +238,8 @@ class Pipe:
             self._fly(frame, self._arrival(departure + draw.uniform(0, conditions.replay_within)))
 
     def _arrival(self, departure: float) -> float:
-        """Return the time at which a frame arrives: not before the first frame, and not before the last one
-        unless frames may overtake each other."""
+        """Return the time at which a frame arrives. It is not earlier than the first frame. Unless frames may
+        overtake each other, it is not earlier than the last one."""
         conditions = self.conditions or self._network.conditions
         return max(departure + conditions.latency.draw(self._network.generator), self._not_before)
 
@@ -338,7 +331,7 @@ class MemoryLink:
             self.into.close()
 
     def vanish(self) -> None:
-        """End without a word, as in a power cut. The other side notices when it sends something after this
+        """End without notice, as in a power cut. The other side notices when it sends something after this
         one is back."""
         self.closed = self.into.gone = True
 
@@ -346,27 +339,19 @@ class MemoryLink:
 class MemoryTransport:
     """A `Transport` for one member of a `Network`. Its addresses look like /memory/NAME/p2p/NAME."""
 
-    def __init__(
-        self, network: Network, peer: str, clock: float = 0.0, *, plain: bool = False, address: str = ""
-    ) -> None:
+    def __init__(self, network: Network, peer: str, clock: float = 0.0, *, address: str = "") -> None:
         """Take the medium, the node's name (`peer`), and the seconds by which its clock is ahead of the right
-        time. A `plain` member is no node: others only find the roster through it. `address`, without /p2p/ID,
-        replaces /memory/NAME."""
+        time. `address`, without /p2p/ID, replaces /memory/NAME."""
         self.peer = peer
-        self.plain = plain
         self.clock = clock
         self.address = address or f"/memory/{peer}"
-        self.uplink = 0.0
-        """Maximum bytes a second of the answers to requests together; 0 means no limit."""
-        self._free_at = 0.0
-        """Time at which all answers so far have left."""
         self.links: list[MemoryLink] = []
         """Open links, and perhaps some that have just ended."""
         self._network = network
         self._running = self._dead = False
         self._stopped = asyncio.Event()
         self._context = copy_context()
-        """Context of the node, in which the work that others cause runs, too."""
+        """Context of the node, also for work that other members cause."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._link_handler: LinkHandler | None = None
         self._request_handler: RequestHandler | None = None
@@ -384,10 +369,7 @@ class MemoryTransport:
         for link in self.links:
             await link.close()
         self.links.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await call_off(self._tasks)
 
     def die(self, *, silently: bool) -> None:
         """End for good, as the process would. The system closes its links, or nobody does (`silently`)."""
@@ -419,20 +401,18 @@ class MemoryTransport:
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
         """Find the peer by name; `addresses` are ignored."""
         await self._exchange()
-        other = self._network.node(self.peer, peer)
+        other = self._network.reach(self.peer, peer)
         there, back = Pipe(self._network, self.peer, peer), Pipe(self._network, peer, self.peer)
         other._accept(MemoryLink(self.peer, self.address, outbound=False, out=back, into=there))
         return self._keep(MemoryLink(peer, other.address, outbound=True, out=there, into=back))
 
     async def request(self, address: str, frame: bytes) -> bytes:
         peer = peer_of(address)
-        self._network.node(self.peer, peer)
+        self._network.reach(self.peer, peer)
         try:
             async with asyncio.timeout(REQUEST_DEADLINE):
                 await self._exchange()
-                other = self._network.node(self.peer, peer)
-                reply = await other._reply(self, frame)
-                await other._send(reply or b"")
+                reply = await self._network.reach(self.peer, peer)._reply(self, frame)
         except TimeoutError:
             reply = None
         if reply is None:
@@ -481,13 +461,6 @@ class MemoryTransport:
         finally:
             task.cancel()
         return None if task.cancelled() else task.result()
-
-    async def _send(self, reply: bytes) -> None:
-        """Let the time pass until an answer has left, after those before it."""
-        if self.uplink:
-            now = asyncio.get_running_loop().time()
-            self._free_at = max(self._free_at, now) + len(reply) / self.uplink
-            await asyncio.sleep(self._free_at - now)
 
     def _accept(self, link: MemoryLink) -> None:
         self._begin(serve_link(self._link_handler, self._keep(link)))

@@ -42,7 +42,7 @@ lifetime."""
 _CLOCK_SLACK = 60.0
 _LENGTHS, _EXPIRY = struct.Struct(">HH"), struct.Struct(">d")
 _MAX_SEAL = 1_100
-"""Maximum bytes of a public key, a signature and their lengths, which an RSA key of 4,096 bits needs."""
+"""Maximum bytes of a public key, a signature and their lengths: enough for an RSA key of 4,096 bits."""
 
 _MAX_SUBKEY_BYTES = 80
 _MAX_KNOWN = 1 << 63

@@ -1,4 +1,5 @@
-"""A crowd of nodes in virtual time that all get one file, which one of them has: the sharing that ships."""
+"""Simulation, in virtual time, of many nodes that download one file from each other. Only one has it at
+first."""
 
 from __future__ import annotations
 
@@ -24,15 +25,30 @@ from sfprotocol.model_listing import decode, encode, hash_data
 from tests.node.helpers import manifest
 
 KNOWN = 15
-"""Other newcomers whose addresses a node hears of at a time, besides the one that is in its invitation."""
+"""Number of other newcomers whose addresses a node knows at a time, besides the peer in its invitation."""
+
+
+class Metered(MemoryTransport):
+    """A transport whose replies leave one after the other, at `uplink` bytes per second."""
+
+    uplink: float
+    _free_at = 0.0
+    """Time at which all replies so far have left."""
+
+    async def _reply(self, asker: MemoryTransport, frame: bytes) -> bytes | None:
+        reply = await super()._reply(asker, frame)
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now) + len(reply or b"") / self.uplink
+        await asyncio.sleep(self._free_at - now)
+        return reply
 
 
 class Member:
-    """One of the crowd: its share of the files, its place in the network, and what it gave."""
+    """One node of the crowd."""
 
     def __init__(self, network: Network, name: str, number: int, folder: Path, random: Random) -> None:
         self.name = name
-        self.transport = MemoryTransport(network, name, address=f"/ip4/{11 + number}.1.0.1/tcp/1")
+        self.transport = Metered(network, name, address=f"/ip4/{11 + number}.1.0.1/tcp/1")
         self.address = f"{self.transport.address}/p2p/{name}"
         self.known: Callable[[], list[str]] = list
         self.file = folder / name / "file"
@@ -56,7 +72,7 @@ class Member:
         return wire_codec.encode(self.twisted(question, reply))
 
     def twisted(self, question: PartRequest, reply: PartReply) -> PartReply:
-        """Return the answer that is really given."""
+        """Return the reply that is sent instead of `reply`."""
         return reply
 
     async def get(self, digest: bytes) -> None:
@@ -74,21 +90,21 @@ class Member:
 
 
 class Liar(Member):
-    """A member whose pieces have only the right length."""
+    """A member that sends wrong bytes of the right length."""
 
     def twisted(self, question: PartRequest, reply: PartReply) -> PartReply:
         return PartReply(reply.size, bytes(len(reply.data))) if question.part else reply
 
 
 class Outcome(NamedTuple):
-    """What became of a crowd."""
+    """The result of a simulation."""
 
     seconds: list[float]
     """Times at which the newcomers had the file."""
     copies: float
-    """Times that the donor gave the size of the file."""
+    """Bytes that the donor sent, as a multiple of the size of the file."""
     right: bool
-    """Whether all have the same bytes."""
+    """Whether every newcomer has the right bytes."""
 
 
 async def _crowd(folder: Path, count: int, size: int, uplink: float, seed: int, liars: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""Newcomers that all come to one donor are all served, as pieces spread among them, and wrong ones do not."""
+"""Many newcomers at one donor: all get the file, because pieces spread among them. Wrong pieces do not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sfprotocol.wire_codec import MAX_PART_BYTES
 from tests.modelshare.crowd import crowd
 
 NEWCOMERS, SIZE, UPLINK = 10, 8_000_000, 1_250_000.0
-"""A crowd at one donor, which would need 64 s to give the file to each of them. All send at the same rate."""
+"""Number of newcomers, bytes of the file, and bytes per second of each uplink. A donor that served all of
+them alone would take 64 s."""
 
 
 def test_all_of_a_crowd_are_served_and_few_copies_leave_the_donor(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run's data with the link: nodes get the files of its data from each other, by their digests."""
+"""Files of a run's data: nodes get them from each other, by their digests."""
 
 from __future__ import annotations
 
@@ -25,15 +25,9 @@ from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
 from tests.refusals import fails_with
 
 SwarmOf = Callable[..., Swarm]
-ROWS = "text\n" + "".join(f"row {number} of the organiser's\n" for number in range(50_000))
+COUNT = 500
+ROWS = "text\n" + "".join(f"row {number} of the organiser's {'x' * 2800}\n" for number in range(COUNT))
 """Two pieces."""
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
-    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)
 
 
 @pytest.fixture
@@ -55,17 +49,11 @@ def run_with(folder: Path, train: str = ROWS, test: str = "") -> Manifest:
     return manifest().model_copy(update={"data": data})
 
 
-class ReadingEngine(SmallEngine):
-    """An engine that begins with the training rows."""
-
-    folder: Path
-
-
 def reading(node: Node) -> None:
     """Have a node's engine read the rows where a trainer looks for them."""
 
     def load(run: Manifest) -> SmallEngine:
-        engine = ReadingEngine(run).go()
+        engine = SmallEngine(run).go()
         engine.rows = dataset.training_rows(run.data, run.task, places_of(node.layout))  # type: ignore[attr-defined]
         return engine
 
@@ -85,14 +73,14 @@ async def both(swarm: Swarm) -> tuple[Node, Node]:
 async def test_a_volunteer_trains_on_a_file_that_only_the_organiser_has(
     swarm_of: SwarmOf, tmp_path: Path, elsewhere: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The link says nothing of where the file lies, and its size is said before it comes."""
+    """The link does not contain the path of the file. The size is logged before the download."""
     caplog.set_level(logging.INFO)
     run = run_with(tmp_path, test="text\nheld out\n")
     swarm = swarm_of(run)
     a, b = await both(swarm)
     await b.until(lambda: b.node.model.loaded and b.node.status().own_updates > 0)
     assert b.engine.rows == a.engine.rows
-    assert len(b.engine.rows) == 50_000
+    assert len(b.engine.rows) == COUNT
     assert str(tmp_path) not in run.to_toml()
     assert "training data: 1.4 MB of 1.4 MB to download from peers" in caplog.text
     assert "test data: 14 B of 14 B" in caplog.text
@@ -165,7 +153,7 @@ async def test_a_file_that_changes_later_changes_nothing(
     (tmp_path / "train.tsv").write_text("text\nothers\n")
     await swarm.first()
     await a.until(lambda: a.node.model.loaded)
-    assert len(a.engine.rows) == 50_000
+    assert len(a.engine.rows) == COUNT
 
 
 async def test_another_file_of_that_name_at_the_volunteers_is_not_looked_at(
@@ -336,11 +324,11 @@ async def test_the_owner_of_a_run_trains_on_files_beside_its_manifest_now_and_la
     reading(swarm.node("a"))
     a = await swarm.first()
     await a.until(lambda: a.node.model.loaded)
-    assert len(a.engine.rows) == 50_000
+    assert len(a.engine.rows) == COUNT
     await a.stop()
     await a.start()
     await a.until(lambda: a.node.model.loaded)
-    assert len(a.engine.rows) == 50_000
+    assert len(a.engine.rows) == COUNT
     assert not a.layout.data.exists()
 
 

@@ -1,4 +1,4 @@
-"""Downloads of the base model from several peers at once: checked, resumed, within what a node may send."""
+"""Downloads of the base model from several peers at once: checked, resumed, and within rate limits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from sfnode.defaults import SPARE_BYTES
 from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.models import files
-from sfnode.models import files as listing
 from sfnode.modelshare import download, sharing
 from sfnode.resources.bandwidth_limits import LONGEST_HOLD, Bandwidth
 from sfnode.transport.base import Asker, TransportError
@@ -30,14 +30,7 @@ SwarmOf = Callable[..., Swarm]
 """Makes a swarm of a run."""
 
 PADDING = 5 * PIECE + 4321
-"""Bytes of a file that makes the smallest model consist of several pieces."""
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
-    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)
+"""Size of a file that is added to the smallest model, so that the model has several pieces."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +47,7 @@ def run_of(model: Path, **fields: Any) -> Manifest:
     found = {
         "source": "/nowhere/model",
         "digest": files.digest(model),
-        "listing": listing.listing_hash(model),
+        "listing": files.listing_hash(model),
     }
     run = manifest()
     return run.model_copy(update={"model": run.model.model_copy(update=found | fields)})
@@ -66,26 +59,26 @@ def without_updates(swarm: Swarm, *names: str) -> None:
         swarm.node(name, make_engine=SmallEngine)
 
 
-async def begun(swarm_of: SwarmOf, model: Path) -> tuple[Swarm, Node]:
+async def begun(swarm_of: SwarmOf, model: Path, **options: Any) -> tuple[Swarm, Node]:
     """Return a swarm that makes no updates, and its node "a", which has the model and gives it."""
     swarm = swarm_of(run_of(model))
     without_updates(swarm, *"abcri")
-    a = await swarm.first(model=model)
+    a = await swarm.first(model=model, **options)
     await a.until(lambda: a.node.model.loaded)
     return swarm, a
 
 
 def pieces(model: Path) -> int:
-    return len(decode(listing.list_model(model)).pieces())
+    return len(decode(files.list_model(model)).pieces())
 
 
 Twist = Callable[[PartRequest, PartReply], PartReply]
-"""Turns an honest answer into another."""
+"""Function that turns the right reply into the one that is sent."""
 
 
 def whole_piece(model: Path) -> int:
     """Return the number of a part of the largest size."""
-    parts = decode(listing.list_model(model)).pieces()
+    parts = decode(files.list_model(model)).pieces()
     return next(number for number, part in enumerate(parts, start=1) if part.size == PIECE)
 
 
@@ -94,11 +87,11 @@ class Stranger:
 
     def __init__(self, swarm: Swarm, model: Path, twist: Twist, name: str = "stranger") -> None:
         self.asked: list[int] = []
-        """Parts that it was asked for."""
+        """Parts that were requested from it."""
         self.address = f"/memory/{name}/p2p/{name}"
         self.transport = MemoryTransport(swarm.network, name)
         self._model = model
-        self._listing = listing.list_model(model)
+        self._listing = files.list_model(model)
         self._pieces = decode(self._listing).pieces()
         self._twist = twist
 
@@ -120,7 +113,7 @@ class Stranger:
         if question.part == 0:
             return PartReply(len(self._listing), self._listing[start : start + length])
         piece = self._pieces[question.part - 1]
-        return PartReply(piece.size, listing.read_piece(self._model, piece, start, length))
+        return PartReply(piece.size, files.read_piece(self._model, piece, start, length))
 
 
 def garbage(question: PartRequest, honest: PartReply) -> PartReply:
@@ -129,7 +122,7 @@ def garbage(question: PartRequest, honest: PartReply) -> PartReply:
 
 
 def stalling(question: PartRequest, honest: PartReply) -> PartReply:
-    """Begin to send, and then always say that there will be more."""
+    """Send the beginning of a part, and then only replies that promise more."""
     if question.offset == 0:
         return PartReply(max(honest.size, question.length + 1), honest.data.ljust(question.length))
     return sharing.NOT_NOW
@@ -148,12 +141,12 @@ def too_small(question: PartRequest, honest: PartReply) -> PartReply:
 
 
 def growing(question: PartRequest, honest: PartReply) -> PartReply:
-    """Say of every part that it is a little longer than what was asked for until now."""
+    """Claim that every part is one byte longer than all bytes requested so far."""
     return PartReply(question.offset + question.length + 1, bytes(question.length))
 
 
 def same(one: Path, other: Path) -> bool:
-    names = sorted(file.name for file in listing.covered(one))
+    names = sorted(file.name for file in files.covered(one))
     return names == sorted(file.name for file in other.iterdir()) and all(
         (one / name).read_bytes() == (other / name).read_bytes() for name in names
     )
@@ -201,12 +194,10 @@ async def test_pieces_that_have_come_are_not_downloaded_again_after_a_stop(
     b = await swarm.join("b")
     await b.until(lambda: b.node.sharing.progress and b.node.sharing.progress.done >= PIECE)
     before = b.node.sharing.progress
-    assert before is not None
-    assert before.done < before.total == sum(file.stat().st_size for file in listing.covered(model))
+    assert before.done < before.total == sum(file.stat().st_size for file in files.covered(model))
     assert not b.node.model.loaded
     status = await b.client.status()
     assert status.state == "starting"
-    assert status.fetch
     assert (status.fetch.total, status.fetch.peers) == (before.total, 1)
     assert before.done <= status.fetch.done < before.total
     await b.stop()
@@ -247,9 +238,7 @@ async def test_a_relay_that_shares_the_model_downloads_it_and_serves_it(
 
 
 async def test_a_restarted_node_uses_the_model_that_it_has(swarm_of: SwarmOf, model: Path) -> None:
-    swarm = swarm_of(run_of(model))
-    without_updates(swarm, "a", "b", "c", "r", "i")
-    a = await swarm.first(model=model)
+    swarm, a = await begun(swarm_of, model)
     b = await swarm.join("b")
     await b.until(lambda: b.node.model.loaded)
     await b.stop()
@@ -278,10 +267,7 @@ async def test_a_model_that_nobody_shares_cannot_be_downloaded(
     swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "PATIENCE", 0.3)
-    swarm = swarm_of(run_of(model))
-    without_updates(swarm, "a", "b", "c", "r", "i")
-    a = await swarm.first(model=model, share_model=False)
-    await a.until(lambda: a.node.model.loaded)
+    swarm, _ = await begun(swarm_of, model, share_model=False)
     b = await swarm.join("b")
     with fails_with(Code.MODEL_NOT_FOUND) as refusal:
         await b.ended()
@@ -321,12 +307,8 @@ async def ask(node: Node, question: PartRequest) -> PartReply:
 
 
 async def test_a_node_sends_exactly_what_was_asked_for(swarm_of: SwarmOf, model: Path) -> None:
-    run = run_of(model)
-    wanted, encoded = bytes.fromhex(run.model.listing), listing.list_model(model)
-    swarm = swarm_of(run)
-    without_updates(swarm, "a")
-    a = await swarm.first(model=model)
-    await a.until(lambda: a.node.model.loaded)
+    wanted, encoded = bytes.fromhex(files.listing_hash(model)), files.list_model(model)
+    _, a = await begun(swarm_of, model)
     assert await ask(a, PartRequest(wanted, 0, 0, 190_000)) == PartReply(len(encoded), encoded)
     assert await ask(a, PartRequest(wanted, 0, 10, 5)) == PartReply(len(encoded), encoded[10:15])
     *_, last = decode(encoded).pieces()
@@ -347,16 +329,16 @@ async def sparing(swarm_of: SwarmOf, model: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_node_sends_no_more_than_its_rate_limit_allows(sparing: Node, model: Path) -> None:
-    wanted = bytes.fromhex(listing.listing_hash(model))
+    wanted = bytes.fromhex(files.listing_hash(model))
     answers = [await ask(sparing, PartRequest(wanted, whole_piece(model), 0, 100_000)) for _ in range(4)]
     assert [bool(answer.data) for answer in answers] == [True, True, False, False]
     assert answers[2] == sharing.NOT_NOW
 
 
 async def test_requests_for_what_does_not_exist_use_up_nothing(sparing: Node, model: Path) -> None:
-    """Otherwise requests of a hundred bytes could use up what others wait for."""
-    wanted, large = bytes.fromhex(listing.listing_hash(model)), wire_codec.MAX_PART_BYTES
-    parts = decode(listing.list_model(model)).pieces()
+    """Otherwise small requests could use up the share of others."""
+    wanted, large = bytes.fromhex(files.listing_hash(model)), wire_codec.MAX_PART_BYTES
+    parts = decode(files.list_model(model)).pieces()
     number, smallest = min(enumerate(parts, start=1), key=lambda part: part[1].size)
     assert smallest.size * 20 < 250_000 - large
     for question in [PartRequest(wanted, 1, PIECE, large), PartRequest(wanted, number, 0, large)] * 10:
@@ -369,7 +351,7 @@ async def test_the_model_is_sent_and_received_within_the_nodes_limits(swarm_of: 
     swarm, a = await begun(swarm_of, model)
     b = await swarm.join("b")
     b.node.driver.bandwidth.set_remaining(0)
-    total = sum(file.stat().st_size for file in listing.covered(model))
+    total = sum(file.stat().st_size for file in files.covered(model))
     await b.until(lambda: b.node.sharing.progress)
     assert b.node.driver.bandwidth.download.total < total
     assert not b.layout.model.exists()
@@ -386,7 +368,7 @@ async def test_many_requests_at_once_get_no_more_than_the_limit_on_sending(
     monkeypatch.setattr(sharing, "ANSWER_PATIENCE", 0.5)
     _, a = await begun(swarm_of, model)
     large = wire_codec.MAX_PART_BYTES
-    question = PartRequest(bytes.fromhex(listing.listing_hash(model)), whole_piece(model), 0, large)
+    question = PartRequest(bytes.fromhex(files.listing_hash(model)), whole_piece(model), 0, large)
 
     async def sent(rate: int) -> int:
         a.node.driver.bandwidth.upload.limit(rate)
@@ -503,11 +485,12 @@ async def test_little_is_asked_for_at_once_where_little_may_be_received(tmp_path
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_the_download(tmp_path: Path) -> None:
-    size = min(shutil.disk_usage(tmp_path).free + PIECE, 400 << 30)
-    if size < shutil.disk_usage(tmp_path).free:
-        pytest.skip("this disk has room for any model")
-    encoded = encode([ListedFile("model.safetensors", size, bytes(32 * -(-size // PIECE)))])
+async def test_a_model_that_the_disk_has_no_room_for_is_refused_before_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nearly_full = shutil.disk_usage(tmp_path)._replace(free=SPARE_BYTES + PIECE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: nearly_full)
+    encoded = encode([ListedFile("model.safetensors", PIECE + 1, bytes(64))])
     with fails_with(Code.DISK_FULL):
         await model_download(encoded, tmp_path / "model").run(encoded)
     assert os.listdir(tmp_path / "model") == []

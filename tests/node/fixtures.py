@@ -5,9 +5,7 @@ A package that wants them imports them in its conftest.
 
 from __future__ import annotations
 
-import gc
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,16 @@ from typing import Any
 import pytest
 
 from sfnode import stats
+from sfnode.modelshare import download
 from sfnode.node import link_pump, organising, readiness
 from sfnode.organising import organiser
 from sfnode.peers import address_book, manager
 from sfnode.transport.libp2p import health
 from sfprotocol import anti_entropy, machine, pulls
 from tests.node.helpers import Swarm
+from tests.transport.helpers import no_complaints_of_asyncio
+
+__all__ = ["no_complaints_of_asyncio"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work_takes_no_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Have newcomers show little work and organisers look often, with a policy that is changed so."""
+    """Make proofs of work easy, let organisers look often, and apply `changes` to their policy."""
     policy_of = organising.policy_of
     monkeypatch.setattr(organising, "WORK_BITS", 4)
     monkeypatch.setattr(
@@ -58,7 +60,7 @@ def work_takes_no_time(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 @pytest.fixture
 async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
-    """A run of a hundred thousand updates, nobody in it yet."""
+    """A run of 100,000 updates without nodes."""
     made = Swarm(tmp_path)
     yield made
     await made.stop()
@@ -78,11 +80,8 @@ async def swarm_of(tmp_path: Path) -> AsyncIterator[Callable[..., Swarm]]:
         await one.stop()
 
 
-@pytest.fixture(autouse=True)
-def no_complaints_of_asyncio(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No `Task exception was never retrieved` and the like, neither during a test nor after it."""
-    yield
-    gc.collect(1)
-    complaints = [r.getMessage() for when in ("setup", "call", "teardown") for r in caplog.get_records(when)
-                  if r.name == "asyncio" and r.levelno >= logging.WARNING]  # fmt: skip
-    assert complaints == []
+def quicken_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the intervals of downloads."""
+    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
+    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)

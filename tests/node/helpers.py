@@ -45,7 +45,7 @@ from sfprotocol.seeds import I64
 from tests.transport.split import SplitNetwork
 
 PATIENCE = 15.0
-"""Seconds after which a test gives up waiting; on an idle machine nothing takes two."""
+"""Maximum seconds that a test waits. On an idle machine nothing takes more than two."""
 
 
 def manifest(name: str = "test", **training: Any) -> Manifest:
@@ -99,8 +99,8 @@ def accuracy(value: float, low: float, high: float, loss: float, rows: int) -> E
 
 
 def scalar_of(seed: int) -> int:
-    """What the small engine measures in the direction of this seed: never 0, which it could not tell from an
-    update that was taken back."""
+    """Return the scalar that the small engine measures for a seed. It is never 0, because 0 would look like a
+    removed update."""
     return seed % 400 - 199 or 200
 
 
@@ -121,40 +121,42 @@ class Answered(NamedTuple):
 
 
 class SmallEngine:
-    """Counts instead of computing, and refuses to count an update twice; it may be taken out again."""
+    """An engine that counts updates instead of computing. It fails if an update is applied twice without
+    being
+    removed in between."""
 
     def __init__(self, run: Manifest) -> None:
         self.run = run
         self.core = Core(*run.core_shape)
         self.began_with: list[int] = []
-        """Subspaces of a checkpoint with which it has begun."""
+        """Subspaces of the checkpoint with which it began."""
         self.bases: list[tuple[Bases, ...]] = []
-        """What it was told of published bases."""
+        """Published bases that it was given, call by call."""
         self.mini_batches = NothingToPrepare()
         self.devices = ()
         self.odds = (4, 1024)
         self.applied: dict[int, int] = {}
-        """Amounts of the updates in the core by seed, which names an update in the whole run."""
+        """Amounts of the updates in the core, keyed by seed. A seed belongs to one update of the run."""
         self.epochs: list[int] = []
-        """Of the steps made here."""
+        """Epochs of the completed steps."""
         self.steps = threading.Semaphore(0)
-        """Steps that may be made; each takes one. `go` gives as many as there may ever be."""
+        """Number of steps that may still be made. `go` sets it, by default to more than any test needs."""
         self.stepping = threading.Event()
         self.endless = False
-        """Whether a measurement lasts until it is not wanted any more."""
+        """Whether an evaluation runs until it is no longer wanted."""
         self.measuring = threading.Event()
         self.best = 2.0
-        """The place of the least loss on every line."""
+        """Factor at which the loss is least, for every line search."""
         self.towards: list[tuple[int, float]] = []
-        """Updates in the core, and amounts, of evaluations towards later ones."""
+        """Number of updates in the core, and the factor, of each call of `evaluate_towards`."""
         self.made = 0
-        """How often bases were made."""
+        """Number of times that bases were made."""
         self.made_at: int | None = None
-        """Updates in the core when bases were made last."""
+        """Number of updates in the core when bases were last made."""
         self.shared_at: int | None = None
-        """Updates in the core when the shares of others were measured last."""
+        """Number of updates in the core when shares were last measured."""
         self.parked = 0
-        """How often its model was put aside."""
+        """Number of times that the model was offloaded."""
         self.aside = False
         self.threads: int | None = None
         self.most_threads: int | None = None
@@ -244,7 +246,8 @@ class SmallEngine:
         turn: int,
         go_on: Callable[[], bool],
     ) -> tuple[list[StepShare], int]:
-        """Say how many updates there are, that every slope is 1, and worth is what weights are."""
+        """Return the number of updates of each feed, slopes of 1, and the worth that follows from the
+        weights."""
         self.shared_at = len(self.applied)
         found = []
         for batch, weights in updates:
@@ -255,14 +258,14 @@ class SmallEngine:
         return found, 3 * rows
 
     def make_bases(self, folder: Path) -> str:
-        """Write others every time; 8 is the entry of those that runs begin with."""
+        """Write different bases at every call. (Runs begin with those of entry 8.)"""
         self.made, self.made_at = self.made + 1, len(self.applied)
         return published_bases.write(folder, pairs_of(self.run, 8 + self.made))
 
     def evaluate_towards(
         self, after: Mapping[int, I64], amount: float, go_on: Callable[[], bool], rows: str = "test"
     ) -> Evaluation:
-        """Say how many updates were there when `after` was read."""
+        """Return the number of updates in the core when `cores` was last called."""
         self.towards.append((len(self.applied), amount))
         return accuracy(float(self.latest), self.latest - 1.0, self.latest + 1.0, loss=0.5, rows=256)
 
@@ -281,7 +284,7 @@ class SmallEngine:
 
 
 class Node:
-    """One node of a test: its name in the network, its folder, and what of it runs."""
+    """One node of a test, over all its starts."""
 
     def __init__(
         self,
@@ -297,9 +300,9 @@ class Node:
         self.make_engine = make_engine
         self.engine: Any = None
         self.engines: list[Any] = []
-        """Of all its lives."""
+        """Engines of all its starts."""
         self.settings: Any = None
-        """What the engine was loaded with."""
+        """Settings with which the engine was loaded."""
         self.transport: MemoryTransport | None = None
         self._node: RunningNode | None = None
         self._task: asyncio.Task[None] | None = None
@@ -331,7 +334,7 @@ class Node:
         return self.machine.frontier.digest().hex()
 
     async def start(self, run_file: Path | None = None, **settings: Any) -> Node:
-        """Returns once it has joined; raises what keeps it from joining."""
+        """Start the node, and return once it has joined. Raises the error that keeps it from joining."""
         self.engine = None
         # an engine that is asked for samples at any moment is not the one that other tests count on
         chosen = Settings(data_dir=self.folder, run=run_file, **{"samples": 0} | settings)
@@ -344,8 +347,9 @@ class Node:
         return self
 
     async def until(self, predicate: Callable[[], object]) -> None:
-        """Wait until it holds; looked at after every round of the driver. Raises what ended the node."""
-        assert self._task is not None
+        """Wait until `predicate` holds. It is called after every round of the driver. Raises the error that
+        ended
+        the node."""
         async with asyncio.timeout(PATIENCE):
             while not predicate():
                 if self._task.done():
@@ -357,7 +361,7 @@ class Node:
                 changed.cancel()
 
     async def ended(self) -> None:
-        """Wait for the end that it comes to by itself; raises what it raises."""
+        """Wait until the node ends by itself. Raises its error."""
         assert self._task is not None
         async with asyncio.timeout(PATIENCE):
             await self._task
@@ -392,22 +396,22 @@ class Swarm:
         self.nodes: dict[str, Node] = {}
 
     def node(self, name: str, **options: Any) -> Node:
-        """A node that is not yet started."""
+        """Make a node without starting it."""
         self.nodes[name] = Node(self.network, name, self.folder, **options)
         return self.nodes[name]
 
     async def first(self, name: str = "a", **options: Any) -> Node:
-        """Start the run."""
+        """Start the first node of the run, from the manifest."""
         node = self.nodes.get(name) or self.node(name)
         return await node.start(self.run_file, **options)
 
     async def join(self, name: str, via: str = "a", **options: Any) -> Node:
-        """Start a node with nothing but a peer's address."""
+        """Start a node that has only a peer's address."""
         node = self.nodes.get(name) or self.node(name)
         return await node.start(peers=(self.nodes[via].address,), **options)
 
     async def stop(self) -> None:
-        """Stop all that run; whatever they end with is of no interest any more."""
+        """Stop all running nodes, and ignore their errors."""
         tasks = [node._task for node in self.nodes.values() if node._task]
         for node in self.nodes.values():
             if node._node:
@@ -421,17 +425,9 @@ class Swarm:
         """The log of a node as it is on disk now."""
         return UpdateLog.open(self.nodes[name].layout.log, self.run.run_id, read_only=True)
 
-    def core_of_log(self, name: str) -> bytes:
-        """The core digest that follows from the log alone."""
-        core = Core(*self.run.core_shape)
-        with self.log(name) as log:
-            for record in log.records():
-                core.add(batch(record.segment.feed_key, record.segment.first, record.segment.parts))
-        return core.digest()
-
 
 def batch(key: int, first: int, parts: Iterable[EpochScalars]) -> UpdateBatch:
-    """Updates as columns, one by one and slowly: the reference for what the runtime does."""
+    """Return updates as columns. A slow reference implementation, one update at a time."""
     rows = [(epoch, scalar) for epoch, scalars in parts for scalar in scalars]
     epochs, scalars = np.array(rows, np.int64).T
     return UpdateBatch(epochs, seeds.update_seeds(key, first, len(rows)), scalars)
@@ -480,8 +476,8 @@ def machine(run: Manifest, tails: Iterable[Tail], name: str = "", now: float = 0
 
 
 async def let_train(*nodes: Node) -> None:
-    """Let nodes whose engines were made without leave train, once all are linked and have loaded them: so all
-    have a part in a short run, whatever the machine is busy with."""
+    """Let nodes whose engines make no steps yet train, once all have links and engines. So every node has a
+    part in a short run, even on a busy machine."""
     for node in nodes:
         await node.until(lambda node=node: node.node.model.loaded and node.node.status().links)  # type: ignore[misc]
     for node in nodes:
@@ -489,7 +485,7 @@ async def let_train(*nodes: Node) -> None:
 
 
 async def eventually(probe: Callable[[], object]) -> None:
-    """Wait for something that no event tells of."""
+    """Wait until `probe` returns something true, by polling."""
     async with asyncio.timeout(PATIENCE):
         while not probe():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sfnode.engine.core import UpdateBatch
+from sfnode.engine.core import Core, UpdateBatch
 from sfnode.node.driver import Driver
 from sfnode.store.log import Record, UpdateLog
 from sfnode.store.replay import changes
@@ -52,17 +52,17 @@ class Pumped:
         self.log = log
         self.machine = machine(RUN, self.log.tails(), name, asyncio.get_running_loop().time())
         self.applied: list[UpdateBatch] = []
-        """What is added to the cores, round by round; what a cut subtracts has negative scalars."""
+        """Batches added to the cores, round by round. Updates that a cut removes have negative scalars."""
         self.counted = {tail.feed: once(tail.next) for tail in self.log.tails()}
         self.remembered: list[tuple[Feed, str]] = []
-        """New own feeds, and the threads on which they were to be remembered."""
+        """New own feeds, each with the thread that recorded it."""
         self.driver = Driver(
             self.machine,
             self.log,
             clock=asyncio.get_running_loop().time,
             continue_as=self._continue_as,
         )
-        self.driver.advanced.append(self._advanced)
+        self.driver.on_round.append(self._advanced)
         self.driver.retreat.append(self._retreat)
         self.transport.on_link(self.driver.carry)
         self.task = asyncio.create_task(self.driver.run())
@@ -88,6 +88,13 @@ class Pumped:
     def _continue_as(self, feed: Feed) -> None:
         self.remembered.append((feed, threading.current_thread().name))
 
+    def core_digest(self) -> bytes:
+        """Return the digest of a core to which everything in `applied` was added."""
+        core = Core(*RUN.core_shape)
+        for updates in self.applied:
+            core.add(updates)
+        return core.digest()
+
     def count(self) -> int:
         return sum(len(updates.seeds) for updates in self.applied)
 
@@ -104,11 +111,11 @@ class Pumped:
         return link
 
 
-async def stranger(pumped: dict[str, Pumped], name: str = "s") -> tuple[Link, MemoryTransport]:
-    """Return a bare link to a, on which the test sends what it likes."""
+async def stranger(pumped: dict[str, Pumped], name: str = "s") -> Link:
+    """Return a link to node a, on which the test itself sends and receives."""
     transport = MemoryTransport(pumped["a"].transport._network, name)
     await transport.start()
-    return await transport.connect(pumped["a"].transport.peer), transport
+    return await transport.connect(pumped["a"].transport.peer)
 
 
 async def hear(link: Link, kind: type[Message]) -> Any:
@@ -121,7 +128,7 @@ async def hear(link: Link, kind: type[Message]) -> Any:
 
 
 async def greet(link: Link) -> None:
-    """Greet as a node that has nothing."""
+    """Send the Hello and Summary of a node without updates."""
     hello: Hello = await hear(link, Hello)
     await link.send(wire_codec.encode(Hello(hello.version, RUN.run_id, 1, 0)))
     summary: Summary = await hear(link, Summary)

@@ -1,4 +1,4 @@
-"""What local noise is worth, as (epsilon, delta)."""
+"""The (epsilon, delta) of local noise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_more_updates_cost_and_more_rows_and_noise_save() -> None:
 
 @pytest.mark.usefixtures("library")
 def test_a_group_is_one_draw_of_rows_and_one_row_changes_all_its_scalars() -> None:
-    """Where every row is drawn, m scalars at once are m at a time."""
+    """Where every row is drawn, m scalars at once cost as much as m scalars one by one."""
     assert accounting.epsilon(4.0, 8, 8, 16, together=8) == pytest.approx(accounting.epsilon(4.0, 8, 8, 16))
     grouped = accounting.epsilon(1.0, 4, 1024, 1000, together=8)
     assert grouped > accounting.epsilon(1.0, 4, 1024, 1000)

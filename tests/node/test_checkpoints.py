@@ -1,4 +1,4 @@
-"""Checkpoints in whole nodes: signed, compared, begun with, pruned below, and what is said when they fail."""
+"""Checkpoints in whole nodes: signed, compared, used for a start and for pruning, and reported if wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sfnode.engine.core import UpdateBatch
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.node import checkpoints
 from sfnode.node.training.model import LocalModel
@@ -22,6 +22,7 @@ from sfprotocol.events import OwnDecision
 from tests.node import helpers
 from tests.node.fixtures import work_takes_no_time
 from tests.node.helpers import Node, SmallEngine, Swarm, manifest
+from tests.refusals import fails_with, refused
 
 SwarmOf = Callable[..., Swarm]
 
@@ -52,7 +53,7 @@ def floor(node: Node) -> int:
 
 
 class Forgiving(SmallEngine):
-    """An engine to which an update may come again, with another weight."""
+    """An engine that accepts an update again, with another weight."""
 
     def apply(self, batch: UpdateBatch) -> None:
         self.core.add(batch)
@@ -96,7 +97,7 @@ async def test_nodes_begin_with_checkpoints_let_go_of_what_comes_before_and_are_
 async def test_the_state_with_which_a_node_begins_may_be_removed_while_its_model_loads(
     organised: Swarm, tmp_path: Path
 ) -> None:
-    """As it is by a node that catches up with many checkpoints meanwhile."""
+    """A node that catches up with many checkpoints removes old states meanwhile."""
     await organised.first(**options(tmp_path))
     b = await organised.join("b", history="checkpoint")
     await b.until(lambda: b.node.log.bases())
@@ -115,7 +116,8 @@ async def test_the_state_with_which_a_node_begins_may_be_removed_while_its_model
 async def test_an_engine_that_begins_with_a_checkpoint_is_not_told_of_what_is_not_on_disk(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts between two rounds: within one the log lacks what has just been admitted."""
+    """The engine starts between two rounds, because within a round the log lacks the updates just
+    admitted."""
     start, between = LocalModel.start, []
 
     def started(model: LocalModel) -> None:
@@ -155,7 +157,6 @@ async def test_a_checkpoint_that_is_not_what_the_log_has_is_reported(
     a.node.driver.post(OwnDecision(encode(Checkpoint(0, bytes(32), bytes(32)))))
     await b.until(lambda: b.node.checkpoints.differs)
     problem = b.node.checkpoints.problem()
-    assert problem
     assert problem.code is Code.CHECKPOINT_DIFFERS
     assert [alarm.code for alarm in b.node.status().alarms] == ["SF068"]
 
@@ -171,12 +172,10 @@ async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_
     assert await a.node.organising.decide(Void(0, 0, ())) is None
     await b.until(lambda: b.machine.organised.outdated)
     problem = b.node.checkpoints.problem()
-    assert problem
     assert problem.code is Code.CHECKPOINT_UNUSABLE
     assert not b.machine.may_compute
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.CHECKPOINT_UNUSABLE):
         await b.node.core_status()
-    assert refused.value.code is Code.CHECKPOINT_UNUSABLE
     await b.stop()
     await a.until(lambda: a.node.sharing.files)
     b = await organised.join("b", from_checkpoint=True)
@@ -186,6 +185,5 @@ async def test_who_has_let_go_of_what_counts_differently_now_stands_still_until_
 
 
 async def test_an_open_run_has_no_checkpoints(swarm: Swarm) -> None:
-    with pytest.raises(UserError, match="--from-checkpoint") as refused:
+    with refused(Code.RUN_IS_OPEN, "--from-checkpoint"):
         await swarm.first(from_checkpoint=True)
-    assert refused.value.code is Code.RUN_IS_OPEN

@@ -18,6 +18,7 @@ from sfnode.transport.base import PeerRecord
 from sfprotocol import invitation
 from sfprotocol.invitation import Invitation
 from sfprotocol.messages import OLDEST_VERSION
+from tests.refusals import fails_with
 
 PAGE = "https://run.example/run.json"
 RUN = bytes(range(32))
@@ -57,9 +58,8 @@ async def test_a_page_that_is_gone_costs_a_warning_only_if_the_link_has_peers(
 
 
 async def test_a_page_of_another_run_leads_nowhere(folder: DataDir) -> None:
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.WRONG_RUN):
         await contacts.followed(Settings(contacts_url=PAGE, run_id="ff"), folder, published)
-    assert refusal.value.code == Code.WRONG_RUN
 
 
 async def test_a_folder_that_has_its_run_does_not_wait_for_the_page(folder: DataDir) -> None:
@@ -99,7 +99,7 @@ async def test_a_page_that_does_not_help_is_asked_again_soon_at_first_then_ever_
 
 
 async def waits_of(links: list[int]) -> list[float]:
-    """Return the seconds for which a node waits that has so many links after each."""
+    """Return the waits, in seconds, of a node that has these numbers of links after each wait."""
     waits: list[float] = []
 
     async def wait(seconds: float) -> None:

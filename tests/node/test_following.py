@@ -1,4 +1,5 @@
-"""A run that goes on as another one: who was told to follow goes there, and nowhere else."""
+"""Runs that continue as another run: a node follows only if its owner asked for it, and only to a true
+sequel."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def link_to(node: Node, run: Manifest) -> str:
 
 
 async def begun(swarm: Swarm, keys: Path, other: Manifest) -> tuple[Node, Node, Node]:
-    """The organiser a and the member b, who follows, of one run, and the organiser n of another."""
+    """Return the organiser a and the following member b of one run, and the organiser n of another run."""
     options = {"organise": True, "keys_dir": keys}
     file = swarm.folder / "other.toml"
     file.write_text(other.to_toml())
@@ -52,7 +53,7 @@ def keys(tmp_path: Path) -> Path:
 async def test_a_node_follows_to_the_run_that_the_organiser_has_announced(
     swarm_of: SwarmOf, keys: Path
 ) -> None:
-    """Though the old run has ended; tests/processes/test_following has one that goes on."""
+    """Here the old run has ended. In tests/processes/test_following it goes on."""
     old = run_of(keys, "old")
     new = run_of(keys, "new", parent=old)
     swarm = swarm_of(old)
@@ -65,7 +66,6 @@ async def test_a_node_follows_to_the_run_that_the_organiser_has_announced(
     await b.ended()
     assert b.node.sequel == link
     told = c.node.status()
-    assert told.organised
     assert link_in(told.organised.announced) == link, "who does not follow is told, and stays"
     await c.stop()
     assert c.node.sequel is None
@@ -74,7 +74,7 @@ async def test_a_node_follows_to_the_run_that_the_organiser_has_announced(
 async def test_a_run_that_did_not_begin_with_this_one_is_not_followed(
     swarm_of: SwarmOf, keys: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left for it; the announcement of the right one is followed all the same."""
+    """The node stays, and still tries a later announcement of a true sequel."""
     monkeypatch.setattr(following, "RETRY_INTERVAL", 0.05)
     monkeypatch.setattr(following, "LOOK_INTERVAL", 0.05)
     caplog.set_level(logging.WARNING)

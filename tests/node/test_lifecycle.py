@@ -1,4 +1,4 @@
-"""A node in somebody else's program: how it is started and stopped there, and what it leaves alone."""
+"""Nodes inside other programs: start, stop, and no side effects on the program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fcntl
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from itertools import product
 from typing import Any
 
@@ -21,6 +21,7 @@ from sfnode.settings import Settings
 from sfnode.store.data_folder import open_data_dir
 from sfnode.transport.memory import MemoryTransport, Network
 from tests.node.helpers import SmallEngine, Swarm, eventually
+from tests.refusals import fails_with
 
 
 def failing(run: Manifest) -> SmallEngine:
@@ -57,7 +58,7 @@ def program(swarm: Swarm) -> Program:
 
 
 def surroundings() -> tuple[Any, ...]:
-    """What belongs to the program and not to a node in it."""
+    """Return the process-wide state that a node must not change."""
     root, ours = logging.getLogger(), logging.getLogger("sfnode")
     return (
         [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)],
@@ -153,38 +154,39 @@ async def test_an_error_of_the_program_is_not_replaced_by_the_stopping_of_the_no
 
 async def test_a_start_that_fails_leaves_nothing_running(program: Program) -> None:
     tasks = asyncio.all_tasks()
-    with open_data_dir(program.folder), pytest.raises(UserError) as refusal:
+    with open_data_dir(program.folder), fails_with(Code.DATA_DIR_IN_USE):
         await program.node().start()
-    assert refusal.value.code == Code.DATA_DIR_IN_USE
     assert asyncio.all_tasks() == tasks
 
 
-async def test_a_start_that_is_called_off_leaves_nothing_running(program: Program) -> None:
+async def starts(program: Program) -> AsyncIterator[tuple[Node, asyncio.Task[Node]]]:
+    """Yield nodes at various moments of their start, each with the task that starts it. Afterwards nothing of
+    the node may be left."""
     tasks = asyncio.all_tasks()
-    called_off = 0
     for ticks, pause in product(range(0, 12, 2), (0, 0.002)):
         node = program.node()
         starting = asyncio.create_task(node.start())
         for _ in range(ticks):
             await asyncio.sleep(pause)
+        yield node, starting
+        assert asyncio.all_tasks() == tasks
+        with open_data_dir(program.folder):
+            pass
+
+
+async def test_a_start_that_is_called_off_leaves_nothing_running(program: Program) -> None:
+    called_off = 0
+    async for node, starting in starts(program):
         called_off += starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         async with asyncio.timeout(5):
             await node.stop()
-        assert asyncio.all_tasks() == tasks
-        with open_data_dir(program.folder):
-            pass
     assert called_off > 1
 
 
 async def test_a_node_is_stopped_while_another_task_starts_it(program: Program) -> None:
-    tasks = asyncio.all_tasks()
     refused = 0
-    for ticks, pause in product(range(0, 12, 2), (0, 0.002)):
-        node = program.node()
-        starting = asyncio.create_task(node.start())
-        for _ in range(ticks):
-            await asyncio.sleep(pause)
+    async for node, starting in starts(program):
         async with asyncio.timeout(5):
             await asyncio.gather(node.stop(), node.stop())
             (outcome,) = await asyncio.gather(starting, return_exceptions=True)
@@ -192,9 +194,6 @@ async def test_a_node_is_stopped_while_another_task_starts_it(program: Program) 
             assert isinstance(outcome, RuntimeError)
             assert "stopped while it started" in str(outcome)
             refused += 1
-        assert asyncio.all_tasks() == tasks
-        with open_data_dir(program.folder):
-            pass
     assert refused > 0
 
 
@@ -214,7 +213,8 @@ async def test_the_program_goes_on_while_a_node_waits_for_its_folder(program: Pr
 
 
 class SlowToStart(MemoryTransport):
-    """Never finishes starting; takes some turns of the loop to stop, and then does what `fault` says."""
+    """A transport that never finishes starting. It takes some turns of the loop to stop, and then calls
+    `fault`."""
 
     fault: UserError | None = None
     begun = stopped = False

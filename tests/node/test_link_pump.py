@@ -1,4 +1,4 @@
-"""One link's two tasks: what waits is bounded in both directions, and nothing waits for ever."""
+"""The two tasks of a link: both queues are bounded, and no task waits for ever."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from sfnode.logging import log
 from sfnode.node import link_pump as pump_module
 from sfnode.node.link_pump import LinkPump
+from sfnode.resources.bandwidth_limits import Bandwidth
 from sfnode.transport import memory
 from sfnode.transport.base import Link, LinkClosed
 from sfnode.transport.memory import MemoryTransport, Network
@@ -19,7 +20,7 @@ from sfprotocol.host import MAX_UNHANDLED
 from tests.node.helpers import eventually
 
 FLOOD = MAX_UNHANDLED + memory.CAPACITY + 30
-"""Frames: more than may wait for the machine and inside the link together."""
+"""Number of frames: more than the machine's queue and the link hold together."""
 
 
 class Ends:
@@ -28,16 +29,16 @@ class Ends:
     def __init__(self, link: Link, other: Link) -> None:
         self.events: list[Event] = []
         self.handled = 0
-        """Frames that the machine has taken in."""
+        """Number of frames that the machine has handled."""
         self.link, self.other = link, other
-        self.pump = LinkPump(5, link, self.events.append, self.has_room)
+        self.pump = LinkPump(5, link, self.events.append, self.has_room, Bandwidth())
         self.life = asyncio.create_task(self.pump.finished())
 
     def has_room(self) -> bool:
         return len(self.received()) - self.handled < MAX_UNHANDLED
 
     def handle(self, frames: int) -> None:
-        """Let the machine take in so many frames."""
+        """Let the machine handle so many frames."""
         self.handled += frames
         self.pump.resume()
 

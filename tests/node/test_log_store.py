@@ -1,4 +1,4 @@
-"""The log of an organised run: a machine that starts from it is the machine that has written it."""
+"""Logs of organised runs: a machine that starts from a log has the state of the machine that wrote it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def made(tmp_path: Path) -> Iterator[Logged]:
 
 
 def assert_kept(made: Logged) -> None:
-    """Every log, read anew, leads to the state of its node."""
+    """Assert that every log, read again, gives the state of its node."""
     for name, log in made.logs.items():
         node = made[name].machine
         with UpdateLog.open(log.path, RUN.run_id, read_only=True) as read:
@@ -61,7 +61,7 @@ def test_epochs_seals_and_rates_come_back(made: Logged) -> None:
 
 
 def test_what_was_revoked_does_not_count_again_after_a_restart(made: Logged) -> None:
-    """Also of an origin of which nothing was named."""
+    """The same holds for an origin without counted updates."""
     made["b"].compute(9), made["c"].compute(7)
     made.swarm.run(2)
     made.decide(Revoke(1, 0))
@@ -78,7 +78,6 @@ def test_a_feed_that_was_ended_stays_so(made: Logged) -> None:
     made.swarm.run(2)
     feed, run_state = made["b"].own, made["a"].machine.frontier.run_state
     assert feed
-    assert run_state
     number = run_state.number(feed)
     assert number is not None
     made.decide(Amend(number, 0))

@@ -1,4 +1,4 @@
-"""Whole nodes: what they promise to each other, to their users and to their logs."""
+"""Whole nodes: a run from its beginning to its end, stops, faults, and restarts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.node import readiness
 from sfnode.node.startup import contributed
@@ -25,12 +25,13 @@ from sfprotocol import wire_codec
 from sfprotocol.messages import Feed, Goodbye, ManifestReply, ManifestRequest
 from sfprotocol.seeds import feed_key, update_seeds
 from tests.node.helpers import Node, Result, SmallEngine, Swarm, let_train, manifest, scalar_of
+from tests.refusals import fails_with
 
 SwarmOf = Callable[..., Swarm]
 
 
 async def completed(nodes: list[Node]) -> None:
-    """Until no node has anything more to say and all have the same updates."""
+    """Wait until the run is complete at all nodes, and all have the same updates."""
     for node in nodes:
         await node.until(lambda node=node: node.node.status().state == "complete")  # type: ignore[misc]
     for node in nodes:
@@ -38,7 +39,7 @@ async def completed(nodes: list[Node]) -> None:
 
 
 async def test_a_node_that_lacks_updates_beyond_the_budget_is_not_complete(swarm_of: SwarmOf) -> None:
-    """Two parts of a swarm use up the budget, each by itself; then they hear of each other's updates."""
+    """Two parts of a swarm use up the budget separately. Then they receive each other's updates."""
     swarm = swarm_of(manifest(update_budget=1000))
     for name in "ab":
         swarm.node(name, make_engine=SmallEngine)
@@ -53,7 +54,7 @@ async def test_a_node_that_lacks_updates_beyond_the_budget_is_not_complete(swarm
     said: list[tuple[str, int]] = []
 
     def seen() -> bool:
-        """Whether b is complete with all that a has."""
+        """Return whether b is complete and has all updates of a."""
         status = b.node.status()
         said.append((status.state, status.lacking))
         return status.state == "complete" and b.known == union
@@ -126,7 +127,7 @@ async def test_a_node_stops_although_a_step_goes_on_for_ever(swarm: Swarm) -> No
 async def test_what_was_computed_before_the_stop_is_in_the_log_and_with_the_neighbours(
     swarm_of: SwarmOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what is finished and waits for the flush interval to be over, and over a slow line."""
+    """This includes finished updates that wait to be posted, and a slow line."""
     monkeypatch.setattr(memory, "CAPACITY", 2)
     swarm = swarm_of(None, Conditions(Latency(typical=0.02)))
     a = await swarm.first(role="relay")
@@ -182,9 +183,8 @@ async def test_an_engine_that_measures_nothing_ends_the_node_with_a_number(swarm
 
     a = swarm.node("a", make_engine=overflowing)
     await swarm.first()
-    with pytest.raises(UserError) as fault:
+    with fails_with(Code.LOSS_NOT_FINITE):
         await a.ended()
-    assert fault.value.code is Code.LOSS_NOT_FINITE
     with swarm.log("a") as log:
         assert log.updates() < FAILURES
 
@@ -227,7 +227,8 @@ async def test_a_newcomer_whose_peers_do_not_answer_waits_and_one_with_a_past_go
 
 
 async def test_a_node_goes_on_with_its_feed_when_its_peers_missed_the_end_of_it(swarm: Swarm) -> None:
-    """As after `kill -9`: on disk, and never sent. Nobody knows more of the feed; all know less."""
+    """As after `kill -9`: the last updates are on disk and were never sent. So nobody knows more of the
+    feed."""
     a = await swarm.first(role="relay")
     b = await swarm.join("b")
     await b.until(lambda: made(b) > 20)

@@ -25,7 +25,8 @@ OTHER = AlarmStatus(code="SF073", what="the organiser is silent", fix="Wait.")
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """What a command was told while a node went through these states, a look each; and when."""
+    """Run `notify` while a node goes through these states, one for each look. Return the words of each
+    call."""
     monkeypatch.setattr(notifying, "LOOK", 0.0)
     out, script = tmp_path / "told", tmp_path / "tell.py"
     script.write_text(
@@ -101,6 +102,6 @@ def test_a_command_that_fails_or_hangs_is_logged_and_nothing_else(
 
 
 def test_what_it_is_told_is_printable(told: Callable[..., list[Any]]) -> None:
-    """A script may show it on a screen, and no program can have a zero among its words."""
+    """A script may show the text on a screen, and arguments of a program cannot contain zero bytes."""
     (words,) = told({"alarms": [WORSE.model_copy(update={"what": "worse\0\x1b[2J\u202e"})]})
     assert words[2] == "worse\\u0000\\u001b[2J\\u202e"

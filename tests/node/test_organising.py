@@ -51,7 +51,8 @@ from sfprotocol.run_state import RunState
 from sfprotocol.weighing import named as named_by
 from tests.node import helpers
 from tests.node.fixtures import work_takes_no_time
-from tests.node.helpers import Node, SmallEngine, Swarm, manifest, pairs_of
+from tests.node.helpers import Node, SmallEngine, Swarm, let_train, manifest, pairs_of
+from tests.refusals import fails_with, refused
 
 SwarmOf = Callable[..., Swarm]
 
@@ -64,8 +65,8 @@ def little_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[None])
 def organised(request: pytest.FixtureRequest, swarm_of: SwarmOf, tmp_path: Path) -> Swarm:
-    """A run whose organiser's key lies in `tmp_path / "keys"`; parameters are of its data. With validation
-    rows it is long enough to pay for searches, however its epochs fall out."""
+    """A run whose organiser's key lies in `tmp_path / "keys"`. The parameter names its validation rows. With
+    them the run is long enough for searches."""
     run = manifest(update_budget=2000 if request.param else 400)
     return swarm_of(helpers.organised(run, tmp_path / "keys", validation=request.param or ""))
 
@@ -75,7 +76,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
-    """What the organiser in a node is told when it has asked for this, though it has not."""
+    """Return the result that the organiser of a node gets for the evaluation `asked`."""
     told, organiser = list[EvaluationEnded](), node.node.organising._organiser
     handle = organiser.handle
 
@@ -93,7 +94,7 @@ async def evaluated(node: Node, asked: Evaluate) -> EvaluationEnded:
 
 
 async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.MonkeyPatch) -> EvaluationEnded:
-    """The same, while another epoch is closed."""
+    """Like `evaluated`, but another epoch is closed meanwhile."""
     run_state, ask_engine = node.machine.organised.run_state, node.node.model.ask
     opened = run_state.open_epoch
 
@@ -108,7 +109,6 @@ async def evaluated_meanwhile(node: Node, asked: Evaluate, patching: pytest.Monk
 
 
 def run_state_of(node: Node) -> RunState:
-    assert node.machine.organised
     return node.machine.organised.run_state
 
 
@@ -142,19 +142,16 @@ async def test_who_is_not_admitted_catches_up_and_says_why_it_waits(
     await b.until(lambda: b.node.status().state is NodeState.WAITING)
     await b.until(lambda: b.known and b.machine.organised.run_state.sealed)
     said = b.node.status()
-    assert said.wait
     assert said.wait.reason is Wait.JOIN_REQUEST
-    assert said.organised
     assert (said.organised.member, said.organised.room, said.organised.members) == (None, None, 1)
     assert said.organised.health.verdict is RunHealth.UNKNOWN
     await a.until(lambda: a.node.status().wait)
     mine = a.node.status()
-    assert mine.organised
     assert (mine.organised.member, mine.organised.quota) == (0, 120)
 
 
 async def succession(swarm_of: SwarmOf, tmp_path: Path, successor: Identity | None) -> tuple[Node, Node]:
-    """Two members of whom the first organises, after a succession that keeps none of its decisions."""
+    """Return two members. The first organises, and a succession has dropped all its decisions."""
     key, deputy = Identity.generate(), Identity.generate()
     names = {"organiser": key.public.hex(), "deputies": (deputy.public.hex(),)}
     run = helpers.organised(manifest(), tmp_path / "others", **names)
@@ -199,7 +196,6 @@ async def test_the_owner_decides_and_is_told_what_would_change_nothing(
     organised.node("a", make_engine=SmallEngine)  # nothing is sealed while it waits for its first step
     a = await organised.first(**options(tmp_path))
     organiser = a.node.organising
-    assert organiser
     await a.until(lambda: a.machine.may_compute)
     assert organiser.state is OrganiserState.ORGANISING
     assert await organiser.decide(Void(0, 0, ())) is not None
@@ -242,7 +238,8 @@ def test_a_private_run_admits_nobody_whom_its_owner_does_not_know(
 async def test_every_seal_has_the_factor_that_a_line_search_finds(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Searched is from the state of the seal before, and evaluated what the seal makes of it."""
+    """The search starts at the state of the previous seal. The evaluation is of the state after the new
+    seal."""
     policy_of = organising.policy_of
     monkeypatch.setattr(
         organising,
@@ -272,10 +269,14 @@ async def test_every_seal_has_the_factor_that_a_line_search_finds(
 async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_close_has_named(
     organised: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the state of the seal before, without what came later, though decisions come meanwhile that do not
-    concern it; training goes on from what was there."""
+    """The measurement starts at the state of the previous seal and ignores later updates and decisions. Then
+    training continues."""
+    for name in "ab":
+        organised.node(name, make_engine=SmallEngine)
     a = await organised.first(**options(tmp_path), search=False, guard=False)
     b = await organised.join("b")
+    await b.until(lambda: b.machine.may_compute)
+    await let_train(a, b)
     run_state = a.machine.organised.run_state
     await a.until(lambda: run_state.sealed > 1 and len(run_state.positions(run_state.sealed - 1)) == 2)
     epoch = run_state.sealed - 1
@@ -290,8 +291,8 @@ async def test_what_each_feed_has_brought_is_measured_of_the_updates_that_the_cl
             named = [u for u in weighed(log, named_by(run_state, epoch)) if u.feed == feed][-one.updates :]
             assert one.sum == sum(update.scalar for update in named)
             assert one.worth == sum(update.scalar * update.weight for update in named)
-    await a.until(lambda: a.machine.complete)
-    await b.until(lambda: b.machine.complete and b.digest == a.digest)
+    known = a.known
+    await a.until(lambda: a.known > known or a.machine.complete)
 
 
 @pytest.mark.parametrize("organised", ["rows"], indirect=True)
@@ -302,7 +303,6 @@ async def test_a_search_is_not_in_vain_if_another_epoch_is_closed_meanwhile(
     run_state = a.machine.organised.run_state
     await a.until(lambda: run_state.sealed > 1)
     ended = await evaluated_meanwhile(a, Evaluate(run_state.sealed - 1, rows=8, scored=False), monkeypatch)
-    assert ended.found is not None
     assert ended.found.rows == 8
 
 
@@ -423,7 +423,7 @@ async def test_a_wish_that_is_not_signed_when_the_node_ends_is_an_error_for_whoe
 async def test_an_organiser_that_has_stopped_begins_nothing_more_while_its_node_ends(
     organised: Swarm, tmp_path: Path
 ) -> None:
-    """Rounds go on until the last updates are handed over; what they would begin, nobody would end."""
+    """Rounds go on until the last updates are handed over. Work that they start would never be stopped."""
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: counted(a) > 0)
     await a.node.organising.stop()
@@ -437,7 +437,7 @@ async def test_an_organiser_that_has_stopped_begins_nothing_more_while_its_node_
 async def test_the_organiser_decides_by_what_the_machine_has_decided_and_never_within_a_round(
     organised: Swarm, tmp_path: Path
 ) -> None:
-    """A proof of a fork that the machine has and the organiser does not may have taken what it would name."""
+    """A fork proof that the machine already has may have removed updates that the organiser would list."""
     a = await organised.first(**options(tmp_path))
     await a.until(lambda: a.machine.may_compute)
     organiser, told = a.node.organising._organiser, list[Event]()
@@ -483,9 +483,8 @@ async def test_an_encrypted_key_is_opened_by_the_first_line_of_a_file(
 ) -> None:
     path = organiser_key(organised.run.run_id, tmp_path / "keys")
     Identity.read(path).write(path, b"horse")
-    with pytest.raises(UserError) as locked:
+    with fails_with(Code.WRONG_PASSPHRASE):
         await organised.first(**options(tmp_path))
-    assert locked.value.code is Code.WRONG_PASSPHRASE
     (tmp_path / "secret").write_text("horse\n")
     a = await organised.first(**options(tmp_path), passphrase_file=tmp_path / "secret")
     await a.until(lambda: a.machine.may_compute)
@@ -494,14 +493,11 @@ async def test_an_encrypted_key_is_opened_by_the_first_line_of_a_file(
 async def test_only_the_key_of_the_run_organises_it(
     organised: Swarm, swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError) as missing:
+    with fails_with(Code.KEY_NOT_FOUND):
         await organised.first(organise=True, keys_dir=tmp_path / "elsewhere")
-    assert missing.value.code is Code.KEY_NOT_FOUND
     await organised.first(**options(tmp_path))
-    with pytest.raises(UserError) as in_use:
+    with fails_with(Code.KEY_IN_USE):
         await organised.node("second").start(organised.run_file, **options(tmp_path))
-    assert in_use.value.code is Code.KEY_IN_USE
     open_run = swarm_of(manifest("open"))
-    with pytest.raises(UserError, match="--organise") as refused:
+    with refused(Code.BAD_OPTION, "--organise"):
         await open_run.node("o").start(open_run.run_file, **options(tmp_path))
-    assert refused.value.code is Code.BAD_OPTION

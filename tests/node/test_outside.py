@@ -1,4 +1,4 @@
-"""Below the seam nobody asks the system for what would be otherwise the next time (`sfnode.node.outside`)."""
+"""Determinism: only `sfnode.node.outside` asks the system for time and randomness."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALLOWED = {
     "node/training/limiter.py": "the processor time of this process",
     "peers/contacts.py": "a file and a page for people, with the date",
 }
-"""Modules with what they need of it for."""
+"""Modules that may use a forbidden name, each with the reason."""
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -74,7 +74,7 @@ HOURS = 3 * 3600.0
 
 
 async def compared(ahead: Mapping[str, float | None]) -> ClockCheck:
-    """A check among peers whose clocks are so many seconds ahead of ours; None does not answer."""
+    """Return a check with peers whose clocks are these seconds ahead. A peer with None does not answer."""
 
     async def ask(address: str) -> float:
         seconds = ahead[address]
@@ -144,7 +144,7 @@ def test_cpu_and_memory_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_gpu_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch knows the memory, and NVML the rest; this GPU does not say what it draws."""
+    """Torch reports the memory, and NVML the rest. This GPU does not report its power."""
 
     class Some(Nvml):
         def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:  # noqa: N802

@@ -1,4 +1,4 @@
-"""Lines of progress: how far the run is, and alarms, told when they begin and when they are over."""
+"""Lines of progress and alarms in a node's log."""
 
 from __future__ import annotations
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.task import Task
 from sfnode.node import recorder
 from sfnode.store.run_keys import organiser_key
 from sfprotocol.decisions import FACTOR_ONE, Evaluated, read
 from tests.node.helpers import Swarm, manifest
 from tests.node.test_organising import little_work, options, organised
+from tests.refusals import fails_with
 
 __all__ = ["little_work", "organised"]
 
@@ -153,8 +154,7 @@ async def test_a_full_disk_costs_a_line_in_the_log_and_not_the_node(
 async def test_a_logger_that_cannot_be_opened_keeps_the_node_from_starting(
     swarm: Swarm, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.LOGGER_UNUSABLE):
         await swarm.first(log_to=[f"jsonl:{tmp_path}/nowhere/a.jsonl"])
-    assert refused.value.code is Code.LOGGER_UNUSABLE
     a = await swarm.first()  # and nothing of it stays
     await a.until(lambda: a.known > 10)

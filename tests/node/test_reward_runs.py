@@ -118,8 +118,6 @@ async def test_an_organised_run_is_judged_by_answers_and_searched(
     assert models[0].digest == models[1].digest
     assert models[0].loss == models[1].loss
     status = nodes[1].node.status().organised
-    assert status is not None
-    assert status.health.latest is not None
     assert status.health.latest.metric == PASS_AT_1
 
 

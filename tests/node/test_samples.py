@@ -1,4 +1,4 @@
-"""Samples: what the model says of a few test rows, recorded at each seal, at a bounded cost."""
+"""Samples: the model's answers to a few test rows, recorded after each seal at a bounded cost."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_damaged_file_of_samples_is_none(tmp_path: Path) -> None:
 
 
 async def test_training_goes_on_while_test_data_are_read(swarm: Swarm) -> None:
-    """They may come from a hub that is slow, or be a large file."""
+    """The data may come from a slow hub, or be large."""
     come = threading.Event()
 
     class Slow(SmallEngine):

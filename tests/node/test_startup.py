@@ -26,7 +26,7 @@ from sfnode.node.outside import Outside
 from sfnode.settings import Settings
 from sfnode.store import tables
 from sfnode.store.data_folder import DataDir, open_data_dir
-from sfnode.store.identity import load_or_create
+from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.log import UpdateLog
 from sfnode.store.replay import frontier_of
 from sfnode.tasks import row_files
@@ -35,6 +35,7 @@ from sfprotocol.decisions import INCARNATIONS
 from sfprotocol.messages import Feed
 from tests.node.helpers import Swarm, eventually, feed_of, manifest, record
 from tests.peers.inn import Inn, answering, from_the_future, serving
+from tests.refusals import fails_with, refused
 from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest()
@@ -108,9 +109,8 @@ def test_a_trainer_that_could_not_read_the_runs_data_hears_so_before_it_download
     monkeypatch.setattr(row_files, "find_spec", lambda _name: None)
     run = manifest()
     hub = run.model_copy(update={"data": run.data.model_copy(update={"train": "hf:nobody/set:train"})})
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.EXTRA_MISSING):
         equipment.require_rows(Settings(), hub, NOWHERE, began=False)
-    assert refused.value.code is Code.EXTRA_MISSING
     (tmp_path / "mine.csv").write_text("text,label\nfine,1\n")
     equipment.require_rows(Settings(data=tmp_path / "mine.csv"), hub, NOWHERE, began=False)
 
@@ -150,9 +150,8 @@ async def test_what_a_node_lacks_is_said_before_the_network_is_touched(what: str
     code, lacking = LACKING[what]
     run, fields = lacking(tmp_path)
     chosen = Settings(data_dir=tmp_path / "node", run=write(tmp_path / "run.toml", run), **fields)
-    with pytest.raises(UserError) as refused:
+    with fails_with(code):
         await Node(chosen, make_transport=no_network).start()
-    assert refused.value.code is code
     relay = equipment.equipped(chosen.model_copy(update={"role": "relay"}), run, DataDir(tmp_path, 0))
     assert relay.role == "relay", "it computes nothing, and lacks nothing"
 
@@ -163,9 +162,8 @@ def no_network(*_: object) -> Any:
 
 async def test_a_device_is_tried_even_where_the_run_is_not_known_yet(tmp_path: Path) -> None:
     chosen = Settings(data_dir=tmp_path / "node", peers=("/memory/a/p2p/a",), device="cuda:63")
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.DEVICE):
         await Node(chosen, make_transport=no_network).start()
-    assert refused.value.code is Code.DEVICE
 
 
 async def test_a_disk_without_room_is_told_before_the_network_is_touched(
@@ -173,16 +171,15 @@ async def test_a_disk_without_room_is_told_before_the_network_is_touched(
 ) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=SPARE_BYTES - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(UserError) as refused:
+    with fails_with(Code.DISK_FULL) as refused:
         await Node(Settings(data_dir=tmp_path / "node", role="relay"), make_transport=no_network).start()
-    assert refused.value.code is Code.DISK_FULL
     assert "67.1 MB" in refused.value.what
 
 
 def test_a_model_is_read_once_to_see_that_it_is_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine looks, too, and a large model takes long to read."""
+    """The engine checks it again, but only after it has read a large model."""
     folder, read = tmp_path / "model", []
     shutil.copytree(EMBEDDED / "tiny", folder)
     wanted = files.digest(folder)
@@ -200,9 +197,8 @@ def test_all_rows_of_a_trainers_own_are_looked_at_before_anything_is_downloaded(
 ) -> None:
     (tmp_path / "mine.csv").write_text("text,label\nfine,1\n,0\npoor,0\n,1\n")
     given = Settings(data=tmp_path / "mine.csv")
-    with pytest.raises(UserError, match="2 of the 4 rows of ") as refused:
+    with refused(Code.DATA_MALFORMED, "2 of the 4 rows of "):
         equipment.require_rows(given, manifest(), NOWHERE, began=False)
-    assert refused.value.code is Code.DATA_MALFORMED
     skipping = given.model_copy(update={"skip_bad_rows": True})
     equipment.require_rows(skipping, manifest(), NOWHERE, began=False)
 
@@ -212,7 +208,7 @@ WRITTEN = {
     "by an old Excel": "text;label\ngut;1\nhässlich;0\n".encode("cp1252"),
     "as Unicode text": "text,label\ngut,1\nhässlich,0\n".encode("utf-16"),
 }
-"""A table of somebody's own as programs write it."""
+"""A table as other programs write it."""
 
 
 @pytest.mark.parametrize("program", WRITTEN)
@@ -258,37 +254,36 @@ async def test_peers_of_another_run_are_refused(
     inn: Inn, data_dir: DataDir, theirs: Manifest, ours: Manifest | None, run_id: str
 ) -> None:
     peers = await inn.open(a=serving(theirs))
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.WRONG_RUN):
         await startup.agree_on_manifest(
             settings(data_dir, peers=peers, run_id=run_id), ours, inn.asker, data_dir, Random(1)
         )
-    assert refusal.value.code == Code.WRONG_RUN
     assert not data_dir.manifest.exists()
 
 
 async def test_without_a_run_and_without_peers_there_is_nothing_to_join(inn: Inn, data_dir: DataDir) -> None:
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.BAD_OPTION):
         await startup.agree_on_manifest(settings(data_dir), None, inn.asker, data_dir, Random(1))
-    assert refusal.value.code == Code.BAD_OPTION
 
 
 # -- the own feed --------------------------------------------------------------------------------------
 
 
+def own_feed(log: UpdateLog, me: Identity) -> tuple[Feed, bool]:
+    return startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+
+
 def test_a_fresh_folder_starts_a_feed_and_goes_on_with_it(data_dir: DataDir) -> None:
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+        feed, proven = own_feed(log, me)
         assert feed.origin == me.public
         assert proven
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (feed, True)
+        assert own_feed(log, me) == (feed, True)
         startup.remember_peers(log, [])
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (
-            feed,
-            False,
-        )  # somebody may know more by now
+        assert own_feed(log, me) == (feed, False)  # somebody may know more by now
 
 
 def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
@@ -296,18 +291,18 @@ def test_a_copied_folder_starts_another_feed_and_so_does_a_copy_of_that(
 ) -> None:
     me, seen, source = load_or_create(data_dir.identity), set[Feed](), data_dir.log
     with UpdateLog.open(source, RUN.run_id) as log:
-        seen.add(startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)[0])
+        seen.add(own_feed(log, me)[0])
         startup.remember_peers(log, [])
     caplog.set_level("INFO")
     for number in range(3):
         copy = tmp_path / f"copy{number}.sqlite"
         shutil.copy(source, copy)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            feed, proven = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+            feed, proven = own_feed(log, me)
             assert proven
             seen.add(feed)
         with UpdateLog.open(copy, RUN.run_id) as log:
-            assert startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW) == (feed, False)
+            assert own_feed(log, me) == (feed, False)
         source = copy
     assert len(seen) == 4
     assert caplog.text == "", "nobody has ever heard of these feeds"
@@ -321,7 +316,7 @@ def test_a_folder_keeps_its_peer_id_from_start_to_start_and_a_copy_gets_another(
     monkeypatch.setattr(tables, "inode_generation", lambda path: path.touch() or generation)
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+        own_feed(log, me)
     data_dir.libp2p_identity.touch()
     startup.renew_copied_peer_id(RUN, data_dir)
     assert data_dir.libp2p_identity.exists()
@@ -352,7 +347,6 @@ async def begun(data_dir: DataDir, log: UpdateLog) -> Feed:
     """Return the feed with which a trainer begins in a run with proofs of work."""
     async with startup.incarnations(settings(data_dir), WORKING, data_dir, log, SystemRandom()) as draw:
         machine = startup.open_machine(settings(data_dir), WORKING, data_dir, log, 0.0, draw, Outside())
-        assert machine.own
         assert not machine.frontier.excludes(machine.own)
         spare = Feed(machine.own.origin, draw())
         assert not machine.frontier.excludes(spare)
@@ -382,10 +376,10 @@ async def test_the_search_for_a_first_feed_can_be_interrupted_and_is_no_secret(
 
 
 def test_a_feed_that_the_organiser_has_ended_is_not_continued(data_dir: DataDir) -> None:
-    """No proof of a fork tells of that: an Amend does."""
+    """The end of the feed is the effect of an Amend, not of a fork proof."""
     me = load_or_create(data_dir.identity)
     with UpdateLog.open(data_dir.log, RUN.run_id) as log:
-        feed, _ = startup.own_feed(log, me, frontier_of(RUN.parameters(), log), DRAW)
+        feed, _ = own_feed(log, me)
         frontier = frontier_of(RUN.parameters(), log)
         frontier.advance(feed, 3, bytes(32), 0)
         assert startup.own_feed(log, me, frontier, DRAW)[0] == feed
@@ -410,7 +404,6 @@ def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
         assert machine.frontier.digest() == expected.frontier.digest()
         assert made["b"].own
         assert machine.counted(made["b"].own) == expected.counted(made["b"].own)
-        assert machine.own
         assert machine.own.incarnation < INCARNATIONS
 
 
@@ -418,7 +411,8 @@ def test_a_node_of_an_organised_run_starts_with_what_it_has_kept_of_decisions(
 def test_a_key_in_a_folder_without_a_log_goes_on_with_another_feed_than_new_keys_begin_with(
     drawn: int, data_dir: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `sfnode keys restore` leaves it: what the key has signed is not known yet, and lies in that feed."""
+    """The folder is as `sfnode keys restore` leaves it. The updates that the key has signed are not known
+    yet."""
     monkeypatch.setattr(Manifest, "parameters", lambda _: ORGANISED)
 
     def begun(folder: DataDir) -> Feed | None:
@@ -429,8 +423,6 @@ def test_a_key_in_a_folder_without_a_log_goes_on_with_another_feed_than_new_keys
     with open_data_dir(tmp_path / "new") as folder:
         shutil.copy(data_dir.identity, folder.identity)
         restored = begun(folder)
-    assert first
-    assert restored
     assert restored.origin == first.origin
     assert restored.incarnation != first.incarnation == 0
 
@@ -476,8 +468,6 @@ async def test_a_copied_folder_joins_beside_its_original(swarm: Swarm) -> None:
     c = await swarm.join("c")
     await c.until(lambda: c.node.model.scheduler and c.node.model.scheduler.made > 20)
     ours, theirs = b.machine.own, c.machine.own
-    assert ours is not None
-    assert theirs is not None
     assert ours.origin == theirs.origin
     assert ours.incarnation != theirs.incarnation
     await a.until(lambda: theirs in a.machine.frontier and a.machine.frontier.next(ours) > 20)
@@ -488,11 +478,9 @@ async def test_a_copied_folder_joins_beside_its_original(swarm: Swarm) -> None:
 async def test_a_node_that_may_not_join_leaves_nothing_running(swarm: Swarm, field: str, code: Code) -> None:
     a = await swarm.first()
     if field == "future":
-        assert a.transport is not None
         a.transport.on_request(answering(from_the_future(RUN)))
-    with pytest.raises(UserError) as refusal:
+    with fails_with(code):
         await swarm.join("b", run_id="00" if field == "wrong" else "")
-    assert refusal.value.code == code
     assert not swarm.nodes["b"].layout.log.exists()
     with open_data_dir(swarm.nodes["b"].folder):
         pass

@@ -1,4 +1,4 @@
-"""When a node whose run is over is complete: neither too early, nor kept from it by what peers only claim."""
+"""State of a node after the end of its run: not complete too early, and not delayed by false claims."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LIAR, HONEST = 1, 2
 """Links."""
 
 GHOST = Position(Feed(origin_of("ghost"), 1), 50)
-"""Of a feed that does not exist."""
+"""A claim about a feed that does not exist."""
 
 PATIENCE = 2 * WANT_TIMEOUT
-"""Seconds for which a claim may be believed."""
+"""Maximum seconds for which a claim is believed."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_a_claim_of_updates_that_do_not_come_is_believed_for_seconds(ended: Scri
 
 
 def test_nor_is_it_believed_for_longer_beside_an_update_now_and_then(ended: Scripted) -> None:
-    """That keeps the link, as the peer brings something new (SPEC A9)."""
+    """A new update from the peer keeps the link (SPEC A9)."""
     ended.link(LIAR, GHOST)
     ended.name(LIAR, EVE)
 

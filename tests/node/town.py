@@ -1,4 +1,4 @@
-"""Nodes without engines: peering, drivers and transports, to see whom they link with."""
+"""Nodes without engines, for tests of their links."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def address(name: str) -> str:
 
 
 class FragileTransport(MemoryTransport):
-    """One whose daemon can be shot."""
+    """A memory transport whose daemon can die."""
 
     def __init__(self, network: SplitNetwork, peer: str) -> None:
         super().__init__(network, peer)
         self.bootstraps: list[str] = []
-        """Addresses that were bootstrapped from."""
+        """Addresses of all bootstrap attempts."""
         self.dials = 0
         self.restarts_to_fail = 0
 
@@ -90,12 +90,12 @@ class Relay(Generic[T]):
 
     @property
     def peers(self) -> list[str]:
-        """With whom the machine has links; one entry for each link."""
+        """The peers of the machine's links, one entry for each link."""
         return sorted(link.peer for link in self.driver.machine.links.values() if link.greeted)
 
     @property
     def linked(self) -> list[str]:
-        """With whom the peer manager has links."""
+        """The peers of the manager's links."""
         return sorted(self.peering.manager.linked)
 
     def begin(self) -> None:
@@ -134,17 +134,17 @@ class Town:
         return relay
 
     async def dial(self, one: str, other: str) -> Link:
-        """A link that nobody looks after."""
+        """Open a link that no node serves at its outbound end."""
         return await self.relays[one].transport.connect(other)
 
     def write(self, *names: str) -> None:
-        """Put peers into the roster that are not there."""
+        """Put peers that do not exist into the roster."""
         for name in names:
             self.network.write(TOPIC, name, 1e9, [name, [address(name)], 0, 0])
 
 
 def reachable(town: Town, start: str) -> set[str]:
-    """The nodes to which there is a chain of links."""
+    """Return the nodes that a chain of links connects with `start`."""
     found, fresh = {start}, [start]
     while fresh:
         fresh = [peer for name in fresh for peer in town.relays[name].peers if peer not in found]

@@ -1,4 +1,4 @@
-"""Peers that answer questions as a test wants, and somebody who asks them."""
+"""Peers with prepared replies, and a node that asks them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from random import Random
 import msgpack
 
 from sfnode.manifest import Manifest
-from sfnode.transport.base import Asker, RequestHandler
-from sfnode.transport.memory import MemoryTransport, Network
+from sfnode.transport.base import Asker, NotSpoken, RequestHandler
+from sfnode.transport.memory import MemoryLink, MemoryTransport, Network
 from sfprotocol import wire_codec
 from sfprotocol.messages import PROTOCOL_VERSION, ManifestReply, ManifestRequest
 
 Reply = bytes | None
 
 
+class PlainPeer(MemoryTransport):
+    """A peer of Hivemind's DHT that is no node. Others only find the roster through it."""
+
+    def _accept(self, link: MemoryLink) -> None:
+        raise NotSpoken(f"{self.peer} does not speak sfnode")
+
+    async def _reply(self, asker: MemoryTransport, frame: bytes) -> bytes | None:
+        raise NotSpoken(f"{self.peer} does not speak sfnode")
+
+
 class Inn:
-    """The peers and who asks them."""
+    """A network of such peers, and the transport of the node that asks them."""
 
     def __init__(self) -> None:
         self.network = Network(Random(0))
@@ -27,7 +37,7 @@ class Inn:
         them; returns their addresses."""
         await self.asker.start()
         for name in plain.split():
-            await MemoryTransport(self.network, name, plain=True).start()
+            await PlainPeer(self.network, name).start()
         for name, reply in replies.items():
             peer = MemoryTransport(self.network, name)
             await peer.start()

@@ -1,4 +1,4 @@
-"""The address book: what a node believes of what it hears about others."""
+"""The address book: which peers it keeps, and when they may be dialled."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_peer_that_fails_is_left_alone_for_longer_and_longer_but_never_for_goo
 
 
 def test_a_peer_that_the_user_gave_is_never_left_alone_for_long() -> None:
-    """In a siege by mute strangers it is the only way to honest ones (simulator: cold-boot, seed 20)."""
+    """Among mute strangers this peer may be the only way to honest nodes (simulator: cold-boot, seed 20)."""
     made = book("given")
     made.note([record("stranger")], ())
     for _ in range(12):
@@ -247,7 +247,7 @@ def test_earlier_faults_are_forgiven_by_a_link_of_use_and_by_time() -> None:
 
 
 def test_a_stranger_that_was_mute_is_refused_and_a_trusted_peer_only_dialled_less() -> None:
-    """Neighbours of a node that was suspended find it mute, and must let it in when it wakes."""
+    """A suspended node looks mute to its neighbours. They must let it in when it wakes."""
     made = book("given")
     made.note([record("stranger"), record("met")], ())
     made.succeeded("met")
@@ -313,7 +313,8 @@ def test_of_what_is_remembered_nodes_come_first() -> None:
 
 
 def test_a_node_of_before_that_does_not_answer_yet_is_dialled_again_soon() -> None:
-    """It listens before it speaks: after both have restarted nobody may wait ten minutes for the other."""
+    """A node listens before it answers. So after a restart of both, neither may wait ten minutes for the
+    other."""
     made = book("given", remembered=(address("remembered"),))
     made.note([record("met")], ())
     made.succeeded("met")

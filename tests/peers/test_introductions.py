@@ -1,4 +1,4 @@
-"""The first questions to peers: of nodes the manifest, of others what they lead to."""
+"""First questions to peers: nodes send the manifest, and other peers lead to nodes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def named(*peers: str) -> list[PeerRecord]:
 
 
 def roster(inn: Inn, run: Manifest, *peers: str) -> None:
-    """Put records of these peers where `run` is looked for."""
+    """Put records of these peers into the roster of `run`."""
     for record in named(*peers):
         inn.network.write(run.run_id, record.peer, float("inf"), pack_record(record))
 
@@ -131,7 +131,7 @@ async def test_a_run_is_looked_for_by_its_whole_id_only(inn: Inn, run_id: str) -
 
 
 async def test_the_manifest_comes_from_whoever_has_the_very_one_in_a_poisoned_roster(inn: Inn) -> None:
-    """Of hundreds of invented nodes, of which some answer: with another run, with nonsense, or not at all."""
+    """The roster names hundreds of invented nodes. Some answer with another run or with nonsense."""
     liars = {f"liar{number}": serving(manifest(f"other{number}")) for number in range(20)}
     peers = await inn.open(plain="bare", **liars, broken=b"\xc1", mute=None, node=serving(RUN))
     roster(inn, RUN, *(f"ghost{number}" for number in range(300)), *liars, "broken", "mute", "bare", "node")

@@ -1,4 +1,4 @@
-"""Introductions of neighbours: an origin is believed only for the peer that it has signed for (SPEC L6)."""
+"""Introductions of neighbours: an origin counts only for the peer for which it has signed (SPEC L6)."""
 
 from __future__ import annotations
 

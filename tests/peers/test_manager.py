@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from random import Random
 from typing import TypeVar
@@ -56,6 +57,9 @@ from sfnode.peers.manager import (
 )
 from sfnode.transport.base import PeerRecord
 
+DEPTH = int(os.environ.get("SFNODE_DEPTH", "0"))
+"""Each step doubles the number of random stories."""
+
 A = TypeVar("A", bound=Action)
 OWN = ("/ip4/10.9.9.9/tcp/1/p2p/me",)
 
@@ -74,7 +78,7 @@ def names(count: int, letter: str = "p") -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick() -> None:
-    """Virtual time needs no short intervals, as the fixture of that name makes them."""
+    """Replace the fixture that shortens intervals: these tests have virtual time."""
 
 
 class Node:
@@ -113,11 +117,11 @@ class Node:
 
     def count(self, useful: int = 0, *, blank: bool = False, only: int | None = None) -> None:
         """Report counts of all links, or of one."""
-        links = [only] if only else range(1, self.links + 1)
+        links = [only] if only else [neighbour.link for neighbour in self.manager._neighbours.values()]
         self.tell(Observed(tuple(LinkCount(link, True, useful, blank) for link in links), OWN))
 
     def told(self, kind: type[A]) -> list[tuple[float, A]]:
-        """When actions of this kind were asked for, and which."""
+        """Return the actions of this kind, each with its time."""
         return [(when, action) for when, action in self.log if isinstance(action, kind)]
 
     @property
@@ -134,7 +138,7 @@ def of(actions: list[Action], kind: type[A]) -> list[A]:
 
 
 def settled(links: int = selection.TARGET_LINKS) -> Node:
-    """A node with links of its own choice that have shown what they are, all jobs ended."""
+    """Return a node with useful links of its own choice, and without jobs under way."""
     node = Node()
     node.tell(Wake())
     node.tell(Found(tuple(map(record, names(links)))))
@@ -181,7 +185,7 @@ EVENTS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50 << DEPTH, deadline=None)
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 40)), max_size=60), st.integers(0, 2**16))
 def test_whatever_happens_limits_hold_and_no_deadline_stays_due(
     story: list[tuple[Event, float]], seed: int
@@ -616,7 +620,7 @@ def test_a_probe_looks_beyond_the_neighbours_and_gives_up_the_least_useful_link(
 
 
 @given(st.integers(0, 2**16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=5 << DEPTH, deadline=None)
 def test_probing_for_an_hour_never_exceeds_the_most_links_nor_falls_below_those_of_our_choice(
     seed: int,
 ) -> None:
@@ -735,7 +739,7 @@ def test_a_node_that_leaves_does_not_come_back_whatever_its_owner_wishes(wish: P
 
 
 def test_intervals_are_those_of_a_node_in_the_field() -> None:
-    """What the simulator uses and what ships are one constant each."""
+    """The simulator and the shipped node use the same constants."""
     assert (CHECK_INTERVAL, LONELY_INTERVAL, FIND_INTERVAL, PROBE_INTERVAL) == (2.0, 2.0, 30.0, 60.0)
     assert JITTER == (0.8, 1.2)
 
@@ -744,7 +748,7 @@ def test_intervals_are_those_of_a_node_in_the_field() -> None:
 
 
 def strange() -> Node:
-    """A node that was given a peer of Hivemind's DHT, found nobody there, and has just begun."""
+    """Return a node that has just started with a peer of Hivemind's DHT, and has found no node."""
     node = Node("plain")
     node.tell(Wake())
     node.tell(DialFailed("plain", plain=True))
@@ -752,7 +756,7 @@ def strange() -> Node:
 
 
 def wait_in_vain(node: Node, seconds: float) -> None:
-    """Let time pass while that peer answers and the roster names this node alone."""
+    """Let time pass. The peer answers, and the roster contains only this node."""
     until = node.now + seconds
     while node.now < until:
         for action in node.wake():
@@ -796,7 +800,7 @@ def test_it_dials_at_once_whom_the_roster_names_at_last_and_looks_again_when_tha
 
 
 def test_a_node_that_knows_a_silent_node_besides_goes_on_trying() -> None:
-    """Nothing tells that it has gone for good."""
+    """The silent node may come back."""
     node = Node("plain", "away")
     node.tell(Wake())
     node.tell(DialFailed("away"))

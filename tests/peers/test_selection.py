@@ -1,4 +1,4 @@
-"""Which links a node should have: the rules that keep newcomers welcome and attackers few."""
+"""Selection of links: newcomers find room, and attackers cannot take all of it."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _protected(links: list[LinkFacts]) -> set[LinkFacts]:
 
 @given(st.integers(0, 2**32), st.integers(1, 200))
 def test_a_flood_of_newcomers_never_displaces_old_friends_or_our_own_choices(seed: int, flood: int) -> None:
-    """Forty to one, a new one every second: three old inbound links and all outbound ones survive."""
+    """A stranger connects every second. Three old inbound links and all outbound ones survive."""
     draw = Random(seed)
     links = [*outbound(3), *inbound(3, since=10.0)]
     friends = {link.peer for link in links}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +16,9 @@ from sfnode.transport.base import Link, LinkClosed, Transport
 from sfnode.transport.libp2p.keys import ensure_key
 from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
 from sfnode.transport.memory import MemoryTransport, Network
-from tests.transport.helpers import POOL
+from tests.transport.helpers import POOL, no_complaints_of_asyncio
+
+__all__ = ["no_complaints_of_asyncio"]
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 Nodes = Callable[[int], Awaitable[list[Transport]]]
@@ -26,7 +26,8 @@ Nodes = Callable[[int], Awaitable[list[Transport]]]
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Keys are dear (0.1 s), so the tests share them: for the pool, and one for a node of a test's own."""
+    """Keys for the nodes of the pool, and one for a test's own node. A key takes 0.1 s, so tests share
+    them."""
     folder = tmp_path_factory.mktemp("keys")
     paths = [folder / f"key{number}" for number in range(POOL + 1)]
     for path in paths:
@@ -36,7 +37,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def settings(keys: list[Path]) -> Callable[..., HivemindSettings]:
-    """Of a node of the test's own, which is no member of the pool."""
+    """Make the settings of a test's own node, which is not in the pool."""
 
     def make(**changes: Any) -> HivemindSettings:
         return HivemindSettings(**{"identity_path": keys[POOL], "host_maddrs": LOOPBACK, **changes})
@@ -51,7 +52,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(keys: list[Path]) -> AsyncIterator[list[Transport]]:
-    """Real nodes are dear (0.4 s of a core), so the tests of one module share three."""
+    """Three real nodes, which the tests of one module share because each takes 0.4 s of a core."""
     made: list[Transport] = [
         HivemindTransport(HivemindSettings(identity_path=key, host_maddrs=LOOPBACK)) for key in keys[:POOL]
     ]
@@ -81,7 +82,7 @@ async def meets(node: Transport, other: Transport) -> bool:
 
 
 async def run_afresh(node: Transport) -> None:
-    """Without handlers of an earlier test and what peers have wasted there, and running if it was stopped."""
+    """Remove the handlers and counts of an earlier test, and start the node if it was stopped."""
     if isinstance(node, HivemindTransport):
         node._board._wasted.clear()
     node.on_link(refuse)
@@ -91,7 +92,7 @@ async def run_afresh(node: Transport) -> None:
 
 
 async def refuse(*question: object) -> bytes:
-    """A handler as good as none."""
+    """Refuse every link and request."""
     raise LinkClosed("no handler in this test")
 
 
@@ -109,15 +110,5 @@ def inbound() -> Callable[[Transport], asyncio.Queue[Link]]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> bytes:
-    """A roster that no other test has written into."""
+    """The topic of a roster that no other test uses."""
     return hashlib.sha256(request.node.name.encode()).digest()
-
-
-@pytest.fixture(autouse=True)
-def no_complaints_of_asyncio(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """No `Task exception was never retrieved` and the like, neither during a test nor after it."""
-    yield
-    gc.collect(1)  # what this test has left, not all of torch
-    complaints = [r.getMessage() for when in ("setup", "call", "teardown") for r in caplog.get_records(when)
-                  if r.name == "asyncio" and r.levelno >= logging.WARNING]  # fmt: skip
-    assert complaints == []

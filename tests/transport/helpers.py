@@ -1,17 +1,31 @@
-"""What several tests of the transport do."""
+"""Helpers of several tests of the transport."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from sfnode.transport.base import Link, LinkClosed
 
 POOL = 3
-"""Real nodes that the tests of one module share."""
+"""Number of real nodes that the tests of one module share."""
+
+
+@pytest.fixture(autouse=True)
+def no_complaints_of_asyncio(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail a test if asyncio logs a warning, such as `Task exception was never retrieved`."""
+    yield
+    gc.collect(1)  # what this test has left, not all of torch
+    complaints = [r.getMessage() for when in ("setup", "call", "teardown") for r in caplog.get_records(when)
+                  if r.name == "asyncio" and r.levelno >= logging.WARNING]  # fmt: skip
+    assert complaints == []
 
 
 @asynccontextmanager
@@ -29,7 +43,7 @@ async def plain_peer() -> AsyncIterator[Any]:
 
 
 async def read_all(link: Link) -> list[bytes]:
-    """What arrives until the link ends."""
+    """Return the frames that arrive until the link ends."""
     frames = []
     try:
         while True:
@@ -39,7 +53,7 @@ async def read_all(link: Link) -> list[bytes]:
 
 
 async def eventually(probe: Callable[[], Awaitable[object]]) -> None:
-    """Wait for something outside this process, which has no event to wait for."""
+    """Wait until `probe` returns something true, by polling: other processes send no events."""
     give_up = asyncio.get_running_loop().time() + 20
     while not await probe():
         assert asyncio.get_running_loop().time() < give_up

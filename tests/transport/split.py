@@ -14,7 +14,7 @@ class SplitNetwork(Network):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._deaf: set[tuple[str, str]] = set()
-        """Senders with the receivers that do not hear them."""
+        """Pairs of a sender and a receiver that does not hear it."""
 
     def partition(self, one: Iterable[str], other: Iterable[str], *, one_way: bool = False) -> None:
         """Separate the peers of `one` from those of `other`. With `one_way`, `one` still hears the others."""
@@ -24,7 +24,7 @@ class SplitNetwork(Network):
             self._deaf.update((b, a) for b in others if not one_way)
 
     def heal(self) -> None:
-        """End all partitions; what was swallowed stays lost."""
+        """End all partitions. Lost frames stay lost."""
         self._deaf.clear()
 
     def hears(self, one: str, other: str) -> bool:

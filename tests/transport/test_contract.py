@@ -1,4 +1,4 @@
-"""What every transport promises (sfnode.transport.base), checked on the one in memory and on libp2p."""
+"""The contract of `sfnode.transport.base`, checked with the memory transport and with libp2p."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def pair(nodes, inbound):
-    """Two nodes and both ends of a link from the second to the first."""
+    """Return two nodes and both ends of a link from the second to the first."""
     host, guest = await nodes(2)
     arriving = inbound(host)
     there = await guest.connect(host.peer, host.addresses())

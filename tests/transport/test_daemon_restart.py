@@ -1,4 +1,4 @@
-"""Nodes without engines over real p2pd processes that are killed or hang: what they survive, how fast."""
+"""Recovery of nodes, without engines, whose p2pd processes are killed or hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTICED = 2.0
 """Seconds within which a dead or hung daemon must be noticed."""
 
 RESTARTED = 10.0
-"""Seconds within which it must run again."""
+"""Seconds within which the daemon must run again."""
 
 
 def transport(folder: Path, name: str) -> HivemindTransport:
@@ -68,7 +68,6 @@ async def test_a_daemon_that_dies_or_hangs_is_replaced_and_the_link_comes_back(
 
 
 def daemon_of(node: Node) -> int:
-    assert node.transport._session is not None
     return node.transport._session.p2pd.pid
 
 

@@ -1,4 +1,4 @@
-"""The roster's records: what is written can be read, and nothing that strangers write can do harm."""
+"""Records of the roster: written records can be read, and strangers' records do no harm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_later_version_may_write_more():
 
 
 class Key:
-    """A key of a toy scheme: the id is the public key, and everybody can sign who has not to."""
+    """A key of a toy signature scheme, in which the id is the public key and anybody can forge."""
 
     def __init__(self, name: str = PEER) -> None:
         self.public = name.encode()
@@ -98,7 +98,7 @@ def validator(key: Key = OWN) -> roster.SignedRecords:
 
 
 def stored(key: Key = OWN, **changes):
-    """A record as its peer has signed it."""
+    """Return a record as its peer signed it, with these changes."""
     record = SimpleNamespace(
         key=bytes(20), subkey=msgpack.packb(PEER), value=msgpack.packb(GOOD), expiration_time=NOW + 60
     )
@@ -108,7 +108,7 @@ def stored(key: Key = OWN, **changes):
 
 
 def changed(**changes):
-    """A record that somebody has changed after it was signed."""
+    """Return a record that was changed after it was signed."""
     record = stored()
     record.__dict__.update(changes)
     return record
@@ -159,7 +159,7 @@ def test_the_dht_keeps_nothing_about_a_peer_that_another_has_written(record):
 
 
 def test_no_record_outlives_the_others():
-    """By more than clocks may differ."""
+    """Lifetimes may exceed the maximum only by the difference of clocks."""
     lifetimes = [roster.MAX_TTL * tenths / 10 for tenths in range(1, 100)]
     kept = [life for life in lifetimes if validator().validate(stored(expiration_time=NOW + life))]
     assert roster.MAX_TTL <= max(kept) <= roster.MAX_TTL + 60
@@ -171,7 +171,7 @@ def test_no_foreign_record_is_an_error(subkey, value, expiry):
 
 
 def test_of_more_records_than_are_kept_chance_decides_which():
-    """Not an order of ids, which strangers would make to fit."""
+    """An order of ids would let strangers choose ids that come first."""
     records = [PeerRecord(f"Qm{number:05d}", (), 0, 0) for number in range(4 * roster.MAX_ROSTER)]
     found = roster.sample(records, Random(1))
     assert len(found) == roster.MAX_ROSTER

@@ -1,1 +1,1 @@
-"""The computing of a node: its model on a thread of its own, the steps that it orders, questions to it."""
+"""Computation in a node: the model on its own thread, the schedule of its steps, and questions to it."""

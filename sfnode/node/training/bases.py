@@ -2,8 +2,8 @@
 
 They are files in the data folder, named by their digests. The manifest and, in an organised run, the
 decisions so far say which bases are wanted: those of all begun subspaces and of the next one. Bases that were
-replaced before their subspace began are removed, as no update is along them. Bases that nobody can use, by an
-organiser's mistake, are reported, and the node waits for a better decision.
+replaced before their subspace began are removed, as no update uses them. If the organiser has published
+unusable bases, the node reports it and waits for another decision.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sfnode.node.run_context import RunContext
 from sfnode.node.training.engine_thread import EngineThread
 from sfnode.printable import size_text
 from sfnode.store.disk_errors import disk_faults
+from sfnode.transport.base import call_off
 from sfprotocol.decisions import Bases
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import Listing, decode, hash_bases
@@ -178,8 +179,7 @@ class PublishedBases:
 
     async def _stop_fetching(self) -> None:
         if self._fetching:
-            self._fetching.cancel()
-            await asyncio.gather(self._fetching, return_exceptions=True)
+            await call_off([self._fetching])
             self._fetching = None
 
     def _may_come(self, one: Bases) -> bool:

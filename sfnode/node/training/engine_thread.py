@@ -3,9 +3,8 @@
 All work on the model happens here, one job at a time. So the engine needs no locks, and the event loop never
 waits for a forward pass. The event loop passes on only what counts: `{feed: number of steps, with factors}`.
 The thread compares that with the applied updates and reads the difference from the log. The difference may be
-the whole history after loading, the updates of a round, a cut, or a seal. So the queue is bounded by the
-number of feeds, however long the engine is busy. This module knows no links, and reads only differences from
-the log.
+the whole history after loading, the updates of a round, a cut, or a seal. So the number of feeds bounds the
+queue, however long the engine is busy.
 """
 
 from __future__ import annotations
@@ -184,9 +183,9 @@ class EngineThread:
             try:
                 result = function(engine)
             except Exception as error:  # the caller's to handle, not the end of the thread
-                self._post(_fail, future, error)
+                self._post(_settle, future, future.set_exception, error)
             else:
-                self._post(_settle, future, result)
+                self._post(_settle, future, future.set_result, result)
             if of is not None:
                 self._apply(engine, dict.fromkeys(of, NOTHING) | before)
 
@@ -297,11 +296,6 @@ class EngineThread:
             self._on_failure(error)
 
 
-def _settle(future: asyncio.Future[T], result: T) -> None:
+def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
     if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+        settle(outcome)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
@@ -105,7 +105,7 @@ class LocalModel:
         self._load = load
         self._caught_up = caught_up
         self._fail = fail
-        driver.advanced.append(self.follow)
+        driver.on_round.append(self.follow)  # before the organiser, which asks about the state after a round
         driver.retreat.append(self.retreat)
 
     # -- living ------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ class LocalModel:
             self.scheduler.ready = self.scheduler.ready or (self.loaded and self._caught_up())
             self.scheduler.advance()
 
-    def follow(self, feeds: Iterable[Feed]) -> None:
+    def follow(self, feeds: Sequence[Feed]) -> None:
         """Let the engine follow the feeds whose counted updates have changed."""
         outdated = self._machine.organised is not None and self._machine.organised.outdated
-        if self.thread and not outdated:  # else what it would have to read is gone
+        if self.thread and feeds and not outdated:  # otherwise the log lacks what it would read
             self.thread.advance({feed: self._machine.counted(feed) for feed in feeds})
 
     async def retreat(self, stops: Mapping[Feed, int]) -> None:
@@ -251,7 +251,7 @@ class LocalModel:
             frontier = self._machine.frontier
             moment = ModelMoment(frontier.digest().hex(), frontier.known)
             if self._bases:
-                self._bases.tell(self.thread)  # it knows of all that this moment's decisions name
+                self._bases.tell(self.thread)  # the bases that the decisions of this moment name
             asked, do = PendingQuestion(what), self._limiter.offloading_again(question)
 
             def begun(engine: Engine) -> T:

@@ -1,1 +1,1 @@
-"""The transport over libp2p, through hivemind and its daemon p2pd; all their quirks are here."""
+"""The transport over libp2p, through hivemind and its daemon p2pd, with all workarounds for both."""

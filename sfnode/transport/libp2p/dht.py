@@ -212,8 +212,8 @@ class _Reader(MSGPackSerializer):  # type: ignore[misc]
 def _read_roster(data: bytes) -> DictionaryDHTValue:
     """Return a roster from the format that `DictionaryDHTValue.packb` writes. Raises TypeError and others.
 
-    Too many entries give an empty roster: peers forget a peer that refuses what they hand over. Subkeys that
-    are no text are left out: hivemind cannot compare them where two expire together.
+    Too many entries give an empty roster: after an error the sender would forget this peer. Subkeys that are
+    not text are left out, because hivemind cannot compare them when two entries expire together.
     """
     roster = DictionaryDHTValue()
     try:
@@ -307,7 +307,7 @@ async def _nearest(dht: DHTNode, key: DHTID) -> list[PeerID]:
 async def _ask(dht: DHTNode, peer: PeerID, key: DHTID) -> list[Entry]:
     """Return the records in one peer's copy of a roster; none without a usable answer.
 
-    hivemind's own call would forget a peer that does not answer. This peer may only have too much to say.
+    hivemind's own call would forget a peer without a usable answer. But the answer may only be too large.
     """
     protocol = dht.protocol
     question = FindRequest(keys=[key.to_bytes()], peer=protocol.node_info)

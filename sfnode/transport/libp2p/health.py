@@ -90,9 +90,10 @@ class Pulse:
 
     async def stops(self) -> str:
         """Wait until p2pd has died, hangs or needs a new start; return which."""
-        ends = {
+        hung_up = asyncio.wait(_conversations(self._p2p), return_when=asyncio.FIRST_COMPLETED)
+        ends: dict[asyncio.Task[Any], str] = {
             asyncio.create_task(self._p2pd.ended()): "is gone",
-            asyncio.create_task(_hung_up(self._p2p)): "is gone",  # sometimes noticed sooner
+            asyncio.create_task(hung_up): "is gone",  # sometimes noticed sooner
             asyncio.create_task(self._hung()): "hangs",
             asyncio.create_task(self._moved()): "has connections from an address that is gone",
             asyncio.create_task(self._unrelayed()): "has lost its relays",
@@ -181,11 +182,6 @@ def _conversations(p2p: Any) -> list[asyncio.Task[Any]]:
     control = p2p._client.control
     tasks = (control._read_task, control._write_task, p2p._listen_task)
     return [task for task in tasks if task is not None]
-
-
-async def _hung_up(p2p: Any) -> None:
-    """Return when one of hivemind's tasks that talk to p2pd has ended."""
-    await asyncio.wait(_conversations(p2p), return_when=asyncio.FIRST_COMPLETED)
 
 
 def _forget_finished(p2p: Any) -> None:

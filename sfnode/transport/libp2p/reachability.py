@@ -4,8 +4,8 @@ libp2p does not dial an address again for 5 s after a failure, and for longer af
 minutes): a peer that comes back would be met long after that. So libp2p is given only addresses at which a
 TCP connection can be opened. Then it hardly ever notices that a peer was away. (The DHT still asks a peer
 that has just gone once more, which costs 5 s if the peer comes back at once.) Names are looked up here as
-well, because libp2p's own look-up counts towards its time for the dial, and forgets the answer. Knows no
-libp2p beyond that.
+well, because libp2p's own look-up counts towards its time for the dial, and forgets the answer. This module
+knows nothing else of libp2p.
 """
 
 from __future__ import annotations

@@ -74,10 +74,6 @@ def _share(most: int) -> int:
     return min(most, most * descriptors.limit() // USUAL)
 
 
-async def _leave_connected(peer: str) -> None:
-    """Do nothing: there is no connection below the streams."""
-
-
 class StreamLink:
     """A `Link` over an asyncio reader and writer, which it owns."""
 
@@ -195,7 +191,7 @@ def seen_at(caller: Caller) -> str:
 class Switchboard:
     """The open links of one node, and the handlers to which inbound streams go."""
 
-    def __init__(self, disconnect: Callable[[str], Awaitable[None]] = _leave_connected) -> None:
+    def __init__(self, disconnect: Callable[[str], Awaitable[None]]) -> None:
         """`disconnect` ends the connection with a peer, and with it all its streams."""
         self.link_handler: LinkHandler | None = None
         self.request_handler: RequestHandler | None = None

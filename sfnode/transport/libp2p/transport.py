@@ -11,7 +11,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,15 +149,11 @@ def _check_addresses(settings: HivemindSettings) -> None:
             raise base.bad_address(address, "others need the port itself, 0 is not one")
 
 
-def _addresses_of(peer: str, addresses: Iterable[str]) -> list[Multiaddr]:
-    """Return the `addresses` that are well-formed and belong to `peer`, without /p2p/ID."""
-    found = []
+def _well_formed(addresses: Iterable[str]) -> Iterator[tuple[PeerID, Multiaddr]]:
+    """Yield the peer and the address without /p2p/ID of each well-formed address."""
     for address in addresses:
         with suppress(UserError):
-            target, maddr = _split(address)
-            if target.to_base58() == peer:
-                found.append(maddr)
-    return found
+            yield _split(address)
 
 
 @dataclass(slots=True)
@@ -236,7 +232,8 @@ class HivemindTransport:
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
         """Open a link. Malformed addresses and those of other peers are skipped."""
-        return self._board.keep(await self._open(peer, _addresses_of(peer, addresses), LINK_PROTOCOL))
+        own = [maddr for target, maddr in _well_formed(addresses) if target.to_base58() == peer]
+        return self._board.keep(await self._open(peer, own, LINK_PROTOCOL))
 
     async def request(self, address: str, frame: bytes) -> bytes:
         target, maddr = _split(address)
@@ -273,7 +270,8 @@ class HivemindTransport:
         """Bootstrap; wait for the first answer as long as it takes, and BOOTSTRAP_GRACE for the others."""
         session = self._running()
         dht = session.dht
-        attempts = [asyncio.create_task(self._join(session, *peer)) for peer in self._others(addresses)]
+        others = [peer for peer in _well_formed(addresses) if peer[0] != self.peer]
+        attempts = [asyncio.create_task(self._join(session, *peer)) for peer in others]
         try:
             for attempt in asyncio.as_completed(attempts):
                 if await attempt:
@@ -285,16 +283,6 @@ class HivemindTransport:
         finally:
             await cancel(attempts)
         return sum(one.done() and not one.cancelled() and one.result() for one in attempts)
-
-    def _others(self, addresses: Iterable[str]) -> list[tuple[PeerID, Multiaddr]]:
-        """Return the well-formed addresses of other peers."""
-        others = []
-        for address in addresses:
-            with suppress(UserError):
-                target, maddr = _split(address)
-                if target != self.peer:
-                    others.append((target, maddr))
-        return others
 
     async def _join(self, session: _Session, target: PeerID, maddr: Multiaddr) -> bool:
         """Dial a peer and introduce its DHT node and ours to each other; return whether it answered."""

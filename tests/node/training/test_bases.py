@@ -1,4 +1,4 @@
-"""Published bases: nodes get them from each other, compute nothing without them, and give them on."""
+"""Published bases: nodes get them from each other, need them for training, and give them to others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sfprotocol.decisions import Bases, Recorded
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE
 from tests.modelshare.test_modelshare import ask
-from tests.node.fixtures import work_takes_no_time
+from tests.node.fixtures import quicken_downloads, work_takes_no_time
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest, organised
 
 SwarmOf = Callable[..., Swarm]
@@ -32,9 +32,7 @@ OUT = PIECE // RANK
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(share, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(download, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(download, "MIN_PAUSE", 0.02)
-    monkeypatch.setattr(download, "MAX_PAUSE", 0.1)
+    quicken_downloads(monkeypatch)
     monkeypatch.setattr(organiser, "LOOK_INTERVAL", 0.05)
 
 
@@ -58,7 +56,7 @@ def has(node: Node, digest: str) -> bool:
 async def test_a_late_node_gets_the_bases_from_a_peer_and_gives_them_on(
     swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
-    """They lie beside the manifest of the first node; the second one is gone when the third comes."""
+    """The bases lie beside the manifest of the first node, which has left when the third node comes."""
     digest = made(tmp_path)
     swarm = swarm_of(run_of(digest))
     a = await swarm.first()
@@ -85,7 +83,6 @@ async def test_a_node_without_bases_makes_no_updates_and_says_why(
     await a.until(lambda: a.node.status().alarms)
     said = a.node.status()
     assert (said.state, said.own_updates) == (NodeState.WAITING, 0)
-    assert said.wait
     assert said.wait.reason is Wait.BASES
     assert [alarm.code for alarm in said.alarms] == ["SF081"]
     bases.path_in(tmp_path / "elsewhere", digest).replace(bases.path_in(a.layout.bases, digest))
@@ -118,14 +115,13 @@ async def test_a_file_that_is_taken_away_while_it_is_read_ends_nothing(
         return read(file, *how, **more)
 
     monkeypatch.setattr(bases, "read", taken_away)
-    assert a.node.bases
     assert a.node.bases._local(digest) is None
 
 
 async def test_bases_that_nobody_could_use_are_said_to_be_so_and_end_nothing(
     swarm_of: SwarmOf, tmp_path: Path
 ) -> None:
-    """The digest is of a file of another size: the fault is the run's."""
+    """The run names the digest of a file of the wrong size."""
     wrong = bases.write(tmp_path, [(np.ones((3, RANK), np.int8), np.ones((4, RANK), np.int8))])
     swarm = swarm_of(run_of(wrong))
     a = await swarm.first()
@@ -186,7 +182,6 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
     a = await swarm.first(organise=True, keys_dir=tmp_path / "keys")
     await a.until(lambda: a.machine.may_compute)
     b = await swarm.join("b")
-    assert a.node.organising
     subspace = a.machine.organised.run_state.next_subspace()
     assert await a.node.organising.decide(Bases(0, bytes.fromhex(second))) is not None
     assert await a.node.organising.decide(Bases(subspace, bytes.fromhex(second))) is None
@@ -205,14 +200,13 @@ async def test_bases_of_a_later_subspace_are_fetched_before_it_begins(
 async def test_bases_that_others_took_the_place_of_are_removed_and_those_of_later_ones_wait(
     swarm_of: SwarmOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends within its first subspace, so that no update is along any of them."""
+    """The run ends within its first subspace, so no update uses the later bases."""
     work_takes_no_time(monkeypatch)
     first, second, third, far = made(tmp_path), *(made(tmp_path / "a" / "bases", n) for n in (2, 3, 4))
     swarm = swarm_of(organised(run_of(first), tmp_path / "keys", subspace_epochs=1000))
     a = await swarm.first(organise=True, keys_dir=tmp_path / "keys")
     await a.until(lambda: a.machine.may_compute)
     b = await swarm.join("b")
-    assert a.node.organising
     for subspace, digest in ((2, far), (1, second)):
         assert await a.node.organising.decide(Bases(subspace, bytes.fromhex(digest))) is None
     await b.until(lambda: has(b, second))
@@ -234,7 +228,6 @@ async def test_many_bases_for_later_subspaces_are_neither_looked_for_nor_told_to
     a = await swarm_of(organised(run_of(first), tmp_path / "keys", subspace_epochs=1000)).first()
     await eventually(lambda: a.node.bases is not None and not a.node.bases.lacking())
     run_state, published, looked = a.machine.frontier.run_state, a.node.bases, list[Bases]()
-    assert run_state
     assert published
     for subspace in range(1, 1000):
         run_state.apply(Recorded(Bases(subspace, subspace.to_bytes(32, "big"))))

@@ -1,14 +1,15 @@
-"""The engine thread: one thing at a time, never in the way of the loop, fed from the log by position."""
+"""The engine thread: it does one job at a time, never blocks the event loop, and reads updates from the
+log."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -48,12 +49,14 @@ def advance(owner: Owner, stops: Stops) -> None:
 
 
 def nothing(applied: Mapping[Feed, Counted], wanted: Mapping[Feed, Counted]) -> Iterator[UpdateBatch]:
-    """A log in which no feed ever moves."""
+    """Read nothing: no feed of this log ever grows."""
     return iter(())
 
 
 class Owner:
-    """Owns an engine thread and takes its callbacks; they must come on the event loop's thread."""
+    """An engine thread and its callbacks, which must run on the event loop's thread."""
+
+    made: ClassVar[list[Owner]] = []
 
     def __init__(self, load: Callable[[], Any], read: Callable[..., Iterator[UpdateBatch]] = nothing) -> None:
         self.ready = asyncio.Event()
@@ -67,6 +70,7 @@ class Owner:
             on_result=self._on_result,
             on_failure=self.failures.append,
         )
+        self.made.append(self)
 
     def start(self) -> Owner:
         self.thread.start()
@@ -82,7 +86,7 @@ class Owner:
 
 
 class Exact:
-    """An engine of exact cores that notes what it was given; `gate` holds its steps up."""
+    """An engine with exact cores that records the sizes of its batches. Its steps wait for `gate`."""
 
     def __init__(self) -> None:
         self.core = Core(*RUN.core_shape)
@@ -107,8 +111,24 @@ class Exact:
         return Result((0,) * len(seeds))
 
 
+class Loading:
+    """A function that returns the engine once `done` is set."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.done = threading.Event()
+
+    def __call__(self) -> Any:
+        self.done.wait()
+        return self.engine
+
+
+def cannot_load() -> SmallEngine:
+    raise ValueError("no model")
+
+
 def core_of(log: UpdateLog, stops: Stops) -> bytes:
-    """The digest of a core with exactly these updates, added one feed after the other."""
+    """Return the digest of a core with exactly these updates."""
     core = Core(*RUN.core_shape)
     for kept in log.records():
         parts = [(epoch, scalar) for epoch, scalars in kept.segment.parts for scalar in scalars]
@@ -117,6 +137,14 @@ def core_of(log: UpdateLog, stops: Stops) -> bytes:
             one_by_one = [EpochScalars(epoch, (scalar,)) for epoch, scalar in wanted]
             core.add(batch(kept.segment.feed_key, kept.segment.first, one_by_one))
     return core.digest()
+
+
+@pytest.fixture(autouse=True)
+async def all_stop() -> AsyncIterator[None]:
+    """Stop the threads of a test. All must end soon."""
+    yield
+    assert all([await owner.thread.stop(5) for owner in Owner.made])
+    Owner.made.clear()
 
 
 @pytest.fixture
@@ -133,7 +161,6 @@ async def test_the_constructor_starts_no_thread() -> None:
     owner = Owner(Exact)
     assert threading.active_count() == before
     assert await owner.start().thread.call(lambda engine: 7) == 7
-    assert await owner.thread.stop(5)
 
 
 async def test_steps_and_updates_take_turns_in_the_order_of_asking(log: UpdateLog) -> None:
@@ -148,11 +175,10 @@ async def test_steps_and_updates_take_turns_in_the_order_of_asking(log: UpdateLo
         assert await owner.thread.call(lambda engine: len(engine.applied)) == number + 1  # type: ignore[attr-defined]
     assert [order.first for order, _ in owner.results] == list(range(20))
     assert owner.results[3][1] == Result((scalar_of(3),))
-    assert await owner.thread.stop(5)
 
 
 class OnOneThread:
-    """An engine that insists that everything but `prepare` is called on one thread."""
+    """An engine that fails if anything but `prepare` is called on another thread."""
 
     def __init__(self, engine: SmallEngine) -> None:
         self._engine = engine
@@ -181,14 +207,10 @@ async def test_nothing_but_preparing_is_asked_of_the_engine_on_another_thread(lo
     prepared = await owner.thread.call(lambda engine: engine.prepared)  # type: ignore[attr-defined]
     assert prepared == [(number,) for number in range(5)]
     assert not owner.failures
-    assert await owner.thread.stop(5)
 
 
 async def test_an_engine_that_cannot_be_loaded_is_reported() -> None:
-    def load() -> SmallEngine:
-        raise ValueError("no model")
-
-    owner = Owner(load).start()
+    owner = Owner(cannot_load).start()
     await eventually(lambda: owner.failures)
     assert str(owner.failures[0]) == "no model"
     assert not owner.ready.is_set()
@@ -203,7 +225,6 @@ async def test_an_engine_that_fails_in_a_step_is_reported_and_does_nothing_more(
     advance(owner, {feed_of("a"): 1})
     await eventually(lambda: owner.failures)
     assert isinstance(owner.failures[0], ZeroDivisionError)
-    assert await owner.thread.stop(5)
     assert not engine.applied
 
 
@@ -213,7 +234,6 @@ async def test_a_log_that_ends_too_early_is_reported(log: UpdateLog) -> None:
     advance(owner, {feed_of("a"): 2})
     await eventually(lambda: owner.failures)
     assert "missing" in str(owner.failures[0])
-    assert await owner.thread.stop(5)
 
 
 async def test_a_result_that_cannot_be_taken_in_is_reported_like_an_engine_that_fails() -> None:
@@ -222,7 +242,6 @@ async def test_a_result_that_cannot_be_taken_in_is_reported_like_an_engine_that_
     owner.thread.order(Order(FEED, 0, 0, (1,)))
     await eventually(lambda: owner.failures)
     assert isinstance(owner.failures[0], AttributeError)
-    assert await owner.thread.stop(5)
 
 
 async def test_a_question_that_fails_is_its_askers_business() -> None:
@@ -231,14 +250,10 @@ async def test_a_question_that_fails_is_its_askers_business() -> None:
         await owner.thread.call(lambda _: 1 / 0)
     assert await owner.thread.ask(lambda _: 7) == 7
     assert not owner.failures
-    assert await owner.thread.stop(5)
 
 
 async def test_nobody_waits_for_the_answer_of_a_thread_that_has_ended() -> None:
-    def load() -> SmallEngine:
-        raise ValueError("no model")
-
-    broken = Owner(load).start()
+    broken = Owner(cannot_load).start()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(broken.thread.ask(lambda _: 7), 5)
     ended = Owner(lambda: SmallEngine(RUN)).start()
@@ -280,29 +295,23 @@ async def test_orders_that_have_not_begun_can_be_withdrawn() -> None:
     engine.gate.set()
     await owner.thread.call(lambda _: None)
     assert [order for order, _ in owner.results] == orders[:1]
-    assert await owner.thread.stop(5)
 
 
 # -- updates by position ---------------------------------------------------------------------------------
 
 
 async def test_updates_that_arrive_while_the_model_loads_wait(log: UpdateLog) -> None:
-    loaded, engine = threading.Event(), SmallEngine(RUN)
-
-    def load() -> SmallEngine:
-        loaded.wait()
-        return engine
-
-    owner = Owner(load, partial(changes, log)).start()
+    engine = SmallEngine(RUN)
+    loading = Loading(engine)
+    owner = Owner(loading, partial(changes, log)).start()
     log.append([record(RUN, "a", [5])])
     advance(owner, {feed_of("a"): 1})
     answer = owner.thread.call(lambda engine: engine.core.digest())
     assert not owner.ready.is_set()
-    loaded.set()
+    loading.done.set()
     await answer
     assert owner.ready.is_set()
     assert len(engine.applied) == 1
-    assert await owner.thread.stop(5)
 
 
 async def test_the_engine_is_ready_when_it_has_the_history(log: UpdateLog) -> None:
@@ -316,18 +325,13 @@ async def test_the_engine_is_ready_when_it_has_the_history(log: UpdateLog) -> No
     owner.start()
     await eventually(lambda: seen)
     assert seen == [3]
-    assert await owner.thread.stop(5)
 
 
 async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: UpdateLog) -> None:
-    """However many updates there are; as many as these took 240 kB in a queue."""
-    loaded, engine, updates, names = threading.Event(), Exact(), 10_000, "abc"
-
-    def load() -> Exact:
-        loaded.wait()
-        return engine
-
-    owner = Owner(load, partial(changes, log)).start()
+    """The number of updates does not matter."""
+    engine, updates, names = Exact(), 3_000, "abc"
+    loading = Loading(engine)
+    owner = Owner(loading, partial(changes, log)).start()
     stops: dict[Feed, int] = {}
     for number in range(updates):
         stops[feed_of(names[number % 3])] = number // 3 + 1
@@ -339,26 +343,21 @@ async def test_what_waits_while_the_model_loads_is_bounded_by_the_feeds(log: Upd
         starts = [*range(0, len(scalars), 400), len(scalars)]
         for first, stop in pairwise(starts):
             log.append([record(RUN, name, scalars[first:stop], before=scalars[:first])])
-    loaded.set()
+    loading.done.set()
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, stops)
     assert sum(engine.sizes) == updates
-    assert await owner.thread.stop(5)
 
 
 async def test_a_cut_while_the_model_loads_and_one_after_it(log: UpdateLog) -> None:
-    loaded, engine = threading.Event(), Exact()
-
-    def load() -> Exact:
-        loaded.wait()
-        return engine
-
+    engine = Exact()
+    loading = Loading(engine)
     a, b = feed_of("a"), feed_of("b")
     log.append([record(RUN, "a", [1, 2, 3, 4, 5]), record(RUN, "b", [6, 7])])
-    owner = Owner(load, partial(changes, log)).start()
+    owner = Owner(loading, partial(changes, log)).start()
     advance(owner, {a: 5, b: 1})
     log.append([], [CutRecord(a, 2, bytes(32), b"proof")])
     advance(owner, {a: 2})
-    loaded.set()
+    loading.done.set()
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2, b: 1})
     assert sum(engine.sizes) == 3  # the steps behind the cut were never applied
     advance(owner, {b: 2})
@@ -367,11 +366,10 @@ async def test_a_cut_while_the_model_loads_and_one_after_it(log: UpdateLog) -> N
     advance(owner, {b: 0})
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 2})
     assert sum(engine.sizes) == 6
-    assert await owner.thread.stop(5)
 
 
 async def test_a_question_is_about_the_moment_at_which_it_was_asked(log: UpdateLog) -> None:
-    """Although it waits for a step, and updates and a cut arrive meanwhile."""
+    """This holds even if updates and a cut arrive while the question waits for a step."""
     engine = Exact()
     engine.gate.clear()
     a = feed_of("a")
@@ -389,7 +387,6 @@ async def test_a_question_is_about_the_moment_at_which_it_was_asked(log: UpdateL
     for stop, answer in answers.items():
         assert await answer == core_of(log, {a: stop})
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 1})
-    assert await owner.thread.stop(5)
 
 
 async def test_a_question_can_be_about_other_updates_which_leave_no_trace(log: UpdateLog) -> None:
@@ -410,11 +407,10 @@ async def test_a_question_can_be_about_other_updates_which_leave_no_trace(log: U
     advance(owner, {a: 6, b: 4})
     assert await owner.thread.ask(digest) == core_of(log, {a: 6, b: 4})
     assert not owner.failures
-    assert await owner.thread.stop(5)
 
 
 async def test_a_question_about_updates_that_the_log_lacks_ends_the_engine(log: UpdateLog) -> None:
-    """Its cores may hold a part of them by then."""
+    """The cores may already hold some of the updates."""
     owner = Owner(Exact, partial(changes, log)).start()
     asked = owner.thread.ask(lambda engine: 7, counted({feed_of("a"): 1}))
     await eventually(lambda: owner.failures)
@@ -431,35 +427,36 @@ async def test_a_long_replay_does_not_hold_up_the_end() -> None:
     owner = Owner(lambda: engine, endless).start()
     advance(owner, {FEED: 1})
     await eventually(lambda: engine.sizes)
-    assert await owner.thread.stop(5)
     assert not owner.failures
 
 
 NAMES = "abc"
-STEPS = 200
+STEPS = 100
 
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpdateLog]:
-    """Three feeds in segments of various sizes; what was read of it from disk and what from memory varies."""
+    """A log of three feeds in segments of various sizes, partly from an earlier opening of the file."""
     path = tmp_path_factory.mktemp("history") / "updates.sqlite"
     with UpdateLog.open(path, RUN.run_id) as log:
-        _say(log, 0, 120)
+        _say(log, 0, 60)
     with UpdateLog.open(path, RUN.run_id) as log:
-        _say(log, 120, STEPS)
+        _say(log, 60, STEPS)
         yield log
 
 
 def _say(log: UpdateLog, start: int, end: int) -> None:
+    records = []
     for number, name in enumerate(NAMES):
         size = 7 * number + 1
         for first in range(start, end, size):
             said = [step * 31 % 401 - 200 for step in range(min(first + size, end))]
-            log.append([record(RUN, name, said[first:], before=said[:first])])
+            records.append(record(RUN, name, said[first:], before=said[:first]))
+    log.append(records)
 
 
 moves = st.tuples(st.sampled_from(NAMES), st.integers(0, STEPS))
-"""A feed and where it counts now: further than before, or cut."""
+"""A feed and its new number of counted updates, larger or smaller than before."""
 
 
 @settings(max_examples=40, deadline=None)
@@ -485,6 +482,7 @@ def test_whatever_the_order_the_cores_are_those_of_the_final_positions(
             assert await answer == core_of(history, moment)
         assert await owner.thread.stop(5)
         assert not owner.failures
+        Owner.made.remove(owner)
 
     asyncio.run(run())
 
@@ -493,7 +491,8 @@ def test_whatever_the_order_the_cores_are_those_of_the_final_positions(
 
 
 def as_(name: str, scalars: list[int], first: int) -> Record:
-    """What `name` says from step `first` on, in another history than the one that it has told before."""
+    """Return the segment of `name` from step `first` on, for a history that may differ from an earlier
+    one."""
     return record(RUN, name, scalars[first:], before=scalars[:first])
 
 
@@ -516,56 +515,40 @@ async def test_updates_are_taken_out_before_others_take_their_place_in_the_log(l
     advance(owner, {a: 3})
     assert await before == wanted
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 3})
-    assert await owner.thread.stop(5)
     assert not owner.failures
 
 
 async def test_a_history_may_be_replaced_at_once_while_the_model_loads(log: UpdateLog) -> None:
-    loaded, engine, a = threading.Event(), Exact(), feed_of("a")
-
-    def load() -> Exact:
-        loaded.wait()
-        return engine
-
+    loading, a = Loading(Exact()), feed_of("a")
     log.append([as_("a", [1, 2, 3, 4], 0)])
-    owner = Owner(load, partial(changes, log)).start()
+    owner = Owner(loading, partial(changes, log)).start()
     advance(owner, {a: 4})
     await asyncio.wait_for(owner.thread.retreat(counted({a: 1})), 5)
     log.append([as_("a", [1, 7, 8], 1)], replacing=True)
     advance(owner, {a: 3})
-    loaded.set()
+    loading.done.set()
     assert await owner.thread.ask(lambda engine: engine.core.digest()) == core_of(log, {a: 3})
-    assert await owner.thread.stop(5)
 
 
 async def test_a_question_that_waits_while_the_model_loads_is_about_the_history_that_was_there(
     log: UpdateLog,
 ) -> None:
-    loaded, engine, a = threading.Event(), Exact(), feed_of("a")
-
-    def load() -> Exact:
-        loaded.wait()
-        return engine
-
+    loading, a = Loading(Exact()), feed_of("a")
     log.append([as_("a", [1, 2, 3, 4], 0)])
     wanted = core_of(log, {a: 4})
-    owner = Owner(load, partial(changes, log)).start()
+    owner = Owner(loading, partial(changes, log)).start()
     advance(owner, {a: 4})
     before = owner.thread.ask(lambda engine: engine.core.digest())
     retreating = asyncio.create_task(owner.thread.retreat(counted({a: 1})))
     await asyncio.sleep(0)
     assert not retreating.done()
-    loaded.set()
+    loading.done.set()
     await retreating
     assert await before == wanted
-    assert await owner.thread.stop(5)
 
 
 async def test_nobody_waits_for_an_engine_that_has_failed(log: UpdateLog) -> None:
-    def load() -> SmallEngine:
-        raise ValueError("no model")
-
-    owner = Owner(load).start()
+    owner = Owner(cannot_load).start()
     owner.thread.ask(lambda _: 7)
     await asyncio.wait_for(owner.thread.retreat(counted({feed_of("a"): 1})), 5)
 
@@ -581,4 +564,3 @@ async def test_factors_and_rates_of_what_is_applied_change(log: UpdateLog) -> No
         for columns in changes(log, {}, {a: Counted(runs, rates)}):
             core.add(columns)
         assert await owner.thread.ask(lambda engine: engine.core.digest()) == core.digest()
-    assert await owner.thread.stop(5)

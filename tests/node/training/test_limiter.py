@@ -26,12 +26,13 @@ from sfnode.resources.bandwidth_limits import Bandwidth, DailyTraffic
 from sfnode.resources.policy import BURST, Readings
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually
+from tests.refusals import fails_with, refused
 
 LARGEST = 3 * MAX_SEGMENT_UPDATES + 200
-"""Bytes of the largest frame, a segment: by so much a link may exceed its rate, and then waits longer."""
+"""Size of the largest frame, a segment. A link may exceed its rate by that much, and then waits longer."""
 
 LONG_STEP = 0.1
-"""Seconds of a step that takes a hundred times as long as usual; a longer rest makes up for it."""
+"""Seconds of a step that takes a hundred times as long as usual. A longer rest follows it."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +41,24 @@ def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(node: Node) -> int:
-    assert node.node.model.scheduler is not None
     return node.node.model.scheduler.made
 
 
+async def training(swarm: Swarm, **options: Any) -> Node:
+    """Start the first node of the run, and return it once it makes updates."""
+    node = await swarm.first(**options)
+    await node.until(lambda: made(node) > 5)
+    return node
+
+
 async def steady(node: Node) -> int:
-    """Return the number of its updates once no more come."""
-    training = node.node.model.scheduler
-    assert training is not None
-    await eventually(lambda: not training.busy)
+    """Wait until the node's last update is admitted, and return the number of its updates."""
+    await eventually(lambda: not node.node.model.scheduler.busy)
     return made(node)
 
 
 def away_from_now() -> str:
-    """Return hours of the day that are not now."""
+    """Return a range of hours that does not contain the present time."""
     now = datetime.now()
     return f"{now + timedelta(hours=2):%H:%M}-{now + timedelta(hours=3):%H:%M}"
 
@@ -96,8 +101,7 @@ async def test_a_paused_node_forwards_the_updates_of_others_and_resumes_where_it
 
 
 async def test_a_pause_ends_by_itself_after_the_time_asked_for(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     begun = time.monotonic()
     status = await a.client.pause(0.3)
     assert status.pauses[0].startswith("asked for, until ")
@@ -121,9 +125,8 @@ async def test_a_pause_ends_an_evaluation_in_progress_but_not_one_asked_for_late
     asking = asyncio.create_task(a.client.evaluate())
     await eventually(a.engine.measuring.is_set)
     await a.client.pause()
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.PAUSED):
         await asking
-    assert refusal.value.code is Code.PAUSED
     await eventually(lambda: a.engine.aside)
     a.engine.endless = False
     own = await steady(a)
@@ -143,9 +146,8 @@ async def test_a_pause_ends_what_follows_an_evaluation(swarm: Swarm) -> None:
 
     a.engine.evaluate = evaluated
     a.engine.drift = None  # is not called any more
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.PAUSED):
         await a.client.evaluate()
-    assert refusal.value.code is Code.PAUSED
     await eventually(lambda: a.engine.aside)
 
 
@@ -156,7 +158,6 @@ async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) 
     asking = asyncio.create_task(a.client.evaluate())
     await eventually(a.engine.measuring.is_set)
     engine_thread = a.node.model.thread
-    assert engine_thread is not None
     await a.stop()
     with pytest.raises(UserError):
         await asking
@@ -164,8 +165,7 @@ async def test_an_evaluation_in_progress_ends_when_the_node_stops(swarm: Swarm) 
 
 
 async def test_an_offloaded_model_answers_questions_and_is_offloaded_again(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.pause()
     await steady(a)
     assert (await a.client.evaluate(base=True)).value == 0
@@ -175,7 +175,7 @@ async def test_an_offloaded_model_answers_questions_and_is_offloaded_again(swarm
 
 async def test_pausing_and_resuming_at_once_loses_no_step(swarm: Swarm) -> None:
     a = await swarm.first()
-    for _ in range(20):
+    for _ in range(10):
         await a.client.pause()
         await a.client.resume()
         known = a.known
@@ -186,9 +186,8 @@ async def test_pausing_and_resuming_at_once_loses_no_step(swarm: Swarm) -> None:
 
 async def test_a_relay_cannot_pause_but_may_have_limits(swarm: Swarm) -> None:
     a = await swarm.first(role="relay", limits=Limits(hours=away_from_now(), cpu=5))
-    with pytest.raises(UserError, match="a relay computes nothing") as refusal:
+    with refused(Code.BAD_OPTION, "a relay computes nothing"):
         await a.client.pause()
-    assert refusal.value.code is Code.BAD_OPTION
     assert (a.node.status().state, a.node.status().pauses) == ("idle", [])
 
 
@@ -232,8 +231,7 @@ async def test_a_node_without_a_neighbour_finishes_without_waiting_for_one(
 ) -> None:
     monkeypatch.setattr(readiness, "LEAVE_GRACE", 1000.0)
     monkeypatch.setattr(readiness, "SETTLE_TIME", 0.2)
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.finish()
     await a.ended()
 
@@ -259,15 +257,14 @@ async def test_a_node_outside_its_hours_computes_nothing_until_the_limit_is_remo
 
 @pytest.fixture
 def game(tmp_path: Path) -> Path:
-    """A program of a name that no other has."""
+    """A program with a name of its own."""
     path = tmp_path / "TheGame"
     shutil.copy(shutil.which("sleep") or "sleep", path)
     return path
 
 
 async def test_a_node_pauses_while_a_named_program_runs(swarm: Swarm, game: Path) -> None:
-    a = await swarm.first(limits=Limits(not_while=("thegame",)))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(not_while=("thegame",)))
     process = await asyncio.create_subprocess_exec(game, "60")
     try:
         await a.until(lambda: a.node.status().pauses == ["program: thegame is running"])
@@ -278,22 +275,18 @@ async def test_a_node_pauses_while_a_named_program_runs(swarm: Swarm, game: Path
     await a.until(lambda: made(a) > own)
 
 
-@pytest.mark.parametrize("share", [20, 50])
-async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(
-    swarm: Swarm, share: int
-) -> None:
-    a = await swarm.first(limits=Limits(gpu=share))
-    await a.until(lambda: made(a) > 5)
+async def test_a_share_of_the_gpu_is_the_share_of_the_time_in_which_steps_run(swarm: Swarm) -> None:
+    a = await training(swarm, limits=Limits(gpu=20))
     worker = a.node.model.thread
-    assert worker is not None
     busy, begun = worker.busy, time.monotonic()
-    await eventually(lambda: worker.busy > busy + 0.5)
-    assert worker.busy - busy <= share / 100 * (time.monotonic() - begun + BURST) + LONG_STEP
+    await eventually(lambda: worker.busy > busy + 0.3)
+    assert worker.busy - busy <= 0.2 * (time.monotonic() - begun + BURST) + LONG_STEP
 
 
-async def test_threads_make_room_for_other_programs_that_compute(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: a.node.model.loaded)
+async def test_threads_are_as_many_as_limited_or_leave_room_for_other_programs(swarm: Swarm) -> None:
+    a = await training(swarm, limits=Limits(threads=3))
+    assert a.engine.threads == 3
+    await a.client.limit({"threads": None})
     await eventually(lambda: a.engine.most_threads is not None)
     look = a.node.limiter._machine.look
     a.node.limiter._machine.look = lambda limits: look(limits)._replace(free=2.8)
@@ -305,16 +298,6 @@ async def test_threads_make_room_for_other_programs_that_compute(swarm: Swarm) -
     await eventually(lambda: a.engine.threads == 4)  # an explicit number is used as it is
 
 
-async def test_threads_can_be_changed_between_steps(swarm: Swarm) -> None:
-    a = await swarm.first(limits=Limits(threads=3))
-    await a.until(lambda: made(a) > 0)
-    assert a.engine.threads == 3
-    await a.client.limit({"threads": "1"})
-    await eventually(lambda: a.engine.threads == 1)
-    await a.client.limit({"threads": None})
-    await eventually(lambda: a.engine.threads is None)
-
-
 async def test_a_process_that_exceeds_its_memory_limit_pauses(swarm: Swarm) -> None:
     a = await swarm.first(limits=Limits(memory=1_000_000))
     await a.until(lambda: a.node.status().pauses)
@@ -324,9 +307,8 @@ async def test_a_process_that_exceeds_its_memory_limit_pauses(swarm: Swarm) -> N
 
 
 async def test_a_model_offloaded_for_a_pause_does_not_count_as_memory(swarm: Swarm) -> None:
-    """It came from a GPU and goes back there."""
-    a = await swarm.first(limits=Limits(memory="4G"))
-    await a.until(lambda: made(a) > 5)
+    """Such a model came from a GPU and goes back there."""
+    a = await training(swarm, limits=Limits(memory="4G"))
     look, size = a.node.limiter._machine.look, [2_000_000_000]
 
     def grown(limits: Limits) -> Readings:
@@ -355,7 +337,7 @@ async def test_a_limit_on_sending_holds_over_all_links_and_everything_arrives_in
     b, c = await swarm.join("b", role="relay"), await swarm.join("c", role="relay")
     await a.until(lambda: len(a.node.driver.pumps) == 2)
     before, begun = a.node.status().bytes_sent, time.monotonic()
-    await a.until(lambda: time.monotonic() - begun > 1.5)
+    await a.until(lambda: time.monotonic() - begun > 0.6)
     sent, took = a.node.status().bytes_sent - before, time.monotonic() - begun
     assert 0 < sent <= 3000 * (took + BURST) + LARGEST
     await a.client.pause()
@@ -402,8 +384,7 @@ async def test_a_node_whose_daily_quota_is_used_up_leaves_the_network_until_it_i
 async def test_bytes_that_the_network_daemon_moves_beside_the_links_count_towards_the_quota(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a = await swarm.first(limits=Limits(mb_per_day=1))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(mb_per_day=1))
     look, totals = a.node.limiter._machine.look, [0]
     monkeypatch.setattr(
         a.node.limiter._machine, "look", lambda limits: look(limits)._replace(moved=totals[0])
@@ -435,7 +416,8 @@ async def test_limits_are_changed_all_or_none(swarm: Swarm, changes: dict[str, A
 
 
 class SlowSensors:
-    """Sensors that load their driver slowly; notes which threads use them, and fails if two do at once."""
+    """Sensors that load their driver slowly. They record the threads that use them, and fail if two do at
+    once."""
 
     def __init__(self, sensors: Any) -> None:
         self._sensors = sensors
@@ -470,8 +452,7 @@ class SlowSensors:
 async def test_a_driver_that_loads_slowly_holds_up_neither_the_event_loop_nor_loses_another_change(
     swarm: Swarm,
 ) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     sensors = a.node.limiter._machine = SlowSensors(a.node.limiter._machine)
     first = asyncio.create_task(a.node.limiter.limit({"celsius": 80}))
     await eventually(sensors.loading.is_set)
@@ -488,8 +469,7 @@ async def test_a_driver_that_loads_slowly_holds_up_neither_the_event_loop_nor_lo
 
 async def test_a_new_limit_is_not_judged_by_readings_that_were_taken_without_it(swarm: Swarm) -> None:
     """Readings that no limit asks for are arbitrary: `idle` is 0, as if somebody were typing."""
-    a = await swarm.first(limits=Limits(gpu=90))
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm, limits=Limits(gpu=90))
     reasons: set[str] = set()
     machine = a.node.limiter._machine
     look = machine.look
@@ -524,9 +504,8 @@ def test_nothing_is_measured_or_limited_before_the_limiter_starts() -> None:
 
 
 async def test_a_limit_that_cannot_be_kept_keeps_the_node_from_starting(swarm: Swarm) -> None:
-    with pytest.raises(UserError) as refusal:
+    with fails_with(Code.LIMIT_UNAVAILABLE):
         await swarm.first(limits=Limits(watts=100))
-    assert refusal.value.code is Code.LIMIT_UNAVAILABLE
 
 
 def no_room(*_: object) -> None:
@@ -537,8 +516,7 @@ async def test_an_offloaded_model_that_finds_no_room_comes_back_when_there_is_ro
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limiter, "RETURN_INTERVAL", 0.1)
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.pause()
     own = await steady(a)
     a.engine.restore = no_room
@@ -573,8 +551,7 @@ async def test_a_node_without_room_for_its_model_can_finish(swarm: Swarm) -> Non
 
 
 async def test_an_engine_that_fails_to_unpark_ends_the_node_with_the_reason(swarm: Swarm) -> None:
-    a = await swarm.first()
-    await a.until(lambda: made(a) > 5)
+    a = await training(swarm)
     await a.client.pause()
     await steady(a)
 

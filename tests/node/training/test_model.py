@@ -1,4 +1,4 @@
-"""What a running node asks its engine about, with nodes that count instead of computing."""
+"""Questions of a running node to its engine, and the loading of the engine."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ def trains(swarm: Swarm, name: str, home: Path) -> Node:
 
 
 def fingerprint(engine: Any) -> str:
-    """Of every weight, bit for bit."""
+    """Return a hash of all weights."""
     state = engine.loaded.model.state_dict()
     return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in state.values())).hexdigest()

@@ -1,4 +1,4 @@
-"""Which steps are ordered and when results become updates, with a real machine and no links."""
+"""The step scheduler with a real machine and without links: its orders, and the times of its posts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from sfprotocol.messages import Feed, Segment
 from sfprotocol.own_feed import ENOUGH, MIN_INTERVAL
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
 from tests.node.helpers import Result, eventually, machine, manifest, scalar_of
+from tests.refusals import refused
 
 OTHER = Feed(bytes(31) + b"\x09", 0)
 
 GROUPS = manifest(group=8, epoch_updates=1_000_000, update_budget=1_000_000)
 
 LONG = manifest(epoch_updates=1_000_000, update_budget=1_000_000)
-"""A run of which a few steps are next to nothing."""
+"""A run so long that a few steps do not matter."""
 
 
 class Desk:
-    """A scheduler whose orders pile up here, with a clock and a machine of its own."""
+    """A scheduler with a clock and a machine of its own. It records orders and posts."""
 
     def __init__(
         self, run: Manifest, *, queries: int = 1, steps: int = 0, known: Sequence[Tail] = ()
@@ -66,7 +67,8 @@ class Desk:
         return self
 
     def finish(self, seconds: float = 0.0, loss: float = 1.0, failed: int = 0) -> Order:
-        """The engine hands in the oldest order, so long after the one before; its first scalars failed."""
+        """Return the result of the oldest order to the scheduler, after `seconds`. Its first `failed` scalars
+        failed."""
         order = self.orders.pop(0)
         self.now += seconds
         scalars = (0,) * failed + tuple(map(scalar_of, order.seeds[failed:]))
@@ -74,7 +76,7 @@ class Desk:
         return order
 
     def round(self) -> None:
-        """The driver takes in what was posted."""
+        """Hand the posted events to the machine, as the driver does."""
         for event in self.posted:
             actions = self.machine.handle(event, self.now)
             self.segments += [action.segment for action in actions if isinstance(action, Admit)]
@@ -82,18 +84,18 @@ class Desk:
         self.scheduler.advance()
 
     def flush(self) -> None:
-        """Finished updates wait no more, and the driver takes in what there is."""
+        """Post the finished updates, and hand them to the machine."""
         self.scheduler.flush()
         self.round()
 
     def hear(self, updates: int) -> None:
-        """Somebody else's updates arrive."""
+        """Let updates of another node arrive."""
         frontier = self.machine.frontier
         frontier.advance(OTHER, frontier.next(OTHER) + updates, bytes(32), 0)
         self.scheduler.advance()
 
     def renew(self) -> None:
-        """A peer knows more of our feed than we do."""
+        """Start a new incarnation, as after a peer has shown more of our feed than we have."""
         self.machine._own.renew()
 
     @property
@@ -107,7 +109,7 @@ class Desk:
 
     @property
     def waiting(self) -> int:
-        """Finished updates that are not posted."""
+        """Number of finished updates that are not posted."""
         return self.scheduler._coalescing.count if self.scheduler._coalescing else 0
 
     @property
@@ -258,7 +260,7 @@ async def test_a_run_that_is_complete_ends_the_wait_for_more_steps() -> None:
 
 
 async def test_what_was_finished_when_the_run_was_complete_counts_and_what_is_later_does_not() -> None:
-    """A step may take a minute, and by then others may have left with what they had."""
+    """A step may take a minute. By then other nodes may have left the complete run."""
     desk = Desk(manifest(update_budget=20)).begin()
     desk.finish(1.0)
     desk.round()
@@ -330,7 +332,7 @@ async def _play(chance: Random, queries: int, budget: int) -> None:
 
 
 def measured(order: Order) -> range:
-    """The steps whose groups an order has measured, by their seeds."""
+    """Return the steps that an order measures, and check its seeds."""
     key = seeds.feed_key(GROUPS.run_id, *order.feed)
     first = order.first - order.before
     steps = range(first, first + len(order.seeds))
@@ -488,7 +490,7 @@ async def test_the_last_results_are_posted_at_once_as_no_more_come() -> None:
 
 
 def waiting_desk(run: Manifest | None = None) -> Desk:
-    """A scheduler with three steps posted, one that waits, and others at work."""
+    """Return a scheduler with three posted steps, one finished step that waits, and orders under way."""
     desk = Desk(run or LONG).begin()
     for _ in range(4):
         desk.finish(1.0)
@@ -571,11 +573,9 @@ async def test_measurements_that_go_on_failing_end_the_node_with_a_number_and_th
     desk.finish(1.0)
     for _ in range(-(-FAILURES // queries) - 1):
         desk.finish(1.0, math.nan, failed=queries)
-    assert desk.scheduler._coalescing
     made = desk.scheduler._coalescing.stop
-    with pytest.raises(UserError, match="in a row") as ended:
+    with refused(Code.LOSS_NOT_FINITE, "in a row"):
         desk.finish(1.0, math.nan, failed=queries)
-    assert ended.value.code is Code.LOSS_NOT_FINITE
     assert desk.scheduler._coalescing.stop == made
 
 

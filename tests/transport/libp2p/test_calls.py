@@ -1,4 +1,4 @@
-"""Calls into a library that may never come back, and what it leaves for the garbage collector."""
+"""Calls into a library that may never return, and tasks that it abandons."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_call_that_is_cancelled_stays_cancelled():
 
 @pytest.mark.parametrize("library", [Path(__file__).parent, Path("/elsewhere")])
 async def test_tasks_that_a_library_leaves_pending_make_no_noise_and_ours_do(library, caplog):
-    """What asyncio says of them has no exception in it, only where they stood."""
+    """asyncio logs such a task without an exception, only with the place where it waits."""
     asyncio_log = logging.getLogger("asyncio")
     asyncio_log.addFilter(quiet := AbandonedTasks(library, Path("/nowhere")))
     caplog.set_level(logging.ERROR, "asyncio")

@@ -56,7 +56,8 @@ def test_an_older_record_that_is_repeated_changes_nothing(storage, soon):
 
 
 def test_in_a_full_roster_a_newcomer_takes_the_place_of_anybody(storage, soon):
-    """However much longer the others live: with 512 records a stranger would otherwise keep all out."""
+    """The expiry of the others does not matter. Otherwise 512 records of a stranger would keep all others
+    out."""
     for number in range(MAX_ROSTER):
         storage.store(TOPIC, b"", soon + 60 + number / 1000, subkey=f"stranger {number}")
     for number in range(100):

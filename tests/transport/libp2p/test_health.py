@@ -1,4 +1,4 @@
-"""What is taken for a hang of p2pd, and which addresses it depends on."""
+"""Detection of a hanging p2pd, and of lost addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the transport does to other people's logging: nothing at import, little and only once at a start."""
+"""Effects of the transport on a program's logging: none at import, few and only once at a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Peers of hivemind's DHT that do not run sfnode: a way in, whatever others have stored there."""
+"""Peers of hivemind's DHT without sfnode: nodes find each other through them, whatever strangers store
+there."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ async def test_a_peer_that_is_away_is_not_taken_for_a_plain_one(nodes):
 
 
 def rubbish(count, size):
-    """A roster of entries that are no records and outlast all that are."""
+    """Return a roster whose entries are no records and expire later than all records."""
     made = DictionaryDHTValue()
     for number in range(count):
         made.store(f"{number}", bytes(size), time.time() + FAR)
@@ -86,7 +87,7 @@ POISONS = {
     b"a thousand entries that are no records": [rubbish(1000, 100)],
     b"more empty entries than anybody reads": [rubbish(10_000, 0)],
 }
-"""What strangers have stored with a peer that takes anything, in rosters of these topics."""
+"""Values that strangers have stored with a plain peer, keyed by topic."""
 
 
 async def test_nodes_find_each_other_through_a_plain_peer_whatever_is_stored_there(plain, address, nodes):
@@ -133,7 +134,7 @@ async def test_a_node_that_is_gone_is_forgotten_by_plain_peers_as_well(plain, ad
 
 
 async def test_a_node_finds_its_own_record_only_where_others_have_it(plain, address, nodes):
-    """So it knows whether others could find it: here a stranger keeps them from it."""
+    """So a node knows whether others can find it. Here a stranger prevents that."""
     one, *others = await nodes(3)
     for other in others:
         await other.stop()
@@ -158,7 +159,7 @@ async def test_what_other_programs_store_in_the_same_dht_is_kept_by_nodes_too(pl
 
 
 async def found(plain, kept):
-    """Whether a plain peer finds all these values by their keys, and what has a key within a key."""
+    """Return whether a plain peer finds all these values, and the one with a subkey."""
     answers = {key: await plain.get(key, latest=True) for key in [*kept, "all"]}
     values = {key: answer and answer.value for key, answer in answers.items()}
     parts = values.pop("all")

@@ -1,4 +1,4 @@
-"""Whether somebody listens: asked of real sockets on loopback."""
+"""Reachability of addresses, tested with real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_name_is_asked_for_again_after_a_while_and_its_last_address_serv
 
 
 async def test_a_name_that_is_still_being_looked_up_is_forgotten_silently(monkeypatch, listener):
-    """That asyncio complains of nothing is looked at after every test, on the loop that nodes run on."""
+    """A fixture checks after every test that asyncio has logged no warning."""
     monkeypatch.setattr(reachability, "MOMENT", 0)
     names = [f"/dns4/peer{number}.invalid/tcp/1" for number in range(3)]
     assert await listening([*names, listener], Names()) == [listener]

@@ -1,4 +1,4 @@
-"""Which relays p2pd is given, and when it is to have others: asked of real sockets on loopback."""
+"""Choice of relays for p2pd, and of the time for others, tested with real sockets on loopback."""
 
 from __future__ import annotations
 

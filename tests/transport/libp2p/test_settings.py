@@ -1,4 +1,4 @@
-"""What p2pd is told, and what hivemind does to the rest of the process."""
+"""The command line of p2pd, kept ports, and hivemind's log messages."""
 
 from __future__ import annotations
 

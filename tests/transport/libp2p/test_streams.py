@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -16,17 +15,42 @@ from sfprotocol.wire_codec import MAX_FRAME
 from tests.transport.helpers import read_all
 
 CALLER = SimpleNamespace(peer_id="somebody", addr="/ip4/192.0.2.7/tcp/4001")
+ANOTHER = SimpleNamespace(peer_id="another", addr="")
 
 
 @pytest.fixture
 async def wire():
     """A link, and the bare socket at its other end."""
-    near, far = socket.socketpair()
-    far.setblocking(False)
-    link = StreamLink("somebody", False, *await asyncio.open_connection(sock=near))
+    ends, far = await pair()
+    link = StreamLink("somebody", False, *ends)
     yield link, far
     await link.close()
     far.close()
+
+
+class Board(Switchboard):
+    """A switchboard that records which peers it disconnects, and which links its handler serves."""
+
+    def __init__(self):
+        super().__init__(self._note)
+        self.link_handler = self._hold
+        self.gone = []
+        self.served = asyncio.Queue()
+
+    async def _note(self, peer):
+        self.gone.append(peer)
+
+    async def _hold(self, link):
+        self.served.put_nowait((link.peer, link.address))
+        await read_all(link)
+        await link.close()
+
+
+async def pair():
+    """Return the streams of one end of a connection, and the bare socket at its other end."""
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    return await asyncio.open_connection(sock=near), far
 
 
 async def send_much(link):
@@ -118,30 +142,18 @@ async def test_senders_that_meet_do_not_mix_their_frames(wire):
 
 async def test_inbound_streams_beyond_the_limit_are_closed_at_once(wire, monkeypatch):
     monkeypatch.setattr(streams, "MAX_INBOUND", 1)
-    board, served = Switchboard(), asyncio.Event()
-
-    async def hold(link):
-        served.set()
-        await link.receive()
-
-    board.link_handler = hold
+    board = Board()
     first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
-    await served.wait()
-    await refused(board, CALLER)
+    await board.served.get()
+    await assert_refused(board.accept_link)
     await board.hang_up()
     await first
 
 
-async def refused(board, caller):
-    """That a link is closed without a word, and no handler sees it."""
-    await refused_by(board.accept_link, caller)
-
-
-async def refused_by(accept, caller):
-    """The same of any stream."""
-    near, far = socket.socketpair()
-    far.setblocking(False)
-    await accept(caller, *await asyncio.open_connection(sock=near))
+async def assert_refused(accept):
+    """Assert that a stream of CALLER is closed without a word, and that no handler sees it."""
+    ends, far = await pair()
+    await accept(CALLER, *ends)
     async with asyncio.timeout(5):
         assert await read(far, 1) == b""
     far.close()
@@ -149,22 +161,13 @@ async def refused_by(accept, caller):
 
 async def test_one_peer_has_a_few_streams_at_most_and_leaves_room_for_others(wire, monkeypatch):
     monkeypatch.setattr(streams, "MAX_INBOUND_OF_PEER", 1)
-    board, served = Switchboard(), asyncio.Queue()
-
-    async def hold(link):
-        served.put_nowait((link.peer, link.address))
-        with suppress(LinkClosed):
-            await link.receive()
-        await link.close()
-
-    board.link_handler = hold
+    board = Board()
     first = asyncio.create_task(board.accept_link(CALLER, *await streams_of(wire[1])))
-    assert await served.get() == ("somebody", CALLER.addr)
-    await refused(board, CALLER)
-    near, far = socket.socketpair()
-    other = SimpleNamespace(peer_id="another", addr="")
-    second = asyncio.create_task(board.accept_link(other, *await asyncio.open_connection(sock=near)))
-    assert await served.get() == ("another", "")
+    assert await board.served.get() == ("somebody", CALLER.addr)
+    await assert_refused(board.accept_link)
+    ends, far = await pair()
+    second = asyncio.create_task(board.accept_link(ANOTHER, *ends))
+    assert await board.served.get() == ("another", "")
     far.close()
     await second
     await board.hang_up()
@@ -175,27 +178,17 @@ async def test_one_peer_has_a_few_streams_at_most_and_leaves_room_for_others(wir
 async def test_slow_requests_of_many_peers_leave_room_for_links(wire, monkeypatch):
     monkeypatch.setattr(streams, "MAX_REQUESTS", 1)
     monkeypatch.setattr(streams, "ARRIVAL_DEADLINE", 0.2)
-    board, served = Switchboard(), asyncio.Event()
-
-    async def hold(link):
-        served.set()
-        await link.close()
-
-    board.link_handler = hold
+    board = Board()
     slow = asyncio.create_task(board.accept_request(CALLER, *await streams_of(wire[1])))
     await asyncio.sleep(0)
-    near, far = socket.socketpair()
-    far.setblocking(False)
-    await board.accept_request(CALLER, *await asyncio.open_connection(sock=near))
+    await assert_refused(board.accept_request)
+    ends, far = await pair()
+    link = asyncio.create_task(board.accept_link(CALLER, *ends))
     async with asyncio.timeout(5):
-        assert await read(far, 1) == b""
-    near, another = socket.socketpair()
-    await board.accept_link(CALLER, *await asyncio.open_connection(sock=near))
-    assert served.is_set()
-    async with asyncio.timeout(5):
+        await board.served.get()
         await slow  # it is given up
-    far.close()
-    another.close()
+        far.close()
+        await link
 
 
 async def test_what_a_peer_said_before_it_left_is_heard_though_nothing_can_be_sent_any_more(wire):
@@ -211,7 +204,7 @@ async def test_what_a_peer_said_before_it_left_is_heard_though_nothing_can_be_se
 
 
 async def test_hanging_up_does_not_wait_for_a_handler_that_ignores_its_link(wire):
-    board, served = Switchboard(), asyncio.Event()
+    board, served = Board(), asyncio.Event()
 
     async def stubborn(link):
         served.set()
@@ -228,54 +221,36 @@ async def streams_of(far):
     return await asyncio.open_connection(sock=far.dup())
 
 
-class Gone(list):
-    """Whom a switchboard has disconnected."""
-
-    async def disconnect(self, peer):
-        self.append(peer)
-
-
-async def wasted(board, caller, count):
-    """Streams that end before a word is said."""
+async def waste(board, caller, count):
+    """Open streams that end before any byte is sent."""
     for _ in range(count):
-        near, far = socket.socketpair()
+        ends, far = await pair()
         far.close()
-        await board.accept_link(caller, *await asyncio.open_connection(sock=near))
+        await board.accept_link(caller, *ends)
 
 
 async def test_a_peer_that_opens_streams_for_nothing_loses_its_connection(monkeypatch):
     monkeypatch.setattr(streams, "WASTE_BURST", 5.0)
-    gone = Gone()
-    board = Switchboard(gone.disconnect)
-    board.link_handler = read_all
-    await wasted(board, CALLER, 5)
-    assert gone == []
-    await wasted(board, CALLER, 1)
-    assert gone == ["somebody"]
-    await wasted(board, SimpleNamespace(peer_id="another", addr=""), 5)
-    assert gone == ["somebody"]
+    board = Board()
+    await waste(board, CALLER, 5)
+    assert board.gone == []
+    await waste(board, CALLER, 1)
+    assert board.gone == ["somebody"]
+    await waste(board, ANOTHER, 5)
+    assert board.gone == ["somebody"]
 
 
 async def test_streams_for_which_others_have_taken_the_room_are_no_waste(wire, monkeypatch):
     monkeypatch.setattr(streams, "WASTE_BURST", 2.0)
-    gone = Gone()
-    board, served = Switchboard(gone.disconnect), asyncio.Event()
-
-    async def hold(link):
-        served.set()
-        await read_all(link)
-
-    board.link_handler = hold
-    other = SimpleNamespace(peer_id="another", addr="")
-    first = asyncio.create_task(board.accept_link(other, *await streams_of(wire[1])))
-    await served.wait()
+    board = Board()
+    first = asyncio.create_task(board.accept_link(ANOTHER, *await streams_of(wire[1])))
+    await board.served.get()
     monkeypatch.setattr(streams, "MAX_INBOUND", 1)
-    for _ in range(5):
-        await refused(board, CALLER)
     monkeypatch.setattr(streams, "MAX_REQUESTS", 0)
     for _ in range(5):
-        await refused_by(board.accept_request, CALLER)
-    assert gone == []
+        await assert_refused(board.accept_link)
+        await assert_refused(board.accept_request)
+    assert board.gone == []
     await board.hang_up()
     await first
 
@@ -284,22 +259,19 @@ async def test_what_a_peer_wastes_is_forgiven_with_time_and_no_list_of_peers_gro
     monkeypatch.setattr(streams, "WASTE_BURST", 1.0)
     monkeypatch.setattr(streams, "WASTE_RATE", 100.0)
     monkeypatch.setattr(streams, "MAX_WASTEFUL", 3)
-    gone = Gone()
-    board = Switchboard(gone.disconnect)
-    board.link_handler = read_all
+    board = Board()
     for _ in range(5):
-        await wasted(board, CALLER, 1)
+        await waste(board, CALLER, 1)
         await asyncio.sleep(0.02)
-    assert gone == []
+    assert board.gone == []
     for number in range(9):
-        await wasted(board, SimpleNamespace(peer_id=f"p{number}", addr=""), 1)
+        await waste(board, SimpleNamespace(peer_id=f"p{number}", addr=""), 1)
     assert set(board._wasted) == {"p6", "p7", "p8"}
 
 
 async def test_requests_count_as_wasted_only_when_they_get_no_response(monkeypatch):
     monkeypatch.setattr(streams, "WASTE_BURST", 3.0)
-    gone = Gone()
-    board = Switchboard(gone.disconnect)
+    board = Board()
 
     async def answer_some(peer, question):
         return b"yes" if question == b"abc" else None
@@ -307,15 +279,14 @@ async def test_requests_count_as_wasted_only_when_they_get_no_response(monkeypat
     board.request_handler = answer_some
 
     async def asked(question):
-        near, far = socket.socketpair()
-        far.setblocking(False)
+        ends, far = await pair()
         await write(far, len(question).to_bytes(3, "big") + question)
-        await board.accept_request(CALLER, *await asyncio.open_connection(sock=near))
+        await board.accept_request(CALLER, *ends)
         far.close()
 
     for _ in range(10):
         await asked(b"abc")
-    assert gone == []
+    assert board.gone == []
     for _ in range(4):
         await asked(b"xyz")
-    assert gone == ["somebody"]
+    assert board.gone == ["somebody"]

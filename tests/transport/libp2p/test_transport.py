@@ -1,4 +1,4 @@
-"""What is special about libp2p: a daemon that crashes or hangs, ports, keys, strangers in the DHT."""
+"""The libp2p transport: a daemon that crashes or hangs, ports, keys, and strangers in the DHT."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from sfnode.transport.libp2p import daemon_process, relays, streams
 from sfnode.transport.libp2p.calls import cancel
 from sfnode.transport.libp2p.daemon_process import start_daemon
 from sfnode.transport.libp2p.health import HANG_TICK, HANG_TICKS
-from sfnode.transport.libp2p.transport import LINK_PROTOCOL, REQUEST_PROTOCOL, HivemindTransport
+from sfnode.transport.libp2p.keys import peer_id
+from sfnode.transport.libp2p.settings import NO_RELAY, p2pd_flags
+from sfnode.transport.libp2p.transport import LINK_PROTOCOL, P2PD, REQUEST_PROTOCOL, HivemindTransport
 from sfnode.transport.roster import roster_key
 from tests.refusals import fails_with
 from tests.transport.helpers import POOL, eventually, read_all
@@ -37,16 +39,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MIB = 2**20
 
-NODE = """
+PARENT = """
 import asyncio, sys
 from pathlib import Path
 
-from sfnode.transport.libp2p.transport import HivemindSettings, HivemindTransport
+from sfnode.transport.libp2p.daemon_process import start_daemon
 
-async def main(key, host):
-    node = HivemindTransport(HivemindSettings(identity_path=Path(key), host_maddrs=(host,)))
-    await node.start()
-    print(node.addresses()[0], flush=True)
+async def main(program, *flags):
+    await start_daemon(Path(program), flags)
+    print("ready", flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main(*sys.argv[1:]))
@@ -66,12 +67,12 @@ def free_port():
 
 
 def daemons_of(pid):
-    """The p2pd processes that this process has started, running or not yet reaped."""
+    """Return the p2pd processes that process `pid` has started, running or not yet reaped."""
     return [child for child in psutil.Process(pid).children() if "p2pd" in child.name()]
 
 
 async def refusal(settings):
-    """The error with which a node does not start."""
+    """Return the error with which a node does not start."""
     before = daemons_of(os.getpid())
     with pytest.raises(UserError) as error:
         await HivemindTransport(settings).start()
@@ -97,7 +98,7 @@ async def test_a_port_that_any_program_has_is_refused(settings, impatient):
 async def test_a_node_listens_where_it_did_before_or_says_that_it_cannot(
     settings, free_port, impatient, tmp_path, caplog
 ):
-    """A link of yesterday leads to the port of yesterday."""
+    """An old link names the port of an earlier start."""
     kept = tmp_path / "ports"
     kept.write_text(f"/ip4/127.0.0.1/tcp/{free_port}\n")
     node = HivemindTransport(settings(ports_path=kept))
@@ -132,25 +133,20 @@ async def test_an_address_that_cannot_be_used_is_refused(settings, changes):
     assert (await refusal(settings(**changes))).code is Code.BAD_ADDRESS
 
 
-async def test_bootstrap_peers_that_are_all_away_are_reported(settings, tmp_path):
-    other = HivemindTransport(settings())
-    await other.start()
-    away = other.addresses()[0]
-    await other.stop()
-    error = await refusal(settings(identity_path=tmp_path / "key", bootstrap=(away,)))
+async def test_bootstrap_peers_that_are_all_away_are_reported(settings, keys, free_port):
+    away = f"/ip4/127.0.0.1/tcp/{free_port}/p2p/{peer_id(keys[0])}"
+    error = await refusal(settings(bootstrap=(away,)))
     assert error.code is Code.PEERS_UNREACHABLE
     assert away in error.what
 
 
-async def test_a_node_that_is_among_its_own_bootstrap_peers_starts_alone(settings, free_port):
+async def test_a_node_that_is_among_its_own_bootstrap_peers_starts_alone(settings, keys, free_port):
     host = f"/ip4/127.0.0.1/tcp/{free_port}"
-    addresses = ()
-    for _ in range(2):
-        node = HivemindTransport(settings(host_maddrs=(host,), bootstrap=addresses))
-        await node.start()
-        addresses = tuple(node.addresses())
-        await node.stop()
-    assert addresses == (f"{host}/p2p/{node.peer}",)
+    own = f"{host}/p2p/{peer_id(keys[POOL])}"
+    node = HivemindTransport(settings(host_maddrs=(host,), bootstrap=(own,)))
+    await node.start()
+    assert node.addresses() == [own]
+    await node.stop()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a key", b"\x08\x00\x12\x04\x30\x82\x00\x00"])
@@ -162,13 +158,10 @@ async def test_a_damaged_key_is_reported_and_left_alone(settings, tmp_path, cont
 
 
 async def test_a_missing_key_is_made_for_its_owner_only_and_gives_the_same_id_again(settings, tmp_path):
-    peers = set()
-    for _ in range(2):
-        node = HivemindTransport(settings(identity_path=tmp_path / "key"))
-        await node.start()
-        peers.add(node.peer)
-        await node.stop()
-    assert len(peers) == 1
+    node = HivemindTransport(settings(identity_path=tmp_path / "key"))
+    await node.start()
+    await node.stop()
+    assert node.peer == peer_id(tmp_path / "key")
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
@@ -235,7 +228,7 @@ async def test_a_record_that_was_overheard_cannot_be_made_to_last(topic, nodes):
 
 @pytest.mark.parametrize("name", ["rpc_ping", "rpc_store", "rpc_find"])
 async def test_a_malformed_message_in_the_dht_makes_no_noise(nodes, name):
-    """hivemind meets the nonsense in a task that it has forgotten; conftest looks into asyncio's log."""
+    """hivemind handles the message in an abandoned task. A fixture checks asyncio's log."""
     host, stranger = await nodes(2)
     requests = {"rpc_ping": PingRequest, "rpc_store": StoreRequest, "rpc_find": FindRequest}
     request = requests[name](peer=NodeInfo(node_id=b"\xff" * 40))
@@ -248,8 +241,9 @@ async def test_a_malformed_message_in_the_dht_makes_no_noise(nodes, name):
 
 @pytest.mark.parametrize("name", ["DHTProtocol.rpc_ping", "DHTProtocol.rpc_find"])
 async def test_a_promise_of_a_terabyte_to_the_dht_is_refused_and_takes_no_memory(nodes, name):
-    """hivemind's handlers of single messages are read by p2pd, which takes 4 MiB; those of streams, which are
-    read in this process and take any length, are not to be had."""
+    """p2pd reads messages for hivemind's unary handlers, up to 4 MiB. Stream handlers would read any length
+    in
+    this process, and are not registered."""
     host, stranger = await nodes(2)
     assert set(host._session.p2p._client.control.handlers) == {LINK_PROTOCOL, REQUEST_PROTOCOL}
     processes = [psutil.Process(pid) for pid in (os.getpid(), host._session.p2pd.pid)]
@@ -382,7 +376,7 @@ async def test_calls_under_way_fail_at_once_when_a_restart_begins(nodes, topic):
 
 
 async def test_a_peer_that_was_away_for_long_is_met_as_soon_as_it_is_back(settings, nodes, free_port):
-    """libp2p itself would not dial it again for 5 s and more."""
+    """libp2p itself would not dial the peer again for at least 5 s."""
     (host,) = await nodes(1)
     other = HivemindTransport(settings(host_maddrs=(f"/ip4/127.0.0.1/tcp/{free_port}",)))
     await other.start()
@@ -440,19 +434,21 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind(settings):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 async def test_a_node_killed_outright_leaves_no_daemon_and_its_port_can_be_used_at_once(
-    settings, keys, free_port
+    settings, free_port, tmp_path
 ):
-    host = f"/ip4/127.0.0.1/tcp/{free_port}"
+    own = settings(host_maddrs=(f"/ip4/127.0.0.1/tcp/{free_port}",))
+    (no_relay := tmp_path / "no-relay").write_text(NO_RELAY)
+    flags = p2pd_flags(own, own.host_maddrs, tmp_path / "p2pd.sock", no_relay, ())
     first = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", NODE, str(keys[POOL]), host), stdout=PIPE, stderr=PIPE
+        *(sys.executable, "-c", PARENT, str(P2PD), *flags), stdout=PIPE, stderr=PIPE
     )
-    address = (await first.stdout.readline()).decode().strip()
+    assert await first.stdout.readline() == b"ready\n"
     (p2pd,) = daemons_of(first.pid)
-    p2pd.suspend()  # so that it cannot go by itself
+    p2pd.suspend()  # so that it cannot end by itself
     first.kill()
-    node = HivemindTransport(settings(host_maddrs=(host,)))
+    node = HivemindTransport(own)
     await node.start()
-    assert node.addresses() == [address]
+    assert node.addresses() == [f"{own.host_maddrs[0]}/p2p/{node.peer}"]
     assert not p2pd.is_running() or p2pd.status() == psutil.STATUS_ZOMBIE
     await node.stop()
     assert await first.communicate() == (b"", b"")
@@ -471,20 +467,37 @@ async def test_a_client_takes_part_without_being_reachable(topic, nodes, setting
     await client.stop()
 
 
-async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(settings, tmp_path, inbound):
-    relay = HivemindTransport(settings(identity_path=tmp_path / "relay", circuit_relay=True))
-    await relay.start()
-    unreachable = {"client_mode": True, "bootstrap": tuple(relay.addresses())}
+async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay_and_through_another_when_it_goes(
+    settings, tmp_path, inbound, monkeypatch
+):
+    monkeypatch.setattr(relays, "LOST_PATIENCE", 0.5)
+    first, second = (
+        HivemindTransport(settings(identity_path=tmp_path / name, circuit_relay=True)) for name in "ab"
+    )
+    await asyncio.gather(first.start(), second.start())
+    unreachable = {"client_mode": True, "bootstrap": tuple(first.addresses())}
     here = HivemindTransport(settings(use_auto_relay=True, **unreachable))
     there = HivemindTransport(settings(identity_path=tmp_path / "key", **unreachable))
     await asyncio.gather(here.start(), there.start())
     assert there.addresses() == []
+    here.ask_for_relays(second.addresses)
     arriving = inbound(here)
+    await assert_linked_through(first, here, there, arriving)
+    lost = asyncio.create_task(here.broken())
+    await first.stop()
+    assert await lost == "has lost its relays"
+    await here.restart()
+    await assert_linked_through(second, here, there, arriving)
+    await asyncio.gather(here.stop(), there.stop(), second.stop())
 
-    async def reachable():
+
+async def assert_linked_through(relay, here, there, arriving):
+    """Assert that a relay gets a place for `here`, and that a frame arrives there through it."""
+
+    async def has_a_place():
         return await here.healthy() and here.addresses()
 
-    await eventually(reachable)
+    await eventually(has_a_place)
     assert here.addresses() == [f"{relay.addresses()[0]}/p2p-circuit/p2p/{here.peer}"]
     links = []
 
@@ -498,40 +511,3 @@ async def test_two_nodes_that_nobody_can_dial_meet_through_a_relay(settings, tmp
     link = await arriving.get()
     assert await link.receive() == b"through"
     assert "/p2p-circuit" in link.address
-    await asyncio.gather(here.stop(), there.stop(), relay.stop())
-
-
-async def test_a_node_whose_relay_goes_is_reached_through_another_that_it_has_heard_of(
-    settings, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(relays, "LOST_PATIENCE", 0.5)
-    first, second = (
-        HivemindTransport(settings(identity_path=tmp_path / name, circuit_relay=True)) for name in "ab"
-    )
-    await asyncio.gather(first.start(), second.start())
-    unreachable = {"client_mode": True, "bootstrap": tuple(first.addresses())}
-    here = HivemindTransport(settings(use_auto_relay=True, **unreachable))
-    there = HivemindTransport(settings(identity_path=tmp_path / "key", **unreachable))
-    await asyncio.gather(here.start(), there.start())
-    here.ask_for_relays(second.addresses)
-
-    async def has_a_place():
-        return await here.healthy() and here.addresses()
-
-    await eventually(has_a_place)
-    lost = asyncio.create_task(here.broken())
-    await first.stop()
-    assert await lost == "has lost its relays"
-    await here.restart()
-    await eventually(has_a_place)
-    assert here.addresses() == [f"{second.addresses()[0]}/p2p-circuit/p2p/{here.peer}"]
-    links = []
-
-    async def connected():
-        with suppress(TransportError):  # until `here` has its place at the relay
-            links.append(await there.connect(here.peer, here.addresses()))
-        return links
-
-    await eventually(connected)
-    assert "/p2p-circuit" in links[0].address
-    await asyncio.gather(here.stop(), there.stop(), second.stop())
