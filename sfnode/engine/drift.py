@@ -1,6 +1,6 @@
-"""Drift of a model from its base: the distance of its weights, and the change of its predictions on text that
-has nothing to do with the task. That text is given, or the base model has written it. Long runs of evolution
-strategies forget, and drift shows it.
+"""Drift of a model from its base: the distance between their weights, and the change of predictions on texts
+outside the task. These texts are given, or written by the base model. Drift shows forgetting, which long runs
+of evolution strategies cause.
 
 Measures only: nothing here feeds back into a run. Knows cores, bases and a model, but neither updates nor the
 task.
@@ -41,11 +41,10 @@ Please keep this door closed. If you need help, ring the bell, and somebody will
 Early maps of the coast were drawn by sailors, who measured the depth of the water with a rope.
 When the children had finished their work, they carried the chairs inside and swept the floor.
 """
-"""Text of no task, written for this purpose. Every line is a text of its own."""
+"""Texts outside any task, written for this purpose, one on each line."""
 
 WRITTEN = 16
-"""Number of tokens that the base model appends to each line. Each is its likeliest one, so the base model is
-sure of this text."""
+"""Number of tokens that the base model appends to each line, always the likeliest one."""
 
 TOKENS = 512
 """Maximum number of predicted tokens. A few hundred give the mean to some percent, which shows a drift, and
@@ -72,14 +71,9 @@ def drift(model: TrainableModel) -> LayeredDrift:
         for target, change, base in zip(model.space.targets, changes, base_norms, strict=True)
     ]
     norm = math.hypot(*changes)
-    kl = None if model.loaded.classifies else _kl(model)
-    return LayeredDrift(
-        norm=norm,
-        distance=_ratio(norm, math.hypot(*base_norms)),
-        kl=kl and kl[0],
-        tokens=kl[1] if kl else 0,
-        layers=layers,
-    )
+    kl, tokens = (None, 0) if model.loaded.classifies else _kl(model)
+    distance = _ratio(norm, math.hypot(*base_norms))
+    return LayeredDrift(norm=norm, distance=distance, kl=kl, tokens=tokens, layers=layers)
 
 
 def _kl(model: TrainableModel) -> tuple[float, int]:
@@ -90,13 +84,13 @@ def _kl(model: TrainableModel) -> tuple[float, int]:
             passes = _passes(model.loaded)
             model.of_base["log_probs"] = [(this, _log_probs(model.loaded, this).cpu()) for this in passes]
     model.weights.rebuild()
-    total = tokens = 0.0
+    total, tokens = 0.0, 0
     for this, base in model.of_base["log_probs"]:  # (tokens, vocabulary) each
         now = _log_probs(model.loaded, this).cpu()
         total += float((base.exp() * (base - now)).double().sum())
         tokens += len(base)
     mean = total / max(1, tokens)
-    return (math.inf if math.isnan(mean) else max(0.0, mean)), int(tokens)
+    return (math.inf if math.isnan(mean) else max(0.0, mean)), tokens
 
 
 def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:
@@ -176,7 +170,7 @@ def _passes(loaded: LoadedModel) -> list[Pass]:
         if left > 0:
             prompts.append(prompt_ids(loaded, line, WRITTEN)[: left + 1])
             left -= len(prompts[-1]) - 1 + WRITTEN
-    answers = generate(loaded, [AnswerRequest(prompt) for prompt in prompts], AnswerPlan(WRITTEN)) or []
+    answers = generate(loaded, [AnswerRequest(prompt) for prompt in prompts], AnswerPlan(WRITTEN))
     found = []
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([*prompt, *answer.tokens][: room + 1], device=loaded.device)

@@ -96,12 +96,6 @@ def named_prior(model: TrainableModel) -> dict[str, float]:
     return dict(zip(model.manifest.task.verbalizer.values(), parts, strict=True))
 
 
-def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
-    """Return the base model's prior over the task's answers, (K,). Raises as `prior` does."""
-    with _weights(model, base=True) as of:
-        return model.priors.of(of, keep_going)
-
-
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:
     """Return the answers of the current model, or of the base model, to `rows` test rows. Everybody gets the
     same rows, and the classes alternate. The prior is subtracted from scores unless the loss is plain.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from sfnode.engine import forward
-from sfnode.engine.forward import Batch, Pass, Perturb
+from sfnode.engine.forward import Batch, KeepGoing, Pass, Perturb, always, paused
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Perturbation
@@ -93,13 +93,13 @@ def generate(
     loaded: LoadedModel,
     rows: Sequence[AnswerRequest],
     plan: AnswerPlan,
-    keep_going: Callable[[], bool] = lambda: True,
+    keep_going: KeepGoing = always,
     perturb: Perturb | None = None,
-) -> list[Continuation] | None:
-    """Answer all rows, in the order given. `perturb` moves the weights. Return None if `keep_going`, asked
-    before each token, returns False.
+) -> list[Continuation]:
+    """Answer all rows, in the order given. `perturb` moves the weights.
 
-    Raises UserError BAD_OPTION for a classifier.
+    Raises UserError BAD_OPTION for a classifier, and PAUSED if `keep_going`, asked before each token, returns
+    False.
     """
     _check_writes(loaded)
     if not rows:
@@ -108,7 +108,7 @@ def generate(
         decoder = _Decoder(loaded, rows, plan, perturb)
         while decoder.busy:
             if not keep_going():
-                return None
+                raise paused()
             decoder.advance()
     return [decoder.answers[number] for number in range(len(rows))]
 
@@ -121,7 +121,7 @@ def complete(
     _check_writes(loaded)
     asked = [AnswerRequest(prompt_ids(loaded, prompt, tokens)) for prompt in prompts]
     found = generate(loaded, asked, AnswerPlan(tokens, stop=stop))
-    return [answer.text for answer in found or []]
+    return [answer.text for answer in found]
 
 
 def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
@@ -329,10 +329,6 @@ class _Cache:
         self.layers: Any = Cache(layers=list(self._layers))
         """The cache as the model sees it."""
 
-    @property
-    def _end(self) -> int:
-        return self._layers[0].end
-
     def take(self, read: Any, lengths: Sequence[int], kept: Sequence[int]) -> None:
         """Add the rows that a pass has read; their `lengths` descend. `kept`: number of cached tokens of each
         row that was there before."""
@@ -346,9 +342,9 @@ class _Cache:
 
     def make_room(self, kept: NDArray[np.int64]) -> int:
         """Make room for one more column, and return the number of columns in use."""
-        if self._end == self._columns:
+        if self._layers[0].end == self._columns:
             self._shift(int(kept.max()))
-        return self._end
+        return self._layers[0].end
 
     def leave(self, place: int) -> None:
         """Remove the row at this place, and move the last row there."""
@@ -356,8 +352,8 @@ class _Cache:
             layer.leave(place)
 
     def _shift(self, end: int) -> None:
-        if end != self._end:
-            for layer in self._layers:
+        for layer in self._layers:
+            if layer.end != end:
                 layer.shift(end)
 
 

@@ -61,10 +61,9 @@ def answer(
 
     Raises UserError DATA_MALFORMED for a row that does not fit the model.
     """
-    texts = [render_row(task, row) for row in rows]
     if chooses(task):
         return _chosen(loaded, task, rows, forward, prior)
-    asked = [_asked(loaded, text) for text in texts]
+    asked = [_asked(loaded, render_row(task, row)) for row in rows]
     written = complete(loaded, [prompt for _, prompt, _ in asked], WRITTEN)
     return [shown(beginning, right, said) for (beginning, _, right), said in zip(asked, written, strict=True)]
 

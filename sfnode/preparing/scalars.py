@@ -38,7 +38,7 @@ from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import feed_key, update_seeds
 
 LOADING = 100
-"""Example-forwards that take as long as loading the model. Both grow with its size."""
+"""Example-forwards that take as long as loading the model, whatever its size."""
 
 SECONDS = 7e-10
 """Seconds of an example-forward on a CPU for each trained parameter, until it is measured. SmolLM2-135M takes
@@ -53,8 +53,8 @@ SLOPES, LEAST_SLOPES = 64, 4
 that differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
 
 PRIOR_ROWS = 120
-"""Number of rows on which a manifest's prior is measured. It serves nodes without public rows, which can
-measure none. Its standard error is then below 0.2 nats where scores vary by 2 from row to row."""
+"""Number of rows on which a manifest's prior is measured, for nodes without public rows. Its standard error
+is then below 0.2 nats where scores vary by 2 from row to row."""
 
 UNITS = 32
 """Target root mean square of the scalars, in units of scalar_delta. Rounding then adds less than a thousandth
@@ -64,8 +64,8 @@ SHOWN = 4
 """Maximum number of answers that are named where a model cannot tell them apart."""
 
 MOST_ROWS = 8
-"""Maximum number of rows of a measured mini-batch. Slopes of larger ones are somewhat smaller, at 64 rows by
-less than three times, so the numbers found still suit."""
+"""Maximum number of rows of a measured mini-batch. Slopes of larger mini-batches are somewhat smaller (at 64
+rows by a factor below 3), so the numbers still suit."""
 
 HEADROOM = 8
 """Default limit of a scalar, as a multiple of the scalars' root mean square, unless the model bears less. One
@@ -94,8 +94,8 @@ Advance = Callable[[int, int], None]
 
 
 Waiting = Callable[..., AbstractContextManager[Advance]]
-"""Function that shows that work is under way. It takes the work's name, and how many seconds the work may
-take (0: unknown). It returns a context manager that yields an `Advance` and ends with the work."""
+"""Function that shows that work is under way, given the work's name and its estimated seconds (0: unknown).
+Its context manager yields an `Advance`, and ends with the work."""
 
 
 class Means(NamedTuple):
@@ -310,8 +310,8 @@ def check(training: Training, found: SlopeSample) -> None:
 
     An update changes every entry of every trained matrix by learning rate x delta x |scalar|, as the entries
     of u v^T are +1 and -1. A layer's output changes by that much times |x . v|, about |x|, and is itself
-    about weight x |x|. So the ratio of the two says how much of an output is left, whatever the task, even
-    for a model that does not know the task yet and has no accuracy to lose.
+    about weight x |x|. The ratio of the two shows the share of an output that may change. It holds for any
+    task, even for a model that does not know the task yet and has no accuracy to lose.
     """
     move = training.learning_rate * training.scalar_delta * training.scalar_limit
     bound = LARGEST_MOVE * found.weight
@@ -352,9 +352,9 @@ def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
     """Return a trainer on any public rows of the run, and an empty text. If there are none, return a trainer
     without rows, and the reason.
 
-    Its manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS rows at most
-    (except in a reward run), and the largest scalar_limit. So directions do not depend on the limit that is
-    to be found.
+    The trainer's manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS rows at
+    most (except in a reward run), and the largest scalar_limit. Directions then do not depend on the limit
+    that is to be found.
     """
     numbers, data, places = manifest.training, manifest.data, means.places
     if not data.train:

@@ -35,7 +35,7 @@ def moved(run: Trainer, by: int) -> Trainer:
 
 
 def losses(run: Trainer, after: Trainer | None, amount: float) -> NDArray[np.float64]:
-    batches = line_batches(run.manifest, run.loaded.tokenizer, ROWS)
+    batches = line_batches(run.manifest.task, run.loaded.tokenizer, ROWS)
     cores = difference(after.core.cores(), run.core.cores()) if after else {}
     return Line(run.loaded, run.space, run.scale, cores).losses(batches, [amount])[:, 0]
 

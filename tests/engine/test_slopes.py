@@ -92,7 +92,7 @@ def test_slopes_are_those_that_two_points_measure_on_the_same_rows(family: str) 
     run.weights.rebuild()
     some = updates(12, (1,), key=4)
     step = difference(together(run, [some]), run.core.cores())
-    found = line.measure(run.loaded, run.space, run.scale, step, encoded(run), lambda: True, at=0.0)
+    found = line.measure(run, step, encoded(run), 0.0)
     directions = run.space.directions(some.seeds.tolist(), 1)
     for rows, along in zip(encoded(run), found.along(some), strict=True):
         for number, slope in enumerate(along):
@@ -108,7 +108,7 @@ def test_scalars_that_follow_the_slopes_help_their_opposites_harm_and_signs_of_a
     run.weights.rebuild()
     some = [updates(300, (0,), key=key) for key in (5, 6, 7)]
     step = {0: np.zeros((len(run.loaded.sites), run.space.columns_of[0], run.space.columns_of[0]), np.int64)}
-    true = line.measure(run.loaded, run.space, run.scale, step, encoded(run), lambda: True, at=0.0)
+    true = line.measure(run, step, encoded(run), 0.0)
     coin = np.random.default_rng(0).choice([-1, 1], 300)
     honest, flipped, random = (
         one._replace(scalars=np.rint(sign * 64 * true.along(one).mean(0)).astype(np.int64))

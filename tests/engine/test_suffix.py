@@ -240,7 +240,7 @@ def test_of_texts_that_are_being_written_nothing_is_kept(tmp_path: Path) -> None
     before = kept(run).forwards
     plan = generation.AnswerPlan(4, ends=frozenset())
     for found in (run.loaded, replace(run.loaded, kept=None)):
-        (answer,) = generation.generate(found, [generation.AnswerRequest([1, 2, 4])], plan) or ()
+        (answer,) = generation.generate(found, [generation.AnswerRequest([1, 2, 4])], plan)
         assert len(answer.tokens) == 4
     assert kept(run).forwards == before
 
