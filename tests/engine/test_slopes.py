@@ -20,13 +20,11 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.schema.evaluation import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
-from tests.engine.helpers import ROWS, TASK, trainer, updates, weights
+from tests.engine.helpers import EVERYTHING, ROWS, TASK, trainer, updates, weights
 from tests.engine.helpers import manifest as described
 from tests.refusals import refused
 
 manifest = partial(described, name="engine-2")
-
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 
 ORIGINS = [updates(30, (0, 1)), updates(40, (1, 2), key=2), updates(50, (0,), key=3)]
 """The updates of three origins. Those in the weights already are others."""

@@ -30,8 +30,6 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.encoding import encode
 from tests.engine.helpers import (
     DEVICE,
-    ENCODERS,
-    FAMILIES,
     HEADED_TASK,
     ROWS,
     TASK,
@@ -42,20 +40,11 @@ from tests.engine.helpers import (
 )
 from tests.refusals import refused
 
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
-DTYPES = ("float32", "bfloat16", "float16", "int8")
 
-
-@pytest.mark.parametrize("selection", [DEFAULT, EVERYTHING], ids=["matrices", "everything"])
-@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
-def test_no_family_has_anything_to_complain_of(family: str, selection: Selection) -> None:
-    assert loading.target_problem(trainer(manifest(family, selection=selection)).loaded) is None
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["opt", "gemma2", "bert"])
-def test_rounding_is_no_problem(family: str, dtype: str) -> None:
-    assert loading.target_problem(trainer(manifest(family), dtype=dtype).loaded) is None
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_rounding_is_no_problem(dtype: str) -> None:
+    """What is sound loads: tests/engine/test_estimator.py loads every family in float32."""
+    assert loading.target_problem(trainer(manifest("gemma2"), dtype=dtype).loaded) is None
 
 
 def plain(mlp: Any, x: Tensor) -> Tensor:
@@ -249,7 +238,7 @@ def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(
         loaded("mamba", tmp_path / "mamba")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answers(
     seed: int, tmp_path: Path
 ) -> None:
