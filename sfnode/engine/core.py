@@ -1,10 +1,10 @@
-"""The exact state of a run: one int64 accumulator per subspace and target (SPEC U4, U11). It is r x r in a
+"""The exact state of a run: one int64 accumulator per subspace and target (SPEC U4, U11), r x r in a
 zeroth-order run.
 
 In an open run every epoch has its own subspace. Integer addition commutes: any order, batching and delay of
-the same updates gives the same bits. It is modulo 2^64, so subtracting an update leaves no trace. This module
-guards that property. It uses neither floats nor torch. It does not detect duplicates: the frontier has done
-so before (SPEC).
+the same updates gives the same bits. Sums are modulo 2^64, so subtracting an update leaves no trace. This
+module guards that property, and so uses neither floats nor torch. It does not detect duplicates; the frontier
+does (SPEC).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Core:
     """The sum of all updates: `A[epoch][layer][i, j] += sign * scalar` for each (SPEC U4). In a first-order
     run each update adds its scalars to all entries, in their order.
 
-    Memory and time for an epoch depend on the number of its updates, because anybody may make a few and name
-    any epoch.
+    Memory and time for an epoch depend on the number of its updates: otherwise anybody could fill the memory
+    with a few updates that name many epochs.
     """
 
     def __init__(self, layers: int, rows: int, columns: int = 0) -> None:

@@ -51,8 +51,8 @@ TOKENS = 512
 take a fraction of a second on small models."""
 
 KEPT_ENTRIES = 1 << 25
-"""Maximum number of the base model's probabilities that are kept in memory: 128 MiB. With a vocabulary of
-150,000 that is enough for 220 tokens."""
+"""Maximum number of the base model's probabilities that are kept in memory: 128 MiB, which is 220 tokens with
+a vocabulary of 150,000."""
 
 
 def drift(model: TrainableModel) -> LayeredDrift:
@@ -97,9 +97,9 @@ def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, ND
     """Return the Frobenius norm of the change that these cores make to each target.
 
     All subspaces count together, with the products between them. With P = [U_1 A_1, U_2 A_2, ...] and V =
-    [V_1, V_2, ...] the norm is the root of the sum of the entries of (P^T P) * (V^T V), which needs no matrix
-    of the target's size. With very many columns that is more work than the matrix itself, which is then made
-    in blocks.
+    [V_1, V_2, ...] the norm is the root of the sum of the entries of (P^T P) * (V^T V), without a matrix of
+    the target's size. With very many columns that is more work than the matrix itself. The matrix is then
+    made in blocks.
 
     Cores, bases and their products are exact integers. Scales, and sums with them, are rounded in float64. If
     the subspaces' terms all but cancel, the error relative to the sum of their norms is about 1e-8 without

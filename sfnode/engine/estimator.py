@@ -51,7 +51,7 @@ class Estimate(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether the measurement gave no finite number."""
+        """Whether a number of the measurement is not finite."""
         return not (math.isfinite(self.alpha) and math.isfinite(self.loss))
 
 
@@ -83,12 +83,8 @@ query's direction (R,) and the pass."""
 def estimates(
     loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float, group: int = 0
 ) -> list[Estimate]:
-    """Estimate the derivative of each mini-batch's mean loss along its direction, the one with the same
-    index.
-
-    It is measured by pairs. With `group` it is measured by groups of that size, whose members share a
-    mini-batch.
-    """
+    """Estimate the derivative of each mini-batch's mean loss along the direction with the same index: by
+    pairs, or by groups of `group` updates that share a mini-batch."""
     exact = representable(epsilon, directions)
     losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES)
     return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
@@ -206,10 +202,9 @@ def _log_probs(
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
 ) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
-    """Yield all sequences in parts, each with the beginning that is read once for the part. With `in_turns` a
-    part is one point, without a beginning. Otherwise the sequences of a part begin alike, for example with
-    the prompt of several answers, and this beginning is read once at every point. It is None if sharing it
-    does not pay."""
+    """Yield all sequences in parts. Each part comes with the beginning of its sequences, which is read once
+    at every point; None if sharing it does not pay. The sequences of a part begin alike, for example with the
+    prompt of several answers. With `in_turns` a part is one point, without a beginning."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from sfnode.engine import line, samples
+from sfnode.engine.forward import KeepGoing, always
 from sfnode.engine.generation import complete
-from sfnode.engine.losses import BASE, OWN, KeepGoing, always, line_rows
+from sfnode.engine.losses import BASE, OWN, line_rows
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.schema.evaluation import Evaluation

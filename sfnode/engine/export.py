@@ -153,8 +153,8 @@ def export_lora(
     """Write the change that training made to the new folder `out`, for `peft.PeftModel.from_pretrained`.
     Return how well the adapter approximates it.
 
-    Every matrix has its full rank, or `rank` if that is less (`adapter`). Raises UserError as `export_model`
-    does, and BAD_OPTION if vectors or embeddings were trained, which PEFT's adapters cannot hold.
+    Every matrix has its full rank, or `rank` if that is less. Raises UserError as `export_model` does, and
+    BAD_OPTION if vectors or embeddings were trained, which PEFT's adapters cannot hold.
     """
     for site in model.loaded.sites:
         if site.form not in (Form.LINEAR, Form.CONV1D):

@@ -37,9 +37,9 @@ from sfnode.tasks.tokenizer_calls import decode
 from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES, CPU_CACHE_BYTES = 1 << 30, 512 << 20
-"""Default maximum bytes of the keys and values of all rows that are written together: on an accelerator, and
-on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and more rows make it no faster. The limits do
-not depend on free memory, because the rounding of rows depends on which rows are written together."""
+"""Default maximum bytes of the keys and values of all rows that are written together, on an accelerator and
+on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and more rows are no faster. The limits do not
+depend on free memory, because rows that are written together round alike."""
 
 REFILL_SHARE = 4
 """Divisor of the number of places: once this share of them (a quarter) is free, the free ones are filled.
@@ -361,8 +361,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer, (rows, heads, columns, d) each, in memory that is allocated once.
 
     transformers' own layer copies everything for every token. Columns before a row's first token hold 0 or
-    older values of the same row. Values of another row must not stay there: even masked, one that is NaN
-    would spread.
+    older values of the same row. Values of other rows are overwritten, because a NaN would spread even if it
+    is masked.
     """
 
     def __init__(self, like: Any, rows: int, columns: int) -> None:

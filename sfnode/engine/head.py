@@ -29,7 +29,8 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
 
 BLOCK = 1 << 20
-"""Maximum number of outputs that are compared at a time: 4 MiB, most of which fits a processor's cache."""
+"""Maximum number of outputs that are compared at a time: 4 MiB in float32, most of which fits a processor's
+cache."""
 
 
 F64 = NDArray[np.float64]

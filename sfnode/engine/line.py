@@ -163,7 +163,7 @@ F64 = NDArray[np.float64]
 
 MEMORY = 0.95
 """Factor by which a gradient's weight in later scores falls with each measurement, in a first-order run. A
-single gradient of 8 to 32 rows says little, and it changes little from one round to the next
+single gradient of 8 to 32 rows says little, and gradients change little from one round to the next
 (benchmarks/first_order.py)."""
 
 START, MIDDLE = 0.0, 0.5
@@ -277,12 +277,9 @@ def shares_towards(
 def _slopes(
     model: TrainableModel, step: Mapping[int, I64], batches: Sequence[Encoded], keep_going: KeepGoing
 ) -> tuple[Slopes, int]:
-    """Return the slopes of these batches in the middle of the step by the cores `step`, or at its start if
-    the loss is lower there; and the number of forward passes used.
-
-    So nobody who ruins the model chooses the place where all are judged. Raises UserError OUT_OF_MEMORY,
-    LOSS_NOT_FINITE and PAUSED.
-    """
+    """Return the slopes of these batches, and the number of forward passes used. They are measured in the
+    middle of the step by the cores `step`, or at its start if the loss is lower there: nobody should choose
+    where all are judged by ruining the model. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE and PAUSED."""
     here = Line(model.loaded, model.space, model.weights.scale, {})
     before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
     found, passes = measure(model, step, batches, MIDDLE, keep_going), 1 + GRADIENT

@@ -1,11 +1,12 @@
 """Makes bases to publish: directions along which the loss of a task falls, or along which inputs lie.
 
-`gradients` takes the strongest directions of the mean gradient over some mini-batches (a few backward passes,
-by one person, once). `errors` takes the directions of layers' inputs that go with errors of the model's
-output (forward passes only). Neither ever holds a gradient. Products of inputs with gradients, or with
-errors, are added to two sketches, which give the strongest directions at the end (Tropp, Yurtsever, Udell,
-Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm 4). This takes
-hardly more memory than inference. The result is published, so it may differ from one machine to another.
+`gradients` takes the strongest directions of the mean gradient over some mini-batches: a few backward passes,
+which one person makes once. `errors` takes the directions of layers' inputs that go with errors of the
+model's output, by forward passes only. Neither ever holds a gradient. Products of inputs with gradients, or
+with errors, are added to two sketches, which give the strongest directions at the end (Tropp, Yurtsever,
+Udell, Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm 4). This
+takes hardly more memory than inference. The bases are published, so they may differ from one machine to
+another.
 
 This module knows a model and encoded mini-batches. It knows neither files nor the origin of rows.
 """
@@ -60,7 +61,7 @@ backward pass keeps activations. Gradients use 256 rows in all; a second pass ov
 new bases later. Errors of 512 rows taught no more than those of 128 (docs/research-log.md)."""
 
 DRAWN_TOGETHER = 8
-"""Number of a reward run's mini-batches whose answers are drawn together, so that a pass has more than eight
+"""Number of a reward run's mini-batches whose answers are drawn together: a single one has only eight
 answers."""
 
 POSITIONS = 64

@@ -84,7 +84,7 @@ once, and these then hardly delay a step."""
 
 PAST_EPOCHS = 8
 """Maximum number of past epochs that are merged into a half-precision target when another epoch begins: the
-last one, and those in which late updates may be expected. Earlier ones wait for the target's rebuild."""
+last one, and those for which late updates are likely. Earlier ones wait for the target's rebuild."""
 
 EXACT = 1 << 24
 """Bound below which integers are exact in float32, in whatever order a product adds them up."""
@@ -93,9 +93,9 @@ EXACT_DOUBLE = 1 << 53
 """Bound below which integers are exact in float64, in whatever order a product adds them up."""
 
 HALF_BITS, QUARTER_BITS = 32, 16
-"""Bits of each part that a core is cut into if its products may exceed EXACT_DOUBLE. Bases with entries of
-magnitude 1 need two parts, since the sum of 2^20 entries of 32 bits, a layer of the largest rank, is below
-the bound. Other bases need four, since 127^2 times the sum of 2^20 entries of 16 bits is below it, too (SPEC
+"""Bits of each part of a core that is cut because its products may exceed EXACT_DOUBLE. If all entries of the
+bases have magnitude 1, two parts suffice: the sum of 2^20 entries of 32 bits, a layer of the largest rank, is
+below the bound. Other bases need four: 127^2 times the sum of 2^20 entries of 16 bits is below it (SPEC
 U8)."""
 
 

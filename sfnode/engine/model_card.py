@@ -1,9 +1,9 @@
-"""The README of an export: what the model is, where it comes from, how to score its answers, and the commands
-that compute it again from the run's log.
+"""The README of an export: the model's task and origin, the scoring of its answers, and the commands that
+compute it again from the run's log.
 
 The block at its head is metadata for the Hugging Face hub. Priors and drift are measured on the machine that
-exports, so only the weights beside the card are equal everywhere. It contains no path of a machine. Ten lines
-of Python show users of transformers alone how to ask the model as `sfnode use` does.
+exports, so only the weights beside the card are equal everywhere. The card contains no path of a machine. Ten
+lines of Python ask the model as `sfnode use` does, with transformers alone.
 """
 
 from __future__ import annotations

@@ -23,19 +23,19 @@ from sfnode.tasks import dataset
 from sfnode.tasks.presets import PRESETS, of_model
 
 FORWARDS = 990
-"""Maximum number of example-forwards of `prepare`. Loading a model checks its layers by a few short rows;
-together they are no more than 1,000, which take a minute or two on two cores with a model of 135 M
-parameters. Most of them find the first rate, by 8 updates. With 600 a bend was known only to within a half,
-and short runs kept rates that were 4 times too small (docs/research-log.md)."""
+"""Maximum number of example-forwards of `prepare`. With the few short rows that check a model's layers it
+makes 1,000 at most: a minute or two on two cores with a model of 135 M parameters. Most of them find the
+first rate, by 8 updates. With 600 a bend was known only to within a half, and short runs kept rates that were
+4 times too small (docs/research-log.md)."""
 
 RANKS = {"errors": 4, "gradients": 1}
 """Default ranks, keyed by the kind of published bases (docs/research-log.md). Of strong directions fewer are
 needed, and with fewer an update learns more."""
 
 DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
-"""Default kinds of bases of a run whose numbers are tried out, and of such a reward run. Of the kinds made by
-forward passes alone, `errors` teaches a real model answers in words best. For rewards no such kind that was
-tried brought anything (docs/research-log.md)."""
+"""Default kinds of bases of runs whose numbers are tried out: of reward runs the second, of others the first.
+Among the kinds made by forward passes alone, `errors` teaches a real model answers in words best. For rewards
+none of these kinds brought anything (docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
 """Names of the numbers that are tried out."""
@@ -51,7 +51,7 @@ def prepare(
 ) -> Prepared:
     """Make bases and choose a manifest's numbers by its model, except numbers whose names are in `given`.
 
-    `basis` is the kind of bases that somebody asked for; then failing to make them is an error. With
+    `basis` is the kind of bases that the user asked for; then failing to make them is an error. With
     `measure` the limit of the scalars and a centred loss's prior are measured. Epsilon, scalar_delta and a
     first learning rate are tried out with suitable bases, unless all are given or the run is a built-in one.
     This takes FORWARDS example-forwards at most, without bases from gradients. In a reward run answers are

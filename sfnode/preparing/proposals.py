@@ -51,9 +51,9 @@ NAMES: dict[str, frozenset[str]] = {
         "never": "rejected",
     }.items()
 }
-"""Last words of columns' names, without accents, keyed by what such columns contain: right answers, right
-classes, the choices of a row, the rest (neither read nor learnt if there is anything else), and what is never
-read or learnt."""
+"""Last words of columns' names, without accents, keyed by the contents of such columns: right answers, right
+classes, the choices of a row, the rest (read and learnt only if there is nothing else), and columns that are
+never read or learnt."""
 
 RIGHT = NAMES["answers"] | NAMES["classes"]
 
@@ -112,7 +112,7 @@ PLAIN = ("codes", "numbers", "booleans", "others", "nothing")
 """Contents of columns that are left unread without a message."""
 
 NOTHING = "none"
-"""Value of `Proposal.right` where no column says what is right. The texts themselves are then learnt."""
+"""Value of `Proposal.right` if no column says what is right, so that the texts themselves are learnt."""
 
 
 TWO_POINT = frozenset(["epsilon", "group", "schedule"])
@@ -130,7 +130,7 @@ class Proposal(NamedTuple):
     others: tuple[str, ...] = ()
     """Other columns that could say what is right."""
     doubt: str = ""
-    """Reason why nobody should take this without a look at it."""
+    """Reason why the owner should look at this proposal first; empty without a doubt."""
     joined: Mapping[str, str] = {}
     """Labels that replace others, keyed by the replaced label. The two differ only in capital letters, blanks
     or a typing error."""

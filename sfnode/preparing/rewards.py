@@ -86,8 +86,8 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited
 def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, drawn: Drawn) -> F64:
     """Return z^2 of each answer along the step of a group with these scalars, (answers,)."""
     core, batch = Core(*trainer.core.shape), drawn.encoded
-    scalars = np.rint(np.nan_to_num(told) / delta).astype(np.int64)
-    core.add(UpdateBatch(np.zeros(len(seeds), np.int64), np.array(seeds, np.uint64), scalars))
+    steps = np.rint(np.nan_to_num(told) / delta).astype(np.int64)
+    core.add(UpdateBatch(np.zeros(len(seeds), np.int64), np.array(seeds, np.uint64), steps))
     line = Line(trainer.loaded, trainer.space, lambda _: delta, core.cores())
     far = NEAR * scalars.typical_weight(trainer.loaded) / max(float(np.linalg.norm(told)), 1e-30)
     there, back = line.losses([batch], [far, -far]).T

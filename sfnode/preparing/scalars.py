@@ -45,8 +45,8 @@ SECONDS = 7e-10
 0.07 s for a row of 60 tokens on two cores."""
 
 FORWARDS = 342
-"""Default number of example-forwards of a sample of slopes, or of a trial. `sfnode init` has so many left for
-a run whose bases are made and whose loss is centred."""
+"""Default number of example-forwards of a sample of slopes, or of a trial: as many as `sfnode init` has left
+for a run after making its bases and measuring the prior of a centred loss."""
 
 SLOPES, LEAST_SLOPES = 64, 4
 """Maximum and minimum number of directional derivatives that are measured. Between runs of the built-in model
@@ -77,7 +77,7 @@ asks for less. At 2 a run still learns as well as without a limit."""
 
 NEAR = 2.0
 """Maximum factor between a run's own limit and the measured one at which the run keeps its own. Two samples
-of some twenty directions differ as much. So the built-in run is the same for everybody who makes it."""
+of some twenty directions differ by as much. The built-in run is thus the same for everybody who makes it."""
 
 LARGEST_MOVE = 0.25
 """Maximum change of the weights by one update, as a share of their root mean square. At this share it costs a
@@ -293,8 +293,8 @@ def harmless_limit(training: Training, found: SlopeSample) -> int:
 
 
 def unit_for(training: Training, spread: float) -> float:
-    """Return the scalar_delta, a power of two, of which slopes of this root mean square are about UNITS. They
-    are fewer units if the scalar's bits do not hold HEADROOM times UNITS."""
+    """Return the scalar_delta, a power of two, in which slopes of this root mean square are about UNITS. They
+    are smaller if the scalar's bits do not hold HEADROOM times UNITS."""
     return float(2.0 ** round(math.log2(spread / min(UNITS, training.largest_scalar / HEADROOM))))
 
 

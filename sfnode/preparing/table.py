@@ -250,8 +250,8 @@ def _require_no_values(source: str, nameless: dict[int, TableColumn]) -> None:
 
 
 def _require_names(source: str, columns: dict[str, TableColumn]) -> None:
-    """Refuse a table whose first line is a row: it has a number for a name, a whole sentence, or one of the
-    few values that its column has below. (Frames without names are written with the numbers 0, 1, ...)"""
+    """Refuse a table whose first line is a row and has no names: a number, a whole sentence, or one of few
+    values of its column stands there. (Frames without names are written with the numbers 0, 1, ...)"""
     if list(columns) == [str(place) for place in range(len(columns))]:
         return
     for name, column in columns.items():

@@ -164,8 +164,8 @@ class DailyTraffic:
         self._day = today()
         day, _, count = (update_log.get_meta(_KEY) or b"").decode().partition(" ")
         self._before = int(count) if day == self._day.isoformat() else 0
-        """Correction of this process's bytes, so that they are those of today: plus the bytes of earlier
-        processes today, minus its own bytes of earlier days."""
+        """Number that is added to this process's bytes for those of today: the bytes of earlier processes
+        today, minus its own bytes of earlier days."""
         self._written: tuple[date, int] | None = None
         self._writing = asyncio.Lock()
         """Held until a write has ended, even if its caller is cancelled."""
