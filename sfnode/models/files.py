@@ -268,7 +268,8 @@ def weight_bytes(folder: Path) -> int:
 
 
 def difference(one: Path, other: Path) -> str | None:
-    """Return the difference between two base models in what their outputs depend on; None if there is none.
+    """Return, in words, a difference between two base models that may change their outputs; None if there is
+    none.
 
     Keys of config.json about the library do not count. Raises UserError MODEL_*.
     """

@@ -40,7 +40,7 @@ class Text(NamedTuple):
     """A text as a model sees it."""
 
     key: bytes
-    """Hash of its tokens, and for a pair of texts of which text each token belongs to."""
+    """Hash of the tokens; for a pair of texts also of the text that each token belongs to."""
     tokens: int
     """Number of its tokens."""
 
@@ -99,8 +99,7 @@ class KeptStates:
         """States of each text, (rows, features) float32 on the CPU."""
 
     def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
-        """Return the texts whose states are missing, each once, with the index of one of its places in
-        `texts`."""
+        """Return the texts whose states are missing, each with one of its indices in `texts`."""
         if folder := self.folder:
             for text in texts:
                 shape = self.cut.rows(text.tokens), self.cut.features

@@ -1,4 +1,4 @@
-"""Loading the base model: from a source to modules whose weights can be trained.
+"""Loads the base model: from a source to modules whose weights can be trained.
 
 Knows how transformers loads a model, in which precision, and whether it is the run's. Knows nothing of
 updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder is run. transformers

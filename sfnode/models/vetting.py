@@ -58,8 +58,8 @@ SHARED = frozenset(
 """Keys that transformers reads in code for all models, whether or not the model's class declares them."""
 
 READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
-"""Methods of a configuration's class that use attributes which it does not declare: old names of keys, and
-computed numbers, which config.json contains as well."""
+"""Methods of a configuration's class in which it uses undeclared attributes: old names of keys, and computed
+numbers that config.json also contains."""
 
 COUNT = re.compile(r"(layer|block|expert|stage|depth)s?$")
 """Pattern for keys that count parts of a model. Each part has tensors of its own in the files."""
@@ -198,9 +198,8 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return the settings that version 5 of transformers writes under new names, keyed by their names of
-    version 4, which version 5 reads, too. Settings that are there under the old names already are left
-    out."""
+    """Return settings of transformers 5 under their names of version 4, which version 5 also reads. Settings
+    that are there under these names already are left out."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {

@@ -411,7 +411,7 @@ def beginning(given: dict[str, Any]) -> Beginning:
 def _preset_name(given: dict[str, Any]) -> str:
     """Return the preset to start from; an empty name for a task that is not ready-made.
 
-    A built-in model's task may be called as the model is, `builtin:NAME`.
+    The task of a built-in model may be named like the model, `builtin:NAME`.
     """
     custom = [field for field in ("kind", "template", "verifier") if field in given]
     if "preset" in given and given.get("kind") not in (None, *LABELLED):

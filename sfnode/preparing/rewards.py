@@ -2,7 +2,7 @@
 
 The trial finds two numbers:
 
-    scalar_delta   a power of two, in which the scalars' root mean square is UNITS, as in other runs.
+    scalar_delta   A power of two, in which the scalars' root mean square is UNITS, as in other runs.
     rate           Rewards have no bend that shows how far a slope reaches. The change of the model's answers
                    shows it (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). Let z be the slopes of
                    answers' log-probabilities along a group's step, from the first token in which answers to a

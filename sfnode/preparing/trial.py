@@ -3,25 +3,26 @@
 Everything is measured on the base model, on any public rows that the run has, within a number of
 example-forwards, and nothing is kept:
 
-    epsilon        losses of some rows at both sides of a few directions, at distances each an eighth of the
-                   one before. Two neighbouring distances differ by the truncation at the larger one (it falls
-                   with the square) and the rounding at the smaller one (it grows as the distance falls), so
-                   slopes are exact where they differ least. The cost of truncation at a distance is measured.
-                   The cost of rounding follows from the spacing of a format's numbers at the losses. For each
-                   format the largest distance is taken at which both cost hardly more than at the best one.
-    scalar_delta   a power of two of which the slopes' root mean square is UNITS.
-    rate           the rate that one update can bear by the slopes and bends of updates (`suitable_rate`); in
-                   an open run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches
-                   do, so a few updates are enough. A line search along the sum of 128 updates would instead
-                   size the first lessons: it found rates up to ten times too large.
+    epsilon        Slopes of some rows are measured along a few directions at several distances, each an
+                   eighth of the one before. Between two neighbouring distances slopes differ by the
+                   truncation at the larger one, which falls with the square, and by the rounding at the
+                   smaller one, which grows as the distance falls. So slopes are exact where they differ least. The cost of
+                   truncation at a distance is measured. The cost of rounding follows from the spacing of a
+                   format's numbers at the losses. For each format the largest distance is taken at which both
+                   cost hardly more than at the best one.
+    scalar_delta   A power of two, in which the slopes' root mean square is UNITS.
+    rate           The rate for one update by the slopes and bends of updates (`suitable_rate`); in an open
+                   run, where nobody corrects it later, OPEN_SHARE of it. In an organised run searches correct
+                   it, so a few updates are enough. A line search along the sum of 128 updates is no
+                   alternative: it measures the first lessons, and found rates up to ten times too large.
 
 The rate: along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes
 to m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2.
-So the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: the share of an
-update that is no noise, by how much the loss bends. It can be found where the subspace has few dimensions, as
-with bases of gradients; in the thousands of random ones nothing bends measurably.
+So the best rate for one update is the signal E[(g d)^2] / E[alpha^2], the share of an update that is no
+noise, divided by the bend E[h]. It can be found in a subspace of few dimensions, as with bases of gradients.
+In one of thousands, as with random bases, no bend is measurable.
 
-A run that trains a linear head needs no trial: its numbers follow from the states of some rows, which tell
+A run that trains a linear head needs no trial: its numbers follow from the states of some rows, which show
 the size of its features. In units in which each feature has a spread of 1, the same numbers suit every model
 and task (docs/research-log.md, on a linear head).
 """
