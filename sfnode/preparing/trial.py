@@ -6,10 +6,10 @@ example-forwards, and nothing is kept:
     epsilon        Slopes of some rows are measured along a few directions at several distances, each an
                    eighth of the one before. Between two neighbouring distances slopes differ by the
                    truncation at the larger one, which falls with the square, and by the rounding at the
-                   smaller one, which grows as the distance falls. So slopes are exact where they differ least. The cost of
-                   truncation at a distance is measured. The cost of rounding follows from the spacing of a
-                   format's numbers at the losses. For each format the largest distance is taken at which both
-                   cost hardly more than at the best one.
+                   smaller one, which grows as the distance falls. So slopes are exact where they differ
+                   least. The cost of truncation at a distance is measured. The cost of rounding follows from
+                   the spacing of a format's numbers at the losses. For each format the largest distance is
+                   taken at which both cost hardly more than at the best one.
     scalar_delta   A power of two, in which the slopes' root mean square is UNITS.
     rate           The rate for one update by the slopes and bends of updates (`suitable_rate`); in an open
                    run, where nobody corrects it later, OPEN_SHARE of it. In an organised run searches correct

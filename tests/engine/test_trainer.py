@@ -181,9 +181,8 @@ def test_public_rows_are_those_that_the_manifest_names_wherever_they_lie(tmp_pat
         assert trained.evaluate().count == len(ROWS)
     with trainer(run) as without:
         assert without.run_rows.some_if_any() == []
-        with pytest.raises(UserError) as caught:
+        with refused(Code.DATA_NOT_FOUND):
             without.evaluate()
-    assert caught.value.code is Code.DATA_NOT_FOUND
 
 
 def test_a_run_without_test_data_cannot_be_evaluated_and_says_so() -> None:
