@@ -1,10 +1,10 @@
-"""The exact state of a run: one int64 accumulator per subspace and target (SPEC U4, U11). It is r x r in a
+"""The exact state of a run: one int64 accumulator per subspace and target (SPEC U4, U11), r x r in a
 zeroth-order run.
 
 In an open run every epoch has its own subspace. Integer addition commutes: any order, batching and delay of
-the same updates gives the same bits. It is modulo 2^64, so subtracting an update leaves no trace. This module
-guards that property. It uses neither floats nor torch. It does not detect duplicates: the frontier has done
-so before (SPEC).
+the same updates gives the same bits. Sums are modulo 2^64, so subtracting an update leaves no trace. This
+module guards that property, and so uses neither floats nor torch. It does not detect duplicates; the frontier
+does (SPEC).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CHUNK_ENTRIES = 1 << 14
 processor's cache, and no single numpy call holds the interpreter's lock for a millisecond."""
 
 FEW = 4
-"""Divisor of the number of a layer's entries. The quotient is the number of updates at which an epoch's core
-becomes one array. Until then the list of updates takes less than half of the array's memory. A single update
-takes 1/512 of it at rank 32."""
+"""An epoch's core becomes one array when it has 1/FEW as many updates as a layer has entries. Until then it
+is a list of updates, which takes less than half of the array's memory. At rank 32 a single update takes 1/512
+of it."""
 
 
 class UpdateBatch(NamedTuple):
@@ -43,36 +43,32 @@ class Core:
     """The sum of all updates: `A[epoch][layer][i, j] += sign * scalar` for each (SPEC U4). In a first-order
     run each update adds its scalars to all entries, in their order.
 
-    Memory and time for an epoch depend on the number of its updates, because anybody may make a few and name
-    any epoch.
+    Memory and time for an epoch depend on the number of its updates: otherwise anybody could fill the memory
+    with a few updates that name many epochs.
     """
 
     def __init__(self, layers: int, rows: int, columns: int = 0) -> None:
         """Begin with zeros of this shape (`Manifest.core_shape`). Without `columns` layers are square."""
-        self._shape = layers, rows, columns or rows
+        self.shape = layers, rows, columns or rows
+        """Layers, and the rows and columns of each."""
         self._cores: dict[int, _EpochCore] = {}
         self._hashed: dict[int, hashlib.blake2b] = {}
         """States of the digest's hash after each epoch, by ascending epoch. Epochs from the first changed one
         on are missing."""
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Layers, and the rows and columns of each."""
-        return self._shape
-
     def add(self, batch: UpdateBatch, *others: Core) -> None:
         """Add updates to this core and to `others`, which have the same shape. The caller must add no update
         twice.
 
-        Computing an update's entries takes several times as long as adding to them, so serve several cores in
-        one call. Negated scalars subtract an update again. Updates with scalar 0 cost nothing.
+        Computing an update's entries takes several times as long as adding to them, so one call serves
+        several cores. Negated scalars subtract an update again. Updates with scalar 0 cost nothing.
         """
         if batch.scalars.ndim == 2:
             self._add_cells(batch, others)
             return
         if not batch.scalars.all():
             batch = UpdateBatch(*(column[batch.scalars != 0] for column in batch))
-        step = max(1, CHUNK_ENTRIES // self._shape[0])
+        step = max(1, CHUNK_ENTRIES // self.shape[0])
         for start in range(0, len(batch.seeds), step):
             chunk = slice(start, start + step)
             epochs = batch.epochs[chunk]
@@ -86,7 +82,7 @@ class Core:
     def _add_cells(self, batch: UpdateBatch, others: tuple[Core, ...]) -> None:
         """Add updates of a first-order run, whose scalars are (n, cells)."""
         for epoch in np.unique(batch.epochs).tolist():
-            entries = batch.scalars[batch.epochs == epoch].sum(0).reshape(self._shape)
+            entries = batch.scalars[batch.epochs == epoch].sum(0).reshape(self.shape)
             for core in (self, *others) if entries.any() else ():
                 core._of(epoch).put(entries)
 
@@ -116,16 +112,12 @@ class Core:
         """Return the core of one epoch, (layers, rows, columns), read-only; zero for an epoch without
         updates."""
         core = self._cores.get(epoch)
-        view = np.zeros(self._shape, np.int64) if core is None else core.dense().view()
-        view.flags.writeable = False
-        return view
+        return _read_only(np.zeros(self.shape, np.int64) if core is None else core.dense())
 
     def layer(self, epoch: int, layer: int) -> I64:
         """Return one layer of the core of one epoch, (rows, columns), read-only."""
         core = self._cores.get(epoch)
-        view = np.zeros(self._shape[1:], np.int64) if core is None else core.layer(layer).view()
-        view.flags.writeable = False
-        return view
+        return _read_only(np.zeros(self.shape[1:], np.int64) if core is None else core.layer(layer))
 
     def forget(self, layers: Sequence[int], epochs: Sequence[int] | None = None) -> None:
         """Set these layers to zero in these epochs, by default in all."""
@@ -148,7 +140,7 @@ class Core:
     def _moves(self, seeds: U64, scalars: I64) -> tuple[I64, I64]:
         """Return the index of the entry that each update changes in each layer, counted over the flat core,
         and the amount that it adds there; each (n, layers)."""
-        layers, rank, _ = self._shape
+        layers, rank, _ = self.shape
         entries, column, amounts = coordinates(seeds, layers, rank)
         entries *= rank  # in place, as the memory for a copy takes longer than the sum
         entries += column
@@ -163,7 +155,7 @@ class Core:
     def _of(self, epoch: int) -> _EpochCore:
         self._changes(epoch)
         if epoch not in self._cores:
-            self._cores[epoch] = _EpochCore(self._shape)
+            self._cores[epoch] = _EpochCore(self.shape)
         return self._cores[epoch]
 
 
@@ -176,6 +168,12 @@ def digest(cores: Iterable[tuple[int, I64]]) -> bytes:
     for epoch, entries in cores:
         _hash(state, epoch, entries)
     return state.digest()
+
+
+def _read_only(entries: I64) -> I64:
+    view = entries.view()
+    view.flags.writeable = False
+    return view
 
 
 def _hash(state: hashlib.blake2b, epoch: int, entries: I64) -> None:

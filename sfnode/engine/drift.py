@@ -1,6 +1,6 @@
-"""Drift of a model from its base: the distance of its weights, and the change of its predictions on text that
-has nothing to do with the task. That text is given, or the base model has written it. Long runs of evolution
-strategies forget, and drift shows it.
+"""Drift of a model from its base: the distance between their weights, and the change of predictions on texts
+outside the task. These texts are given, or written by the base model. Drift shows forgetting, which long runs
+of evolution strategies cause.
 
 Measures only: nothing here feeds back into a run. Knows cores, bases and a model, but neither updates nor the
 task.
@@ -41,19 +41,18 @@ Please keep this door closed. If you need help, ring the bell, and somebody will
 Early maps of the coast were drawn by sailors, who measured the depth of the water with a rope.
 When the children had finished their work, they carried the chairs inside and swept the floor.
 """
-"""Text of no task, written for this purpose. Every line is a text of its own."""
+"""Texts outside any task, written for this purpose, one on each line."""
 
 WRITTEN = 16
-"""Number of tokens that the base model appends to each line. Each is its likeliest one, so the base model is
-sure of this text."""
+"""Number of tokens that the base model appends to each line, always the likeliest one."""
 
 TOKENS = 512
 """Maximum number of predicted tokens. A few hundred give the mean to some percent, which shows a drift, and
 take a fraction of a second on small models."""
 
 KEPT_ENTRIES = 1 << 25
-"""Maximum number of the base model's probabilities that are kept in memory: 128 MiB. With a vocabulary of
-150,000 that is enough for 220 tokens."""
+"""Maximum number of the base model's probabilities that are kept in memory: 128 MiB, which is 220 tokens with
+a vocabulary of 150,000."""
 
 
 def drift(model: TrainableModel) -> LayeredDrift:
@@ -72,14 +71,9 @@ def drift(model: TrainableModel) -> LayeredDrift:
         for target, change, base in zip(model.space.targets, changes, base_norms, strict=True)
     ]
     norm = math.hypot(*changes)
-    kl = None if model.loaded.classifies else _kl(model)
-    return LayeredDrift(
-        norm=norm,
-        distance=_ratio(norm, math.hypot(*base_norms)),
-        kl=kl and kl[0],
-        tokens=kl[1] if kl else 0,
-        layers=layers,
-    )
+    kl, tokens = (None, 0) if model.loaded.classifies else _kl(model)
+    distance = _ratio(norm, math.hypot(*base_norms))
+    return LayeredDrift(norm=norm, distance=distance, kl=kl, tokens=tokens, layers=layers)
 
 
 def _kl(model: TrainableModel) -> tuple[float, int]:
@@ -90,22 +84,22 @@ def _kl(model: TrainableModel) -> tuple[float, int]:
             passes = _passes(model.loaded)
             model.of_base["log_probs"] = [(this, _log_probs(model.loaded, this).cpu()) for this in passes]
     model.weights.rebuild()
-    total = tokens = 0.0
+    total, tokens = 0.0, 0
     for this, base in model.of_base["log_probs"]:  # (tokens, vocabulary) each
         now = _log_probs(model.loaded, this).cpu()
         total += float((base.exp() * (base - now)).double().sum())
         tokens += len(base)
     mean = total / max(1, tokens)
-    return (math.inf if math.isnan(mean) else max(0.0, mean)), int(tokens)
+    return (math.inf if math.isnan(mean) else max(0.0, mean)), tokens
 
 
 def norms(space: Subspace, scale: Callable[[int], float], cores: Mapping[int, NDArray[Any]]) -> list[float]:
     """Return the Frobenius norm of the change that these cores make to each target.
 
     All subspaces count together, with the products between them. With P = [U_1 A_1, U_2 A_2, ...] and V =
-    [V_1, V_2, ...] the norm is the root of the sum of the entries of (P^T P) * (V^T V), which needs no matrix
-    of the target's size. With very many columns that is more work than the matrix itself, which is then made
-    in blocks.
+    [V_1, V_2, ...] the norm is the root of the sum of the entries of (P^T P) * (V^T V), without a matrix of
+    the target's size. With very many columns that is more work than the matrix itself. The matrix is then
+    made in blocks.
 
     Cores, bases and their products are exact integers. Scales, and sums with them, are rounded in float64. If
     the subspaces' terms all but cancel, the error relative to the sum of their norms is about 1e-8 without
@@ -176,7 +170,7 @@ def _passes(loaded: LoadedModel) -> list[Pass]:
         if left > 0:
             prompts.append(prompt_ids(loaded, line, WRITTEN)[: left + 1])
             left -= len(prompts[-1]) - 1 + WRITTEN
-    answers = generate(loaded, [AnswerRequest(prompt) for prompt in prompts], AnswerPlan(WRITTEN)) or []
+    answers = generate(loaded, [AnswerRequest(prompt) for prompt in prompts], AnswerPlan(WRITTEN))
     found = []
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([*prompt, *answer.tokens][: room + 1], device=loaded.device)

@@ -12,7 +12,7 @@ module writes no matrix, and knows neither cores nor the origin of batches.
 
 A node may add local noise to its scalars before anybody sees them (Gaussian mechanism). A scalar is clipped
 to [-clip, clip], so that no row of a mini-batch can change it by more than 2 clip, whatever its content and
-however often it was drawn. Normal noise with a standard deviation of `multiplier` times 2 clip is added. In a
+however often it was drawn. The noise is normal, with a standard deviation of `multiplier` times 2 clip. In a
 gradient each row's own gradient is cut to the length `clip`, and no row is drawn twice.
 `sfnode.node.accounting` computes the protection as (epsilon, delta). Rounding and the run's own limit come
 afterwards and do not reduce it. The noise comes from the operating system's generator.
@@ -51,7 +51,7 @@ class Estimate(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether the measurement gave no finite number."""
+        """Whether a number of the measurement is not finite."""
         return not (math.isfinite(self.alpha) and math.isfinite(self.loss))
 
 
@@ -83,12 +83,8 @@ query's direction (R,) and the pass."""
 def estimates(
     loaded: LoadedModel, directions: Directions, batches: Sequence[Encoded], epsilon: float, group: int = 0
 ) -> list[Estimate]:
-    """Estimate the derivative of each mini-batch's mean loss along its direction, the one with the same
-    index.
-
-    It is measured by pairs. With `group` it is measured by groups of that size, whose members share a
-    mini-batch.
-    """
+    """Estimate the derivative of each mini-batch's mean loss along the direction with the same index: by
+    pairs, or by groups of `group` updates that share a mini-batch."""
     exact = representable(epsilon, directions)
     losses = losses_along(loaded, directions, batches, epsilon, ONE_SIDE if group else BOTH_SIDES)
     return of_groups(losses, group, exact) if group else of_pairs(losses, exact)
@@ -164,10 +160,12 @@ def points(batches: Sequence[Encoded], sides: Sequence[int] = BOTH_SIDES) -> Poi
     parts = [forward.batch_of(batch) for batch in batches]
     width = max(batch.input_ids.shape[1] for batch in batches)
     sequences = np.concatenate([part.sequences + first for part, first in zip(parts, firsts, strict=False)])
+    padded = ([np.pad(one, ((0, 0), (0, width - one.shape[1]))) for one in part[:3]] for part in parts)
+    ids, masks, types = (np.tile(np.concatenate(of_all), (count, 1)) for of_all in zip(*padded, strict=True))
     repeated = Batch(
-        np.tile(np.concatenate([_widened(part.input_ids, width) for part in parts]), (count, 1)),
-        np.tile(np.concatenate([_widened(part.attention_mask, width) for part in parts]), (count, 1)),
-        np.tile(np.concatenate([_widened(part.token_type_ids, width) for part in parts]), (count, 1)),
+        ids,
+        masks,
+        types,
         np.concatenate([sequences + side * firsts[-1] for side in range(count)]),
         np.tile(np.concatenate([part.columns for part in parts]), count),
         np.tile(np.concatenate([part.targets for part in parts]), count),
@@ -204,10 +202,9 @@ def _log_probs(
 def _families(
     loaded: LoadedModel, measured: Points, epsilon: float, perturb: Perturb, *, in_turns: bool
 ) -> Iterator[tuple[NDArray[np.int64], forward.Begun | None]]:
-    """Yield all sequences in parts, each with the beginning that is read once for the part. With `in_turns` a
-    part is one point, without a beginning. Otherwise the sequences of a part begin alike, for example with
-    the prompt of several answers, and this beginning is read once at every point. It is None if sharing it
-    does not pay."""
+    """Yield all sequences in parts. Each part comes with the beginning of its sequences, which is read once
+    at every point; None if sharing it does not pay. The sequences of a part begin alike, for example with the
+    prompt of several answers. With `in_turns` a part is one point, without a beginning."""
     every = np.arange(len(measured.points))
     if in_turns:
         for one in np.unique(measured.points):
@@ -306,10 +303,6 @@ def moving_vectors(
     finally:
         for parameter, kept, _, _ in parts:
             parameter.copy_(kept)
-
-
-def _widened(tokens: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    return np.pad(tokens, ((0, 0), (0, width - tokens.shape[1])))
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from sfnode.engine import line, samples
+from sfnode.engine.forward import KeepGoing, always
 from sfnode.engine.generation import complete
-from sfnode.engine.losses import BASE, OWN, KeepGoing, always, line_rows
+from sfnode.engine.losses import BASE, OWN, line_rows
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.manifest.task import PRIOR_ONE
 from sfnode.schema.evaluation import Evaluation
@@ -94,12 +95,6 @@ def named_prior(model: TrainableModel) -> dict[str, float]:
     others. Raises as `prior` does."""
     parts = (part / PRIOR_ONE for part in calibration.for_manifest(prior(model)))
     return dict(zip(model.manifest.task.verbalizer.values(), parts, strict=True))
-
-
-def base_prior(model: TrainableModel, keep_going: KeepGoing = always) -> Prior:
-    """Return the base model's prior over the task's answers, (K,). Raises as `prior` does."""
-    with _weights(model, base=True) as of:
-        return model.priors.of(of, keep_going)
 
 
 def answer(model: TrainableModel, rows: int, *, base: bool) -> list[samples.Answered]:

@@ -1,13 +1,12 @@
-"""The trained model as files for other tools: a whole Hugging Face model, or a PEFT LoRA adapter.
+"""The trained model as files for other tools: a whole Hugging Face model, or a PEFT LoRA adapter. Neither is
+ever read back into a run.
 
-Neither is ever read back into a run.
-
-An adapter has low-rank factors of the change by training: exact at the rank of the sum, or truncated to a
-lower one. The sum over subspaces of rank-r terms has rank r * subspaces at most, and never more than the
-matrix has rows or columns. Factors are computed in float64.
+An adapter holds the change by training as low-rank factors, exact or truncated to a lower rank. The sum over
+subspaces of rank-r terms has rank r * subspaces at most, and never more than the matrix has rows or columns.
+Factors are computed in float64.
 
 The files beside the weights are the base model's own, with only the necessary changes. transformers would
-write a configuration in its own version's form, and another version may read another model from that
+write a configuration in the form of its own version, and another version might read another model from that
 (rope_theta of version 5 in version 4). All versions read the base model's own configuration alike. If version
 5 wrote it, the names of version 4 are added.
 """
@@ -154,8 +153,8 @@ def export_lora(
     """Write the change that training made to the new folder `out`, for `peft.PeftModel.from_pretrained`.
     Return how well the adapter approximates it.
 
-    Every matrix has its full rank, or `rank` if that is less (`adapter`). Raises UserError as `export_model`
-    does, and BAD_OPTION if vectors or embeddings were trained, which PEFT's adapters cannot hold.
+    Every matrix has its full rank, or `rank` if that is less. Raises UserError as `export_model` does, and
+    BAD_OPTION if vectors or embeddings were trained, which PEFT's adapters cannot hold.
     """
     for site in model.loaded.sites:
         if site.form not in (Form.LINEAR, Form.CONV1D):

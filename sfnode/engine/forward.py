@@ -1,12 +1,13 @@
 """Runs a model: from sequences to the log-probabilities of their targets.
 
-A batch is cut into passes, so that neither padding nor memory is wasted. The logits of a pass, its largest
-tensor, are reduced at once. This module knows neither updates nor losses.
+A batch is cut into passes, which limits padding and memory. The logits of a pass, its largest tensor, are
+reduced at once. This module knows neither updates nor losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,9 +44,9 @@ READING = 64
 """Overhead of a pass on a CPU for reading the weights, in tokens that could be computed in that time."""
 
 INTERPRETING = 1 << 15
-"""Overhead of a pass on a CPU for the interpreter, in tokens times the widest layer's outputs, since tokens
-of wider layers take longer. READING and this overhead together were measured at 40 tokens (Llama, 2,048
-outputs) to 200 tokens (256 outputs)."""
+"""Overhead of a pass on a CPU for the interpreter, in tokens times the widest layer's outputs: tokens of
+wider layers take longer. Together with READING it was measured at 40 tokens (Llama, 2,048 outputs) to 200
+tokens (256 outputs)."""
 
 LAUNCHING = 4_096
 """Overhead of a pass on an accelerator for launching kernels, in tokens that could be computed in that time.
@@ -132,6 +133,23 @@ class Begun(NamedTuple):
 
 Perturb = Callable[[Pass], Perturbation]
 """Returns the perturbation of a pass."""
+
+KeepGoing = Callable[[], bool]
+"""Returns whether a long measurement should continue; asked now and then."""
+
+
+def always() -> bool:
+    """Continue in any case."""
+    return True
+
+
+def paused() -> UserError:
+    """Return the error of an interrupted measurement."""
+    return UserError(
+        Code.PAUSED,
+        "the node was paused while it measured the model",
+        "Ask again; a node that is paused already measures all the same.",
+    )
 
 
 def score(loaded: LoadedModel, encoded: Encoded) -> Scored:
@@ -239,22 +257,19 @@ _KEPT: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 def kept_of_a_token(loaded: LoadedModel) -> list[Any]:
     """Return the layers of a cache that holds a single token. Empty if the model keeps more of the past than
     keys and values, as state-space models and hybrids do."""
-    if loaded.model not in _KEPT:
-        _KEPT[loaded.model] = _kept_of_a_token(loaded)
-    return _KEPT[loaded.model]
-
-
-def _kept_of_a_token(loaded: LoadedModel) -> list[Any]:
+    if (known := _KEPT.get(loaded.model)) is not None:
+        return known
     cache: Any = DynamicCache()
     one = np.zeros((1, 1), np.int64)
     first = np.zeros(1, np.int64)
     this = take(loaded, Batch(one, one + 1, one, first, first, first), first, first)
-    try:
+    layers: list[Any] = []
+    # code that looks for another kind of cache fails in its own way
+    with suppress(AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
         logits(replace(loaded, kept=None), this, past_key_values=cache)
-    except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
-        return []  # code that looks for another kind of cache fails in its own way
-    layers = list(cache.layers)
-    return layers if all(type(layer) is DynamicLayer and layer.keys is not None for layer in layers) else []
+        layers = list(cache.layers)
+    usual = all(type(layer) is DynamicLayer and layer.keys is not None for layer in layers)
+    return _KEPT.setdefault(loaded.model, layers if usual else [])
 
 
 def mean_loss(

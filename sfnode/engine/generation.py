@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from sfnode.engine import forward
-from sfnode.engine.forward import Batch, Pass, Perturb
+from sfnode.engine.forward import Batch, KeepGoing, Pass, Perturb, always, paused
 from sfnode.errors import Code, UserError
 from sfnode.models.loader import LoadedModel
 from sfnode.models.perturbation import Perturbation
@@ -37,9 +37,9 @@ from sfnode.tasks.tokenizer_calls import decode
 from sfprotocol.seeds import U64, token_draws
 
 CACHE_BYTES, CPU_CACHE_BYTES = 1 << 30, 512 << 20
-"""Default maximum bytes of the keys and values of all rows that are written together: on an accelerator, and
-on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and more rows make it no faster. The limits do
-not depend on free memory, because the rounding of rows depends on which rows are written together."""
+"""Default maximum bytes of the keys and values of all rows that are written together, on an accelerator and
+on a CPU. On a CPU that is 7,000 tokens of OPT-125M in float32, and more rows are no faster. The limits do not
+depend on free memory, because rows that are written together round alike."""
 
 REFILL_SHARE = 4
 """Divisor of the number of places: once this share of them (a quarter) is free, the free ones are filled.
@@ -93,13 +93,13 @@ def generate(
     loaded: LoadedModel,
     rows: Sequence[AnswerRequest],
     plan: AnswerPlan,
-    keep_going: Callable[[], bool] = lambda: True,
+    keep_going: KeepGoing = always,
     perturb: Perturb | None = None,
-) -> list[Continuation] | None:
-    """Answer all rows, in the order given. `perturb` moves the weights. Return None if `keep_going`, asked
-    before each token, returns False.
+) -> list[Continuation]:
+    """Answer all rows, in the order given. `perturb` moves the weights.
 
-    Raises UserError BAD_OPTION for a classifier.
+    Raises UserError BAD_OPTION for a classifier, and PAUSED if `keep_going`, asked before each token, returns
+    False.
     """
     _check_writes(loaded)
     if not rows:
@@ -108,7 +108,7 @@ def generate(
         decoder = _Decoder(loaded, rows, plan, perturb)
         while decoder.busy:
             if not keep_going():
-                return None
+                raise paused()
             decoder.advance()
     return [decoder.answers[number] for number in range(len(rows))]
 
@@ -121,7 +121,7 @@ def complete(
     _check_writes(loaded)
     asked = [AnswerRequest(prompt_ids(loaded, prompt, tokens)) for prompt in prompts]
     found = generate(loaded, asked, AnswerPlan(tokens, stop=stop))
-    return [answer.text for answer in found or []]
+    return [answer.text for answer in found]
 
 
 def prompt_ids(loaded: LoadedModel, prompt: str, tokens: int) -> list[int]:
@@ -329,10 +329,6 @@ class _Cache:
         self.layers: Any = Cache(layers=list(self._layers))
         """The cache as the model sees it."""
 
-    @property
-    def _end(self) -> int:
-        return self._layers[0].end
-
     def take(self, read: Any, lengths: Sequence[int], kept: Sequence[int]) -> None:
         """Add the rows that a pass has read; their `lengths` descend. `kept`: number of cached tokens of each
         row that was there before."""
@@ -346,9 +342,9 @@ class _Cache:
 
     def make_room(self, kept: NDArray[np.int64]) -> int:
         """Make room for one more column, and return the number of columns in use."""
-        if self._end == self._columns:
+        if self._layers[0].end == self._columns:
             self._shift(int(kept.max()))
-        return self._end
+        return self._layers[0].end
 
     def leave(self, place: int) -> None:
         """Remove the row at this place, and move the last row there."""
@@ -356,8 +352,8 @@ class _Cache:
             layer.leave(place)
 
     def _shift(self, end: int) -> None:
-        if end != self._end:
-            for layer in self._layers:
+        for layer in self._layers:
+            if layer.end != end:
                 layer.shift(end)
 
 
@@ -365,8 +361,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer, (rows, heads, columns, d) each, in memory that is allocated once.
 
     transformers' own layer copies everything for every token. Columns before a row's first token hold 0 or
-    older values of the same row. Values of another row must not stay there: even masked, one that is NaN
-    would spread.
+    older values of the same row. Values of other rows are overwritten, because a NaN would spread even if it
+    is masked.
     """
 
     def __init__(self, like: Any, rows: int, columns: int) -> None:

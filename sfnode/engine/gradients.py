@@ -49,8 +49,8 @@ LEAST_ROOM. A step then takes 1.1 times the memory of inference in float32, and 
 formats of a small model. Half the room would take a quarter more time (docs/benchmarks.md)."""
 
 WRITTEN_ROOM = 8
-"""Factor of the maximum above for answers that the model has written. Writing them took memory anyway, and a
-common beginning is read once for all answers that fit the room. Without the factor a step takes twice as
+"""Factor of the limit by ROOM_SHARE for answers that the model has written. Writing them took memory anyway,
+and a common beginning is read once for all answers that fit. Without the factor a step takes twice as
 long."""
 
 LOSS_SCALE = 2.0**10
@@ -165,11 +165,13 @@ def by_leaves(
             return loss, sums
         except torch.OutOfMemoryError as error:
             if not room.narrow(batch):
-                raise UserError(
-                    Code.OUT_OF_MEMORY,
-                    f"there is no room for a backward pass on {str(loaded.device)!r}",
-                    "Take a device with more memory, or --dtype bfloat16.",
-                ) from error
+                raise no_room(loaded, "Take a device with more memory, or --dtype bfloat16.") from error
+
+
+def no_room(loaded: LoadedModel, fix: str) -> UserError:
+    """Return the error of a backward pass that does not fit the device."""
+    what = f"there is no room for a backward pass on {str(loaded.device)!r}"
+    return UserError(Code.OUT_OF_MEMORY, what, fix)
 
 
 def _by_leaves(

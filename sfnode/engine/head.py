@@ -1,8 +1,9 @@
 """Slopes and gradients of a linear head's losses from kept states: many updates as a few products.
 
-Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. Outputs at the weights and
-projections of all states are therefore computed once a step, and the two points of every update are sums of
-them. The results equal `estimator`'s. This replaces it where only a head is trained, with the plain loss.
+Moving W along u v^T by eps moves the outputs for a state x by eps (v . x) u. So the outputs at the weights,
+and the projections of all states, are computed once in a step, and the two points of every update are sums of
+them. The results equal those of `estimator`, which this module replaces if only a head is trained, with the
+plain loss.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from sfnode.models.loader import LoadedModel
 from sfnode.tasks.encoding import Encoded
 
 BLOCK = 1 << 20
-"""Maximum number of outputs that are compared at a time: 4 MiB, most of which fits a processor's cache."""
+"""Maximum number of outputs that are compared at a time: 4 MiB in float32, most of which fits a processor's
+cache."""
 
 
 F64 = NDArray[np.float64]

@@ -1,15 +1,15 @@
 """The line W + c D through a model's weights, where D is the change by a core; and each update's share in
 that change.
 
-D is applied in activation space, as the directions of a step are: U A is one side, V the other, and no matrix
-is written. Vectors have no input to project and are moved in place, as in a step. A search chooses c by
-validation rows; the searcher's policy decides.
+D is applied in activation space, as a step's directions are: U A is one side, V the other, and no matrix is
+written. Vectors have no input to project, and are moved in place, as in a step. A search chooses c by
+validation rows; the searcher decides where to look.
 
 An update changes one entry of every layer's core. Let G be the derivatives of a loss by the entries of all
 cores, and s, i, j an update's signs and coordinates (SPEC R6). Then p = sum over layers of s * G[i, j] is the
-slope along the update's direction: its scalar, had these rows been its mini-batch. One backward pass over
-some rows thus gives the slopes of all updates. G is taken in the middle of their common step. There a slope
-times the step equals the step's effect to third order.
+slope along the update's direction: the scalar that it would have if these rows were its mini-batch. One
+backward pass over some rows thus gives the slopes of all updates. G is taken in the middle of their common
+step, where a slope times the step equals the step's effect to third order.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from torch import Tensor
 
 from sfnode.engine import forward
 from sfnode.engine.core import UpdateBatch
+from sfnode.engine.forward import KeepGoing, always, paused
 from sfnode.engine.gradients import GRADIENT, along, by_leaves, differentiable
-from sfnode.engine.losses import KeepGoing, always, line_rows, losses_at, paused
+from sfnode.engine.losses import line_rows, losses_at
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
@@ -48,16 +49,13 @@ class LineSearcher(Protocol):
     @property
     def amounts(self) -> Sequence[float]:
         """The values of c for which the policy wants losses."""
-        ...
 
     @property
     def wanted(self) -> range:
         """Numbers of the rows whose losses the policy wants next; empty at the end."""
-        ...
 
     def take(self, losses: NDArray[np.float64]) -> None:
         """Take the losses of these rows, (rows, amounts)."""
-        ...
 
 
 class Line:
@@ -165,7 +163,7 @@ F64 = NDArray[np.float64]
 
 MEMORY = 0.95
 """Factor by which a gradient's weight in later scores falls with each measurement, in a first-order run. A
-single gradient of 8 to 32 rows says little, and it changes little from one round to the next
+single gradient of 8 to 32 rows says little, and gradients change little from one round to the next
 (benchmarks/first_order.py)."""
 
 START, MIDDLE = 0.0, 0.5
@@ -186,8 +184,8 @@ class Slopes(NamedTuple):
     """Derivatives, keyed by subspace, (batches, layers, rows, columns). Entry [.., i, j] is the derivative by
     a change of W along u_i v_j^T."""
     lately: Mapping[int, F64] = MappingProxyType({})
-    """Weighted sum of the derivatives of all measurements until now, keyed by subspace, (cells,) each.
-    First-order runs use it."""
+    """Weighted sum of the derivatives of all measurements so far, keyed by subspace, (cells,) each. Only
+    first-order runs use it."""
 
     @property
     def finite(self) -> bool:
@@ -245,55 +243,6 @@ def _share(updates: int, sum_: float, squares: float, worths: F64) -> StepShare:
     return StepShare(updates, sum_, squares, float(worths.mean()), error)
 
 
-def shares(
-    loaded: LoadedModel,
-    space: Subspace,
-    scale: Callable[[int], float],
-    step: Mapping[int, I64],
-    updates: Sequence[Updates],
-    batches: Sequence[Encoded],
-    delta: float,
-    past: dict[int, F64],
-    keep_going: Callable[[], bool],
-) -> tuple[list[StepShare], int] | None:
-    """Return the share that each of these `updates` has in a step, and the number of example-forwards used.
-    The step adds the cores `step` to the current ones. Measures on these batches, of which there must be two
-    or more. `delta` is the unit of a scalar, `scale` as for `merging.MergedWeights`, and `past` the sum of
-    earlier measurements (`Slopes.added_to`).
-
-    Slopes are measured in the middle of the step, or at its start if the loss is lower there. So nobody who
-    ruins the model chooses the place where all are judged. None if `keep_going`, asked before each batch,
-    returns False. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE.
-    """
-    touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
-    if not touched:
-        return [StepShare(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
-    zero = np.zeros((len(space.targets), *space.columns_of), np.int64)
-    whole = dict.fromkeys(touched, zero) | dict(step)
-    here = Line(loaded, space, scale, {})
-    before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
-    found = measure(loaded, space, scale, whole, batches, keep_going, MIDDLE)
-    passes = 1 + GRADIENT
-    if found and not (found.finite and found.loss <= before):
-        found = measure(loaded, space, scale, whole, batches, keep_going, START)
-        passes += GRADIENT
-    if not found:
-        return None
-    if not found.finite:
-        raise UserError(
-            Code.LOSS_NOT_FINITE,
-            "the loss has no finite gradient on the validation rows",
-            "Nothing is said of what single nodes brought in this epoch. Should it happen again, have the "
-            "organiser compute with --dtype float32 or bfloat16.",
-        )
-    unit = {subspace: scale(subspace) for subspace in touched}
-    rows = sum(batch.examples for batch in batches)
-    taken, found = passes * rows, found.added_to(past, rows)
-    shared = [found.share(one, delta, unit) for one in updates]
-    head = loaded.classifies and len(space.targets) == 1
-    return [_of_rows(one) for one in shared] if head else shared, taken
-
-
 def shares_towards(
     model: TrainableModel,
     after: Mapping[int, I64],
@@ -305,45 +254,70 @@ def shares_towards(
     """Return the share that each of these `updates` has in the change from the current weights to those with
     the cores `after`, and the number of example-forwards used.
 
-    Measures on `rows` validation rows, different ones for each `turn`. Raises UserError DATA_*, PAUSED, and
-    as `measure`.
+    Measures on `rows` validation rows, different ones for each `turn`. Raises UserError DATA_*,
+    OUT_OF_MEMORY, LOSS_NOT_FINITE, and PAUSED if `keep_going`, asked before each batch, returns False.
     """
     model.rebuild(max(after, default=0))
+    touched = {subspace for batch, _ in updates for subspace in np.unique(batch.epochs).tolist()}
+    if not touched:
+        return [StepShare(0, 0.0, 0.0, 0.0, 0.0) for _ in updates], 0
     held_out = line_rows(model.manifest.task, model.run_rows.held_out("validation").rows)
     batches = model.objective.batches(held_out, rows, turn)
-    step, delta = difference(after, model.core.cores()), model.manifest.training.scalar_delta
-    scale = model.weights.scale
-    found = shares(model.loaded, model.space, scale, step, updates, batches, delta, model.judged, keep_going)
-    if found is None:
-        raise paused()
-    return found
+    zero = np.zeros(model.core.shape, np.int64)
+    step = dict.fromkeys(touched, zero) | difference(after, model.core.cores())
+    found, passes = _slopes(model, step, batches, keep_going)
+    examples = sum(batch.examples for batch in batches)
+    found = found.added_to(model.judged, examples)
+    delta, unit = model.manifest.training.scalar_delta, {one: model.weights.scale(one) for one in touched}
+    shared = [found.share(one, delta, unit) for one in updates]
+    head = model.loaded.classifies and len(model.space.targets) == 1
+    return [_of_rows(one) for one in shared] if head else shared, passes * examples
+
+
+def _slopes(
+    model: TrainableModel, step: Mapping[int, I64], batches: Sequence[Encoded], keep_going: KeepGoing
+) -> tuple[Slopes, int]:
+    """Return the slopes of these batches, and the number of forward passes used. They are measured in the
+    middle of the step by the cores `step`, or at its start if the loss is lower there: nobody should choose
+    where all are judged by ruining the model. Raises UserError OUT_OF_MEMORY, LOSS_NOT_FINITE and PAUSED."""
+    here = Line(model.loaded, model.space, model.weights.scale, {})
+    before = float(np.mean([here.losses([batch], [0.0]).mean() for batch in batches]))
+    found, passes = measure(model, step, batches, MIDDLE, keep_going), 1 + GRADIENT
+    if not (found.finite and found.loss <= before):
+        found, passes = measure(model, step, batches, START, keep_going), passes + GRADIENT
+    if not found.finite:
+        raise UserError(
+            Code.LOSS_NOT_FINITE,
+            "the loss has no finite gradient on the validation rows",
+            "Nothing is said of what single nodes brought in this epoch. Should it happen again, have the "
+            "organiser compute with --dtype float32 or bfloat16.",
+        )
+    return found, passes
 
 
 def _of_rows(share: StepShare) -> StepShare:
-    """Return a share whose score is at most its worth in standard errors (SPEC O16). A score of thousands of
-    updates along a linear head, or of many updates on the same rows, says little beyond the sample of rows.
-    Without this limit a first-order run on SST-2 skipped a quarter of honest work and fitted the validation
-    rows: a loss of 0.345 there and 0.401 on the test rows, against 0.381 and 0.385 with all work."""
+    """Return a share whose score is limited to its worth in standard errors (SPEC O16). Along a linear head a
+    score of thousands of updates, or of many updates on the same rows, says little beyond the sample of rows.
+    Without the limit a first-order run on SST-2 skipped a quarter of the honest work and overfitted the
+    validation rows: loss 0.345 there and 0.401 on the test rows, against 0.381 and 0.385 with the limit."""
     most = abs(share.worth) / share.error * math.sqrt(share.squares) if share.error else 0.0
     return share._replace(sum=math.copysign(min(abs(share.sum), most), share.worth))
 
 
 def measure(
-    loaded: LoadedModel,
-    space: Subspace,
-    scale: Callable[[int], float],
+    model: TrainableModel,
     step: Mapping[int, I64],
     batches: Sequence[Encoded],
-    keep_going: Callable[[], bool],
     at: float,
-) -> Slopes | None:
+    keep_going: KeepGoing = always,
+) -> Slopes:
     """Return the slopes of these batches at W + `at` D. W are the model's weights without a live core, and D
     is the change by the cores `step`.
 
-    Slopes are measured only in the subspaces of `step`, which must have one. None if `keep_going`, asked
-    before each batch, returns False. Raises UserError OUT_OF_MEMORY.
+    Slopes are measured only in the subspaces of `step`, which must have one. Raises UserError OUT_OF_MEMORY,
+    and PAUSED if `keep_going`, asked before each batch, returns False.
     """
-    subspaces = sorted(step)
+    loaded, space, scale, subspaces = model.loaded, model.space, model.weights.scale, sorted(step)
     directions, leaves = _side_by_side(loaded, space, subspaces), _leaves(space, scale, step, at)
     losses, found = [], []
     with ExitStack() as stack:
@@ -351,7 +325,7 @@ def measure(
         vectors = stack.enter_context(differentiable(loaded))
         for batch in batches:
             if not keep_going():
-                return None
+                raise paused()
             loss, gradient = by_leaves(loaded, directions, leaves, vectors, batch)
             losses.append(loss)
             found.append(gradient)

@@ -1,9 +1,9 @@
-"""Loads what a trainer needs: a device of this machine, the base model and a node's rows.
+"""Loads the parts of a trainer: a device of this machine, the base model and a node's rows.
 
 A model is checked once, when it is loaded. Its targets must allow a perturbation row by row, and a language
-model must be causal. A few short sequences go through the model, and one of them is perturbed. That is done
-in two shapes, because a layer's number of rows may equal a batch's by accident. The check is by experiment: a
-model's modules do not show how its code treats rows.
+model must be causal. The check is an experiment, since a model's modules do not show how its code treats
+rows. A few short sequences go through the model, and one of them is perturbed. That is done in two shapes,
+because a layer's number of rows may equal a batch's by accident.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The objective of tasks with given answers, whose loss follows from log-probabilities. Also the rows of a
-run, and the interruption of measurements, which the objective of reward runs (`reward_objective`) shares.
+"""The objective of tasks with given answers, whose loss follows from log-probabilities; and the public rows
+of a run, which the objective of reward runs (`reward_objective`) shares.
 
-A trainer has one objective, which measures updates and evaluates the model at given weights. A run's public
-rows are read here when they are first needed, once. Knows neither updates nor who asks.
+A trainer has one objective. It measures updates, and evaluates the model at given weights. A run's public
+rows are read once, when they are first needed. Knows neither updates nor who asks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from sfnode.engine import forward, samples
 from sfnode.engine.estimator import Estimate, estimates
-from sfnode.engine.forward import Perturb
+from sfnode.engine.forward import KeepGoing, Perturb, always
+from sfnode.engine.forward import paused as paused
 from sfnode.engine.gradients import Gradient, gradient
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
@@ -44,31 +45,14 @@ from sfnode.tasks.prompts import Row
 from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import derive_key, stream
 
-KeepGoing = Callable[[], bool]
-"""Returns whether a long measurement should continue; asked now and then."""
-
 RowLosses = Callable[[Perturb, KeepGoing], NDArray[np.float64]]
 """Measures the losses of some rows, (rows,), under a perturbation. Raises UserError PAUSED."""
 
 OWN = b""
-"""Placeholder for the digest of weights that nobody will ask about again."""
+"""Placeholder for the digest of weights on a line, whose prior is not kept."""
 
 BASE = b"base"
 """Placeholder for the digest of the base model's weights."""
-
-
-def always() -> bool:
-    """Continue in any case."""
-    return True
-
-
-def paused() -> UserError:
-    """Return the error of an interrupted measurement."""
-    return UserError(
-        Code.PAUSED,
-        "the node was paused while it measured the model",
-        "Ask again; a node that is paused already measures all the same.",
-    )
 
 
 class Held(NamedTuple):
@@ -184,8 +168,6 @@ class Priors:
         the base model's. Raises UserError BAD_OPTION if the task has no fixed answers, DATA_* if there are
         neither rows nor a prior in the manifest, PAUSED.
         """
-        if weights == OWN:
-            return self.measured(keep_going)
         if weights not in self._found:
             found = self.measured(keep_going)
             kept = {BASE: self._found[BASE]} if BASE in self._found else {}
@@ -223,15 +205,14 @@ class Losses:
     ) -> None:
         """`rows`: the rows that mini-batches are drawn from. `secret`: as for `Shard`. `noisy`: updates have
         noise, which hides rows, so that mini-batches need not be larger."""
-        self._manifest, self._task, self._loaded, self._priors = manifest, manifest.task, loaded, priors
+        self._task, self._loaded, self._priors = manifest.task, loaded, priors
         self._group = manifest.training.group
         size, once = manifest.training.batch_size, manifest.training.is_first_order
         size = max(size, OWN_ROWS) if secret and once and not noisy else size
         public = run_rows.some_if_any
-        shard = Shard(manifest.task, loaded.tokenizer, rows, size, public, secret, each_once=once)
-        self.odds = shard.odds
-        self.shard = shard
-        self.mini_batch: Callable[[int], Any] = shard.mini_batch
+        self.shard = Shard(self._task, loaded.tokenizer, rows, size, public, secret, each_once=once)
+        self.odds = self.shard.odds
+        self.mini_batch: Callable[[int], Any] = self.shard.mini_batch
         self._base_scored: dict[tuple[str, int], list[ScoredBatch]] = {}
         """Scores of the base model on held-out rows of a labelled task. They are dropped once a calibrated
         evaluation has used them, too."""
@@ -248,8 +229,7 @@ class Losses:
     ) -> Gradient:
         """Return a mini-batch's gradient (`engine.gradients`). Drawn rows that were left out count as zero
         gradients."""
-        found = gradient(self._loaded, space, subspace, batch, longest)
-        return self.of_all_drawn(found, batch.examples)
+        return self.of_all_drawn(gradient(self._loaded, space, subspace, batch, longest), batch.examples)
 
     def of_all_drawn(self, found: Gradient, rows: int) -> Gradient:
         """Return the mean gradient of `rows` rows as a mean over all drawn rows. One row's influence then
@@ -282,7 +262,7 @@ class Losses:
 
     def losses_of(self, rows: Sequence[Row]) -> RowLosses:
         """Return a function that measures the loss of each of these rows, (rows,)."""
-        batches = line_batches(self._manifest, self._loaded.tokenizer, rows)
+        batches = line_batches(self._task, self._loaded.tokenizer, rows)
         return lambda perturb, keep_going: losses_at(self._loaded, batches, perturb)
 
     def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
@@ -350,10 +330,8 @@ def batches_of(task: Task, tokenizer: Any, rows: Sequence[Row], wanted: int, tur
     return [encode(task, tokenizer, chosen[n : n + each]) for n in range(0, len(chosen) - each + 1, each)]
 
 
-def line_batches(manifest: Manifest, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
+def line_batches(task: Task, tokenizer: Any, rows: Sequence[Row]) -> list[Encoded]:
     """Return rows as the batches on which a line search measures losses: all rows in their order,
     EVALUATION_BATCH at a time. They are the same for every c."""
-    return [
-        encode(manifest.task, tokenizer, rows[start : start + EVALUATION_BATCH])
-        for start in range(0, len(rows), EVALUATION_BATCH)
-    ]
+    starts = range(0, len(rows), EVALUATION_BATCH)
+    return [encode(task, tokenizer, rows[start : start + EVALUATION_BATCH]) for start in starts]

@@ -1,11 +1,12 @@
 """Makes bases to publish: directions along which the loss of a task falls, or along which inputs lie.
 
-`gradients` takes the strongest directions of the mean gradient over some mini-batches (a few backward passes,
-by one person, once). `errors` takes the directions of layers' inputs that go with errors of the model's
-output (forward passes only). Neither ever holds a gradient. Products of inputs with gradients, or with
-errors, are added to two sketches, which give the strongest directions at the end (Tropp, Yurtsever, Udell,
-Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm 4). This takes
-hardly more memory than inference. The result is published, so it may differ from one machine to another.
+`gradients` takes the strongest directions of the mean gradient over some mini-batches: a few backward passes,
+which one person makes once. `errors` takes the directions of layers' inputs that go with errors of the
+model's output, by forward passes only. Neither ever holds a gradient. Products of inputs with gradients, or
+with errors, are added to two sketches, which give the strongest directions at the end (Tropp, Yurtsever,
+Udell, Cevher 2017, "Practical sketching algorithms for low-rank matrix approximation", algorithm 4). This
+takes hardly more memory than inference. The bases are published, so they may differ from one machine to
+another.
 
 This module knows a model and encoded mini-batches. It knows neither files nor the origin of rows.
 """
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sfnode.engine import forward
+from sfnode.engine.gradients import no_room
 from sfnode.engine.reward_objective import Drawn, Rewards, alike
 from sfnode.engine.trainable_model import TrainableModel
 from sfnode.errors import Code, UserError
@@ -44,9 +46,9 @@ from sfprotocol.seeds import derive_key, stream
 I8 = NDArray[np.int8]
 
 OVERSAMPLED = 4
-"""Number added to the rank for a sketch's size: it has four times the sum as columns, and eight times as
-rows. The two directions found of AG News' gradient in opt-mini-sst then hold 96 % of what the two best ones
-hold; with half as many columns and rows, 90 %."""
+"""Number added to the rank. A sketch has four times this sum as columns, and eight times as rows. In a test
+with two directions (AG News, opt-mini-sst) the found ones hold 96 % of what the best ones hold; with half the
+columns and rows, 90 %."""
 
 LARGEST_ENTRY = 127
 
@@ -55,11 +57,11 @@ TINY = torch.finfo(torch.float32).tiny
 
 BATCHES, BATCH_ROWS = {"gradients": 32, "errors": 16}, 8
 """Number of mini-batches, keyed by the kind of bases, and rows of each. Rows are few at a time, because a
-backward pass keeps activations. Gradients use 256 rows in all; twice the cost is better spent on new bases
-later. Errors of 512 rows taught no more than those of 128 (docs/research-log.md)."""
+backward pass keeps activations. Gradients use 256 rows in all; a second pass over as many is better spent on
+new bases later. Errors of 512 rows taught no more than those of 128 (docs/research-log.md)."""
 
 DRAWN_TOGETHER = 8
-"""Number of a reward run's mini-batches whose answers are drawn together, so that a pass has more than eight
+"""Number of a reward run's mini-batches whose answers are drawn together: a single one has only eight
 answers."""
 
 POSITIONS = 64
@@ -177,11 +179,8 @@ def gradients(
             for batch in sketches.halves_of(batches, advance):
                 forward.mean_loss(loaded, batch).backward()  # type: ignore[no-untyped-call]
     except torch.OutOfMemoryError as error:
-        raise UserError(
-            Code.OUT_OF_MEMORY,
-            f"there is no room for a backward pass on {str(loaded.device)!r}",
-            "Take a device with more memory, --dtype bfloat16, or bases from errors.",
-        ) from error
+        fix = "Take a device with more memory, --dtype bfloat16, or bases from errors."
+        raise no_room(loaded, fix) from error
     return _made(loaded, sketches, numbers, 3 * sum(batch.examples for batch in batches), of_u=True)
 
 
@@ -196,11 +195,10 @@ def errors(
     errors of the model's output; U are signs from a generator.
 
     An error is the gradient of the loss in the states after the last block, where answers are read. It
-    follows from the output alone. Every block adds to these states, so an error stands in for the gradient in
-    a block's own output. Their cosine is 0.4 to 0.7 in the last fifth of a model and 0.1 to 0.3 in its middle
-    (docs/research-log.md). The mini-batch's mean is subtracted from errors and inputs: inputs are mostly
-    alike, and their common part says nothing of the answer. Targets after the last block have their own
-    gradient.
+    follows from the output alone. Every block adds to these states, so the error approximates the gradient in
+    a block's own output: their cosine is 0.4 to 0.7 in the last fifth of a model, and 0.1 to 0.3 in its
+    middle (docs/research-log.md). The mini-batch's mean is subtracted from errors and inputs, because the
+    common part of inputs says nothing of the answer. Targets after the last block have their own gradient.
     """
     sketches = _Sketches(loaded, numbers.rank)
     inputs: dict[int, Tensor] = {}
@@ -400,7 +398,10 @@ def _made(loaded: LoadedModel, sketches: _Sketches, numbers: Training, cost: int
     for number, site in enumerate(loaded.sites):
         sizes, rank = (site.target.out_features, site.target.in_features), numbers.rank
         columns = site.target.core_shape(rank) if numbers.is_first_order else (rank, rank)
-        u, v = (_signs(*shape, generator) for shape in zip(sizes, columns, strict=True))
+        u, v = (
+            torch.randint(0, 2, shape, generator=generator).float() * 2 - 1
+            for shape in zip(sizes, columns, strict=True)
+        )
         if number in sketches.made:
             sketch = sketches.made[number]
             if not sketch.is_finite():
@@ -448,10 +449,6 @@ def _filled(columns: Tensor, others: Tensor) -> Tensor:
     have length 1."""
     lacking = others[:, columns.shape[1] :].float()
     return torch.cat([columns.cpu(), lacking / lacking.norm(dim=0)], 1)
-
-
-def _signs(rows: int, rank: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, (rows, rank), generator=generator).float() * 2 - 1
 
 
 def _mixed(columns: Tensor) -> Tensor:

@@ -1,21 +1,19 @@
-"""Merging cores into the weights of a model: W = base - sum over epochs of rate * delta * U A V^T (SPEC U8).
+"""Merges cores into the weights of a model: W = base - sum over epochs of rate * delta * U A V^T (SPEC U8).
 
 There are two ways. A rebuild starts from the base weights and rounds each weight once. The weights then
 depend on the core alone, to the bit and on any machine, and not on the order of updates. Between rebuilds new
-updates are merged cheaply: into the weights if their precision allows it. In half precision one update is
-below the rounding of a weight, yet gradients, which are few and large, must not wait. There the new part of
-the core, the live core, is applied in activation space (`Subspace.set_live_core`). It has room for one epoch,
-that of this node's own steps. When the node's steps enter another epoch, the live core is merged with
-stochastic rounding, which keeps small changes on average, or all targets are rebuilt. The label of another
-node's update decides its core, and nothing else. None of this ever feeds back into the shared state. Duty
-cycles bound the time that it takes.
+updates are merged at low cost. In float32 they are added to the weights. In half precision one update is
+smaller than the rounding of a weight; and gradients, which are few and large, must not wait for a rebuild. In
+both cases the new part of the core, the live core, is applied in activation space (`Subspace.set_live_core`).
+A live core has room for one epoch, that of this node's own steps. When the steps enter another epoch, the
+live core is merged with stochastic rounding, which keeps small changes on average, or all targets are
+rebuilt. The label of another node's update decides its core, and nothing else. None of this ever feeds back
+into the shared state. Duty cycles bound the time that it takes.
 
-In a run with a weight decay the weights also depend on the newest subspace of the core (SPEC O17). When that
-changes, every target waits for its rebuild, as in a new epoch.
-
-A decay is anchored: it pulls towards the base. A core counts `gamma` times less for each subspace between its
-own and the newest one whose core is not zero. Weights stay a function of the cores, and cores are the same as
-without a decay. Nothing that makes, keeps or corrects cores knows of it.
+A decay is anchored: it pulls towards the base. For each subspace between its own and the newest one whose
+core is not zero, a core counts `gamma` times less (SPEC O17). Weights stay a function of the cores, and the
+cores are the same as without a decay: nothing that makes, keeps or corrects cores knows of it. When the
+newest subspace changes, every target waits for its rebuild, as in a new epoch.
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ once, and these then hardly delay a step."""
 
 PAST_EPOCHS = 8
 """Maximum number of past epochs that are merged into a half-precision target when another epoch begins: the
-last one, and those in which late updates may be expected. Earlier ones wait for the target's rebuild."""
+last one, and those for which late updates are likely. Earlier ones wait for the target's rebuild."""
 
 EXACT = 1 << 24
 """Bound below which integers are exact in float32, in whatever order a product adds them up."""
@@ -95,9 +93,9 @@ EXACT_DOUBLE = 1 << 53
 """Bound below which integers are exact in float64, in whatever order a product adds them up."""
 
 HALF_BITS, QUARTER_BITS = 32, 16
-"""Bits of each part that a core is cut into if its products may exceed EXACT_DOUBLE. Bases with entries of
-magnitude 1 need two parts, since the sum of 2^20 entries of 32 bits, a layer of the largest rank, is below
-the bound. Other bases need four, since 127^2 times the sum of 2^20 entries of 16 bits is below it, too (SPEC
+"""Bits of each part of a core that is cut because its products may exceed EXACT_DOUBLE. If all entries of the
+bases have magnitude 1, two parts suffice: the sum of 2^20 entries of 32 bits, a layer of the largest rank, is
+below the bound. Other bases need four: 127^2 times the sum of 2^20 entries of 16 bits is below it (SPEC
 U8)."""
 
 
@@ -146,6 +144,7 @@ class MergedWeights:
         The live core is then brought up to date before every step, and all targets are rebuilt when another
         epoch begins."""
         self._loaded = loaded
+        self._targets = range(len(loaded.sites))
         self._space = space
         self._core = core
         self._undecayed = scale
@@ -162,7 +161,7 @@ class MergedWeights:
         """Whether anything has become pending since the last merge."""
         self._epoch = 0
         """Epoch in training, which is that of this node's own steps, whatever labels other nodes use."""
-        self._live_epochs = [self._epoch] * len(loaded.sites)
+        self._live_epochs = [0 for _ in self._targets]
         """Epoch of the live core of each target."""
         self._waiting: deque[int] = deque()
         """Targets that wait for their rebuild, the longest wait first."""
@@ -172,7 +171,7 @@ class MergedWeights:
         self._noise, self._random = _noise(loaded), Random()
         self._blank = True
         """Whether no step was taken yet. Until then replayed updates are in the core alone. The first step
-        rebuilds the weights from it, so a long history is added up only once."""
+        rebuilds the weights from it, so that a long history is added up only once."""
         self._exact = True
         """Whether the weights equal a rebuild from the current core, with ages from `_newest`."""
         self.incomplete = False
@@ -260,7 +259,7 @@ class MergedWeights:
 
     def _rebuild_all(self, newest: int | None = None) -> None:
         self._newest = self._newest_of(newest)
-        for number in range(len(self._live_epochs)):
+        for number in self._targets:
             self._rebuild(number)
         self._waiting.clear()
         self._behind.clear()
@@ -290,13 +289,12 @@ class MergedWeights:
         """Make this the epoch in training: schedule the rebuild of every target, and the merge of its live
         core of the past epoch."""
         self._epoch = epoch
-        every = range(len(self._live_epochs))
         if self._exact:  # the live cores are empty
-            self._live_epochs = [epoch for _ in every]
+            self._live_epochs = [epoch for _ in self._targets]
             return
         self._wait()
         if self._space.live and not (self._prompt or self._loaded.quantised):
-            self._behind.extend(sorted(set(every) - set(self._behind)))
+            self._behind.extend(sorted(set(self._targets) - set(self._behind)))
 
     def _wait(self) -> None:
         """Schedule the rebuild of every target; with `prompt` rebuild all at once."""
@@ -304,7 +302,7 @@ class MergedWeights:
             self._rebuild_all()
             return
         self._exact = False
-        self._waiting.extend(sorted(set(range(len(self._live_epochs))) - set(self._waiting)))
+        self._waiting.extend(sorted(set(self._targets) - set(self._waiting)))
 
     def _merge_pending(self) -> bool:
         """Merge pending updates, each with the basis and rate of its own epoch; return whether none is left.
@@ -319,21 +317,17 @@ class MergedWeights:
         while epochs and self._clock() - start <= MERGE_SECONDS:
             epoch = epochs.pop(0)
             for number in merged:
-                self._merge(number, epoch)
+                if self._pending.layer(epoch, number).any():
+                    scale, u, right = self._change(number, epoch)
+                    matrix(self._loaded.sites[number]).addmm_(u.float(), right, alpha=-scale)
             self._pending.forget(merged, [epoch])
-        for number in sorted(set(range(len(self._live_epochs))) - set(merged)):
+        for number in sorted(set(self._targets) - set(merged)):
             self._set_live_core(number)
         return not epochs
 
     def _nearest(self) -> list[int]:
         """Return the epochs that may have pending updates, by their distance from the epoch in training."""
         return sorted(self._here(self._pending), key=lambda epoch: abs(epoch - self._epoch))
-
-    def _merge(self, number: int, epoch: int) -> None:
-        """Merge the pending updates of one epoch into one target."""
-        if self._pending.layer(epoch, number).any():
-            scale, u, right = self._change(number, epoch)
-            matrix(self._loaded.sites[number]).addmm_(u.float(), right, alpha=-scale)
 
     def _change(self, number: int, epoch: int) -> tuple[float, Tensor, Tensor]:
         """Return scale, U (out, k) int8 and A V^T (k, in) of pending updates, for the k columns of U that

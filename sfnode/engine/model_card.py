@@ -1,9 +1,9 @@
-"""The README of an export: what the model is, where it comes from, how to score its answers, and the commands
-that compute it again from the run's log.
+"""The README of an export: the model's task and origin, the scoring of its answers, and the commands that
+compute it again from the run's log.
 
 The block at its head is metadata for the Hugging Face hub. Priors and drift are measured on the machine that
-exports, so only the weights beside the card are equal everywhere. It contains no path of a machine. Ten lines
-of Python show users of transformers alone how to ask the model as `sfnode use` does.
+exports, so only the weights beside the card are equal everywhere. The card contains no path of a machine. Ten
+lines of Python ask the model as `sfnode use` does, with transformers alone.
 """
 
 from __future__ import annotations
@@ -329,7 +329,8 @@ def ten_lines(model: TrainableModel) -> str:
     (prompt,) = _expressions(task.template) if task.kind != "chat" else (_conversation(bos, model),)
     if chooses(task):
         written = ", ".join(f"{_python(word)}: {_rounded(part)}" for word, part in usual.items())
-        blank = _ends_blank(task)
+        literal, field, _ = templates.parse(task.template)[-1]
+        blank = not field and literal[-1:].isspace()  # the answer needs no space before it
         return WORDS.format(
             prompt=prompt,
             usual=f"{{{written}}}" if task.labelled else _candidates(task),
@@ -372,12 +373,6 @@ def _conversation(bos: int | None, model: TrainableModel) -> str:
 
 def _rounded(part: float) -> str:
     return f"{part:.5f}"
-
-
-def _ends_blank(task: Task) -> bool:
-    """Return whether the prompt ends so that the answer needs no space before it."""
-    literal, field, _ = templates.parse(task.template)[-1]
-    return not field and literal[-1:].isspace()
 
 
 def _python(text: str) -> str:

@@ -1,12 +1,11 @@
-"""The objective of reward runs: the model writes answers, and a verifier scores them.
+"""The objective of reward runs: the model writes answers, and a verifier scores them. It knows a model,
+prompts and a verifier, but neither updates nor who asks.
 
-It knows a model, prompts and a verifier. It knows neither updates nor who asks.
-
-Answers drawn at the current weights give the slope of the mean reward: the slope of their log-probabilities,
-each times its reward above the other answers to the same prompt (REINFORCE, Williams 1992; the mean of the
-others as baseline, Kool et al. 2019, Ahmadian et al. 2024, arXiv 2402.14740). One backward pass over the
-answers gives the slope for every entry of the cores, and so for all directions of a group. A prompt whose
-answers all get the same reward says nothing, and costs no further pass.
+Answers drawn at the current weights give the slope of the mean reward (REINFORCE, Williams 1992). It is the
+slope of their log-probabilities, each weighted by the answer's reward above the mean of the other answers to
+its prompt (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740). One backward pass over the answers
+gives the slope for every entry of the cores, and so for all directions of a group. If all answers to a prompt
+get the same reward, the prompt says nothing and costs no further pass.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from numpy.typing import NDArray
 
 from sfnode.engine import samples
 from sfnode.engine.estimator import Estimate, standing
-from sfnode.engine.forward import Perturb
+from sfnode.engine.forward import KeepGoing, Perturb, always
 from sfnode.engine.generation import AnswerPlan, AnswerRequest, Continuation, generate, positions
 from sfnode.engine.gradients import Gradient, along, gradient
-from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES, OWN, Held, KeepGoing, RowLosses, always, paused
+from sfnode.engine.losses import BATCH_ROWS, LEAST_BATCHES, OWN, Held, RowLosses
 from sfnode.engine.subspace import Subspace
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
@@ -62,7 +61,7 @@ class Drawn(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """1 less the mean reward."""
+        """1 minus the mean reward."""
         return 1 - float(self.rewards.mean())
 
     @property
@@ -84,7 +83,7 @@ class Drawn(NamedTuple):
 
     @property
     def above(self) -> NDArray[np.float64]:
-        """Reward of each answer less the mean reward of the others to its question, (answers,)."""
+        """Reward of each answer minus the mean reward of the other answers to its question, (answers,)."""
         shared = self.rewards.mean(1, keepdims=True)
         found = (self.rewards - shared) * (ANSWERS / (ANSWERS - 1))
         return np.where(np.abs(found) < ROUNDING, 0.0, found).flatten()
@@ -92,8 +91,8 @@ class Drawn(NamedTuple):
     @property
     def encoded(self) -> Encoded:
         """The answers as weighted examples, whose mean loss has the slopes of `loss`. Answers with weight 0
-        are left out, but one stays. Equal answers to a question are one example. The common beginning of a
-        question's answers is no target, since their weights add up to 0."""
+        are left out, except one if all have it. Equal answers to a question are one example. The common
+        beginning of a question's answers is no target, since their weights add up to 0."""
         weights: dict[tuple[int, tuple[int, ...]], float] = {}
         for number, by in enumerate(self.above.tolist()):
             one = number // ANSWERS, tuple(self.answers[number].tokens)
@@ -106,9 +105,8 @@ class Drawn(NamedTuple):
             answers = [answer for _, answer in same]
             alike = common_prefix(min(answers)[:-1], max(answers)[:-1])  # each has a target
             prompt = self.questions[question].prompt
-            found += [
-                WrittenAnswer(prompt, answer, alike, share * told[question, answer]) for answer in answers
-            ]
+            for answer in answers:
+                found.append(WrittenAnswer(prompt, answer, alike, share * told[question, answer]))
         return encode_written(found)
 
 
@@ -117,8 +115,8 @@ RIGHT = 1 - 1e-8
 within 10^-9."""
 
 SAMPLED_AT = 1.0
-"""Temperature of drawn answers in a run whose manifest has 0. At 0 all answers would be equal, and teach
-nothing."""
+"""Temperature of drawn answers in a run whose manifest has 0. At 0 all answers to a prompt would be equal,
+and teach nothing."""
 
 
 def alike(drawn: Sequence[Drawn]) -> UserError:
@@ -151,7 +149,7 @@ class Rewards:
     """The objective of one trainer in a reward run."""
 
     reading: tuple[int, int] | None = None
-    """Progress as in `Losses.reading`; always None, because these rows need no reading."""
+    """Progress as in `Losses.reading`; always None, because nothing is read in advance."""
 
     def __init__(
         self, manifest: Manifest, loaded: LoadedModel, rows: Sequence[Row], secret: bytes = b""
@@ -176,9 +174,8 @@ class Rewards:
         self._plan = AnswerPlan(task.answer_tokens, self.temperature, task.stop)
         self._likeliest = self._plan._replace(temperature=0.0)
         self._score = verifying.score_of(task)
-        numbers = manifest.training
-        once = numbers.is_first_order
-        self._shard = Shard(task, loaded.tokenizer, rows, numbers.batch_size, secret=secret, each_once=once)
+        size, once = manifest.training.batch_size, manifest.training.is_first_order
+        self._shard = Shard(task, loaded.tokenizer, rows, size, secret=secret, each_once=once)
         self.odds = self._shard.odds
 
     def mini_batch(self, seed: int) -> list[Question]:
@@ -197,8 +194,8 @@ class Rewards:
         batches: Sequence[Sequence[Question]],
         distance: float,
     ) -> list[Estimate]:
-        """Return slopes from the gradient of answers that are drawn once for each group. Losses are 1 less
-        the mean reward. `distance` is not used, because no point away from the weights is measured."""
+        """Return slopes from the gradient of answers that are drawn once for each group. Losses are 1 minus
+        the mean reward. `distance` is unused: no point away from the weights is measured."""
         found: list[Estimate] = []
         for first in range(0, len(seeds), self._together):
             one = self.gradient(space, subspace, seeds[first], batches[first])
@@ -218,9 +215,9 @@ class Rewards:
     def gradient(
         self, space: Subspace, subspace: int, seed: int, batch: Sequence[Question], longest: float = math.inf
     ) -> Gradient:
-        """Return the gradient of 1 less the mean reward, by answers drawn at the current weights. It is cut
-        as a whole to the length `longest` divided by the number of questions, so that replacing one question
-        changes it no more than if each question's gradient had the length `longest`."""
+        """Return the gradient of 1 minus the mean reward, by answers drawn at the current weights. Its length
+        is cut to `longest` divided by the number of questions. Replacing one question then changes it no more
+        than if each question's own gradient were cut to the length `longest`."""
         here = standing(space.whole(subspace)) if space.live else None
         drawn = self.draw(batch, seed, here)
         found = gradient(self._loaded, space, subspace, drawn.encoded)
@@ -228,12 +225,12 @@ class Rewards:
         return Gradient(found.cells * share, drawn.loss)
 
     def draw(self, questions: Sequence[Question], seed: int, perturb: Perturb | None = None) -> Drawn:
-        """Draw answers to a mini-batch's prompts. They follow from the seed and the weights, which `perturb`
-        may move."""
+        """Draw answers to a mini-batch's prompts. The seed and the weights determine them; `perturb` may move
+        the weights."""
         keys = token_keys(seed, len(questions) * ANSWERS).tolist()
         prompts = [question.prompt for question in questions for _ in range(ANSWERS)]
         asked = [AnswerRequest(prompt, key) for prompt, key in zip(prompts, keys, strict=True)]
-        answers = generate(self._loaded, asked, self._plan, perturb=perturb) or []  # is never interrupted
+        answers = generate(self._loaded, asked, self._plan, perturb=perturb)
         rewards = [self._score(one.text, questions[n // ANSWERS].row) for n, one in enumerate(answers)]
         return Drawn(questions, answers, np.array(rewards).reshape(-1, ANSWERS))
 
@@ -241,8 +238,7 @@ class Rewards:
         self, held: Held, of: bytes = OWN, keep_going: KeepGoing = always, perturb: Perturb | None = None
     ) -> EvaluationOfRows:
         """Measure the rewards of the likeliest answer to each row."""
-        asked = [AnswerRequest(self._prompt(row)) for row in held.rows]
-        found = self._rewards(held.rows, asked, self._likeliest, keep_going, perturb)
+        found = [reward for _, reward in self._judged(held.rows, keep_going, perturb)]
         mean, passed = sum(found) / len(found), sum(reward >= RIGHT for reward in found)
         return EvaluationOfRows(
             metric=PASS_AT_1,
@@ -265,17 +261,17 @@ class Rewards:
         return self.evaluate(held, keep_going=keep_going)
 
     def losses_of(self, rows: Sequence[Row]) -> RowLosses:
-        """Return a function that measures 1 less the reward of the likeliest answer to each of these rows."""
-        asked = [AnswerRequest(self._prompt(row)) for row in rows]
+        """Return a function that measures 1 minus the reward of the likeliest answer to each of these
+        rows."""
 
         def measure(perturb: Perturb, keep_going: KeepGoing) -> NDArray[np.float64]:
-            return 1 - np.array(self._rewards(rows, asked, self._likeliest, keep_going, perturb))
+            return 1 - np.array([reward for _, reward in self._judged(rows, keep_going, perturb)])
 
         return measure
 
     def batches(self, rows: Sequence[Row], wanted: int, turn: int) -> list[Encoded]:
         """Draw about `wanted` answers at the current weights, and return them as batches whose mean loss has
-        the slopes of 1 less the mean reward. Each `turn` takes the next of these rows."""
+        the slopes of 1 minus the mean reward. Each `turn` takes the next of these rows."""
         each = BATCH_ROWS // ANSWERS
         count = max(wanted // ANSWERS, each * LEAST_BATCHES)
         some = [rows[(turn * count + n) % len(rows)] for n in range(count)]
@@ -283,35 +279,28 @@ class Rewards:
         return [part.encoded for part in self.draw(self.questions(some), seed).parts(each)]
 
     def answer(self, rows: Sequence[Row], of: bytes = OWN) -> list[samples.Answered]:
-        """Return for each row the text that the model writes, with the verifier's remark, the answer that it
-        is compared with, and the reward."""
-        answers = (
-            generate(self._loaded, [AnswerRequest(self._prompt(row)) for row in rows], self._likeliest) or []
-        )
-        found = [self._score(answer.text, row) for answer, row in zip(answers, rows, strict=True)]
+        """Return for each row the text that the model writes, the right answer, the reward, and the
+        verifier's remark."""
         return [
             samples.shown(
                 self._text(row),
                 verifying.reference(self._task, row),
-                answer.text,
+                said,
                 1.0 if reward >= RIGHT else reward,
-                verifying.remark(self._task, answer.text, row),
+                verifying.remark(self._task, said, row),
             )
-            for row, answer, reward in zip(rows, answers, found, strict=True)
+            for row, (said, reward) in zip(rows, self._judged(rows), strict=True)
         ]
 
-    def _rewards(
-        self,
-        rows: Sequence[Row],
-        asked: Sequence[AnswerRequest],
-        plan: AnswerPlan,
-        keep_going: KeepGoing,
-        perturb: Perturb | None = None,
-    ) -> list[float]:
-        answers = generate(self._loaded, asked, plan, keep_going=keep_going, perturb=perturb)
-        if answers is None:
-            raise paused()
-        return [self._score(answer.text, row) for answer, row in zip(answers, rows, strict=True)]
+    def _judged(
+        self, rows: Sequence[Row], keep_going: KeepGoing = always, perturb: Perturb | None = None
+    ) -> list[tuple[str, float]]:
+        """Return the likeliest answer to each of these rows, and its reward."""
+        asked = [AnswerRequest(self._prompt(row)) for row in rows]
+        answers = generate(self._loaded, asked, self._likeliest, keep_going, perturb)
+        return [
+            (answer.text, self._score(answer.text, row)) for answer, row in zip(answers, rows, strict=True)
+        ]
 
     def _text(self, row: Row) -> str:
         words = render_row(self._task, row)

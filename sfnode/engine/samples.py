@@ -1,8 +1,7 @@
 """Answers of a model with its current weights to a few rows, for people who want to see what it has learnt.
 
-Rows with candidates are answered by the candidate with the highest score, less the same prior as in an
-evaluation. For other rows the model writes the answer. This module knows neither updates nor when somebody
-looks.
+Rows with candidates are answered by the candidate with the highest score, minus the prior as in an
+evaluation. For other rows the model writes the answer. This module knows neither updates nor who looks.
 """
 
 from __future__ import annotations
@@ -61,10 +60,9 @@ def answer(
 
     Raises UserError DATA_MALFORMED for a row that does not fit the model.
     """
-    texts = [render_row(task, row) for row in rows]
     if chooses(task):
         return _chosen(loaded, task, rows, forward, prior)
-    asked = [_asked(loaded, text) for text in texts]
+    asked = [_asked(loaded, render_row(task, row)) for row in rows]
     written = complete(loaded, [prompt for _, prompt, _ in asked], WRITTEN)
     return [shown(beginning, right, said) for (beginning, _, right), said in zip(asked, written, strict=True)]
 

@@ -1,11 +1,10 @@
-"""Directions from seeds: the r x r coordinates of every target, and the core that is not yet in its weights.
-Directions are columns of the bases U and V of a subspace, r on either side of every target (SPEC R7, R10,
-R12). Everything asks a `Basis` for its matrices and assumes nothing about their origin.
+"""Turns seeds into directions: columns of the bases U and V of a subspace, r on either side of every target
+(SPEC R7, R10, R12). Everything asks a `Basis` for its matrices and assumes nothing about their origin.
 
-The bases of the current epoch are kept as int8, all targets side by side. The directions of a step are then
-two gathers for any number of targets. The live core, which is not merged into the weights, is applied in
-activation space and takes the first columns of every direction. This module knows seeds and bases. It knows
-neither models nor losses, and only the core that it is given.
+The bases of the current epoch are kept as int8, all targets side by side, so that the directions of a step
+are two gathers for any number of targets. The live core, the part of the core that is not in the weights yet,
+is applied in activation space and takes the first columns of every direction. This module knows seeds and
+bases. It knows neither models nor losses, and only the core that it is given.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SUBSPACE = attrgetter("subspace")
 
 
 class ComputedBasis:
-    """Basis that everybody computes from counters, so that nothing is sent."""
+    """Basis that every node computes from counters, so that nothing is sent."""
 
     def __init__(
         self,

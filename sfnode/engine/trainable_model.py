@@ -250,28 +250,21 @@ class TrainableModel:
         `rate` is the rate of the label, which gives a first-order update its unit and limit. None: the
         manifest's. Raises as `estimate` and `gradients` do.
         """
-        numbers = self.manifest.training
+        numbers, found, scalars = self.manifest.training, list[Estimate | Gradient](), list[Values]()
+        delta, limit = numbers.scalar_delta, numbers.scalar_limit
         if numbers.is_first_order:
-            return self._first_order(
-                seeds, epoch, rate or RateFrom(0, self.run.rate, limit=numbers.norm_limit)
-            )
-        found = self.estimate(seeds, epoch, self.epsilon)
-        disclosed = self._noise or float
-        scalars = tuple(
-            quantise(disclosed(estimate.alpha), numbers.scalar_delta, numbers.scalar_limit)
-            for estimate in found
-        )
-        losses = [estimate.loss for estimate in found if not estimate.failed]
-        loss = sum(losses) / len(losses) if losses else math.nan
-        return StepResult(scalars, loss, len(found) - len(losses))
-
-    def _first_order(self, seeds: Sequence[int], epoch: int, rate: RateFrom) -> StepResult:
-        numbers, found = self.manifest.training, self.gradients(seeds, epoch)
-        values = tuple(
-            quantised(one.cells, numbers.scalar_delta, rate, numbers.scalar_limit) for one in found
-        )
+            rate = rate or RateFrom(0, self.run.rate, limit=numbers.norm_limit)
+            for gradient in self.gradients(seeds, epoch):
+                found.append(gradient)
+                scalars.append(quantised(gradient.cells, delta, rate, limit))
+        else:
+            disclosed = self._noise or float
+            for estimate in self.estimate(seeds, epoch, self.epsilon):
+                found.append(estimate)
+                scalars.append(quantise(disclosed(estimate.alpha), delta, limit))
         losses = [one.loss for one in found if not one.failed]
-        return StepResult(values, float(np.mean(losses)) if losses else math.nan, len(found) - len(losses))
+        loss = sum(losses) / len(losses) if losses else math.nan
+        return StepResult(tuple(scalars), loss, len(found) - len(losses))
 
     def gradients(self, seeds: Sequence[int], epoch: int) -> list[Gradient]:
         """Return the gradient of each seed's mini-batch by all cells of the subspace of `epoch`, one after

@@ -1,12 +1,12 @@
 """The trainer of a library and of a node: a model with its core, and questions to it as methods. Also a
 trainer with replicas on several devices of one machine, which measure one step together (data parallelism).
 
-A replica has its own weights and bases. Cores, rows and mini-batches are those of the first replica, which
+A replica has its own weights and bases. It shares cores, rows and mini-batches with the first replica, which
 also does everything except steps: evaluations, exports, searches. A step is cut into batches of consecutive
 seeds. Each is measured in one batched forward pass on one device, so that a scalar depends on its batch and
 not on the device. Updates are applied between two steps, when no device computes.
 
-After a failure a device computes nothing until the model was offloaded for a pause. The others measure its
+A device that has failed computes nothing until a pause has offloaded the model. The other devices measure its
 share and continue. If the first device fails, there are no evaluations either, and a step raises.
 """
 
@@ -44,7 +44,6 @@ class Trainer(TrainableModel):
     evaluate_towards = evaluation.evaluate_towards
     prior = evaluation.prior
     named_prior = evaluation.named_prior
-    base_prior = evaluation.base_prior
     answer = evaluation.answer
     generate = evaluation.generate
     read_test_rows = evaluation.read_test_rows

@@ -62,8 +62,8 @@ def most_tokens(loaded: LoadedModel, task: Task, wanted: int = TOKENS) -> int:
 
 
 def asked(task: Task) -> Task:
-    """Return the task by which a row without its answer is read. If the model writes the answer, it is the
-    text of the template alone."""
+    """Return the task for reading rows without their answers. If the model writes the answer, that is plain
+    text from the template."""
     if chooses(task) or task.kind == "chat":
         return task
     return Task(kind="text", template=task.template, max_tokens=task.max_tokens)

@@ -35,7 +35,7 @@ class Head:
     """The cut before a linear head whose outputs are the model's."""
 
     name = "head-by-mask"
-    """Name of this kind of cut, fit for a file's name. It tells the cuts of one model apart."""
+    """Name of the cut among those of one model, usable in a file's name."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -109,8 +109,8 @@ class _Passed(Exception):  # noqa: N818 (no error: ends a pass of which the rest
 def cut_of(model: PretrainedModel, sites: Sequence[TargetSite], device: torch.device) -> ModelCut | None:
     """Return the highest cut below all targets of a model on `device`; None if there is none.
 
-    There is none if the first block or its input is trained: embeddings, and a head that is tied to them.
-    There is none either if the model has no row of blocks, or computes something else after a cut.
+    There is none if the first block or its input is trained (embeddings, or a head that is tied to them), if
+    the model has no row of blocks, or if it computes something else after a cut.
     """
     if _is_head(model, sites):
         return Head(sites[0].module)

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,15 +95,10 @@ MAX_SETTINGS = 8 << 20
 """Maximum size of a file with settings, in bytes: five times the size of the largest known one. Such files
 are parsed as JSON, not only hashed."""
 
-MOST_BYTES = {
-    CONFIG: MAX_SETTINGS,
-    GENERATION: MAX_SETTINGS,
-    INDEX: MAX_HEADERS,
-    "added_tokens.json": MAX_SETTINGS,
-    "chat_template.jinja": MAX_SETTINGS,
-    "special_tokens_map.json": MAX_SETTINGS,
-    "tokenizer_config.json": MAX_SETTINGS,
-}
+SETTINGS = (CONFIG, GENERATION, "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+"""Names of files with settings."""
+
+MOST_BYTES = dict.fromkeys((*SETTINGS, "chat_template.jinja"), MAX_SETTINGS) | {INDEX: MAX_HEADERS}
 """Maximum size of files that give the weights a meaning, in bytes, keyed by name. Other files have the hub's
 limit."""
 
@@ -274,7 +268,8 @@ def weight_bytes(folder: Path) -> int:
 
 
 def difference(one: Path, other: Path) -> str | None:
-    """Return the difference between two base models in what their outputs depend on; None if there is none.
+    """Return, in words, a difference between two base models that may change their outputs; None if there is
+    none.
 
     Keys of config.json about the library do not count. Raises UserError MODEL_*.
     """
@@ -311,7 +306,7 @@ def _config(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {key: value for key, value in found.items() if key not in ABOUT_THE_LIBRARY}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except UNSOUND as error:
         raise broken(file, "configuration", error) from error
 
 
@@ -328,36 +323,30 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     room = MAX_HEADERS
     for file in weight_files(folder):
-        header, begin = _header(file, room)
+        found, begin = _listed(file, room)
         room -= begin
-        for name, stored in _read(file, header, begin):
-            if name in tensors:
-                raise broken(file, "safetensors file", f"tensor {name} is in another shard as well")
-            tensors[name] = stored
+        if twice := tensors.keys() & found:
+            raise broken(file, "safetensors file", f"tensor {min(twice)} is in another shard as well")
+        tensors |= found
     return tensors
 
 
-def _header(file: Path, room: int) -> tuple[Any, int]:
-    """Return the header of one file, and the position where its data begin. A header is 8 bytes of length,
-    then JSON of at most `room` bytes."""
+UNSOUND = (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError)
+"""Errors of reading a file of JSON that somebody else has written."""
+
+
+def _listed(file: Path, room: int) -> tuple[dict[str, StoredTensor], int]:
+    """Return the tensors in the header of one file, keyed by name, and the position where its data begin. A
+    header is 8 bytes of length, then JSON of at most `room` bytes."""
     try:
         with file.open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            if length > min(room, file.stat().st_size - 8):
+            length, total = int.from_bytes(handle.read(8), "little"), file.stat().st_size
+            if length > min(room, total - 8):
                 raise ValueError("the header is longer than the file, or than a model's may be")
-            return json.loads(handle.read(length)), 8 + length
-    except (OSError, ValueError, RecursionError) as error:
-        raise broken(file, "safetensors file", error) from error
-
-
-def _read(file: Path, header: Any, begin: int) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors in the header of a file whose data begin at `begin`."""
-    try:
-        total = file.stat().st_size
+            header, begin = json.loads(handle.read(length)), 8 + length
         header.pop("__metadata__", None)
-        for name, entry in header.items():
-            yield name, _stored(entry, file, begin, total)
-    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
+        return {name: _stored(entry, file, begin, total) for name, entry in header.items()}, begin
+    except UNSOUND as error:
         raise broken(file, "safetensors file", error) from error
 
 
@@ -373,10 +362,9 @@ def _stored(entry: dict[str, Any], file: Path, begin: int, total: int) -> Stored
 def _shards(folder: Path) -> list[Path]:
     try:
         names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-        files = [_shard(folder, name) for name in sorted(set(names))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return [_shard(folder, name) for name in sorted(set(names))]
+    except UNSOUND as error:
         raise broken(folder / INDEX, "index of safetensors files", error) from error
-    return files
 
 
 def _shard(folder: Path, name: str) -> Path:
@@ -396,9 +384,7 @@ def _download(source: str, revision: str) -> Path:
     """
     unreachable = hub.unreachable()
     try:
-        if unreachable is None:
-            return hub.download(source, revision, DOWNLOAD)
-        return hub.kept(source, revision, DOWNLOAD)
+        return (hub.download if unreachable is None else hub.kept)(source, revision, DOWNLOAD)
     except UserError:
         raise
     except Exception as error:  # its library also passes on other libraries' errors

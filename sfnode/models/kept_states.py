@@ -1,4 +1,5 @@
-"""States of texts at a model's cut, computed once for each text: training changes nothing below the cut.
+"""States of texts at a model's cut, computed once for each text, because training changes nothing below the
+cut.
 
 A text goes through the part below the cut (`cuts`) when it is first needed. From then on its states serve
 mini-batches, searches and evaluations. States are kept by the text's tokens. These determine all that the
@@ -39,7 +40,7 @@ class Text(NamedTuple):
     """A text as a model sees it."""
 
     key: bytes
-    """Hash of its tokens, and for a pair of texts of which text each token belongs to."""
+    """Hash of the tokens; for a pair of texts also of the text that each token belongs to."""
     tokens: int
     """Number of its tokens."""
 
@@ -98,12 +99,12 @@ class KeptStates:
         """States of each text, (rows, features) float32 on the CPU."""
 
     def lacking(self, texts: Sequence[Text]) -> dict[Text, int]:
-        """Return the texts whose states are missing, each once, with the index of one of its places in
-        `texts`."""
-        for text in texts if self.folder else ():
-            state = None if text in self._states else self._read(text)
-            if state is not None:
-                self._states.put(text, state, state.nbytes)
+        """Return the texts whose states are missing, each with one of its indices in `texts`."""
+        if folder := self.folder:
+            for text in texts:
+                shape = self.cut.rows(text.tokens), self.cut.features
+                if text not in self._states and (state := folder.read(text.key, shape)) is not None:
+                    self._states.put(text, state, state.nbytes)
         return {text: place for place, text in enumerate(texts) if text not in self._states}
 
     def fill(self, texts: Sequence[Text], run: Run) -> None:
@@ -120,10 +121,6 @@ class KeptStates:
             self._states.put(text, state, state.nbytes)
         if self.folder:
             self.folder.write((text.key, state) for text, state in zip(texts, states, strict=True))
-
-    def _read(self, text: Text) -> Tensor | None:
-        shape = (self.cut.rows(text.tokens), self.cut.features)
-        return self.folder.read(text.key, shape) if self.folder else None
 
     def of(self, texts: Sequence[Text]) -> Tensor:
         """Return the states of kept texts, (texts, rows of the longest, features), padded with zeros. They

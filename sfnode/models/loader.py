@@ -1,4 +1,4 @@
-"""Loading the base model: from a source to modules whose weights can be trained.
+"""Loads the base model: from a source to modules whose weights can be trained.
 
 Knows how transformers loads a model, in which precision, and whether it is the run's. Knows nothing of
 updates, subspaces or tasks. Only safetensors are read, and no code from a model's folder is run. transformers
@@ -10,6 +10,7 @@ second copy in memory. A changed file is noticed.
 
 from __future__ import annotations
 
+import errno
 import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -670,21 +671,16 @@ def _bytes(stored: files.StoredTensor) -> Tensor:
     try:
         with patiently(lambda: stored.file.open("rb")) as handle:
             handle.seek(stored.offset)
-            complete = handle.readinto(buffer) == stored.size
+            if handle.readinto(buffer) < stored.size:
+                raise OSError(errno.ENODATA, "it is shorter than it was")
     except OSError as error:
-        raise _gone(stored.file, error.strerror) from error
-    if not complete:
-        raise _gone(stored.file, "it is shorter than it was")
+        raise UserError(
+            Code.MODEL_NOT_FOUND,
+            f"the base model can no longer be read from {stored.file}: {error.strerror}",
+            "Put it back and start the node again.",
+        ) from error
     return raw
 
 
 def _tensor(raw: Tensor, stored: files.StoredTensor) -> Tensor:
     return raw.view(DTYPES[stored.dtype]).view(stored.shape)
-
-
-def _gone(file: Path, reason: str | None) -> UserError:
-    return UserError(
-        Code.MODEL_NOT_FOUND,
-        f"the base model can no longer be read from {file}: {reason}",
-        "Put it back and start the node again.",
-    )

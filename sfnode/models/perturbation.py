@@ -1,7 +1,7 @@
-"""Perturbing the layers of a model in activation space.
+"""Perturbs the layers of a model in activation space.
 
 W + m u v^T acts on an input x as W x + m (v . x) u. Every target gets a forward that computes this in the one
-product that it makes anyway: the second term is added where the bias is. Each row of a batch has its own m.
+product that it makes anyway: the second term takes the place of the bias. Each row of a batch has its own m.
 One pass therefore has both points of an estimate for several queries, and no weight is written. Knows layers
 and directions. Knows neither seeds nor losses nor cores.
 """
@@ -51,10 +51,9 @@ class Perturbation(NamedTuple):
     outputs: Tensor
     """(P, k), for the head of a language model, which sees `head_positions` only."""
     cores: tuple[Tensor, ...] = ()
-    """Cores per target (S, blocks, c, r), which replace the amounts along all but the live core's directions.
+    """Cores per target (S, blocks, c, r), which replace the amounts along all directions but the live core's.
     Sequence s sees W plus the sum over blocks of u^T C^T v^T: C is its core in a block, u the block's r
-    directions and v its c. Every sequence may thus belong to another replica, and differ in many
-    subspaces."""
+    directions and v its c. Every sequence may thus have cores of its own, in many subspaces."""
     rows: Tensor | None = None
     """(P,), the sequence of each of `head_positions`; needed with `cores`."""
 
@@ -121,6 +120,7 @@ def _linear(perturber: Perturber, number: int, site: TargetSite, is_head: bool) 
     """Return the forward of a linear layer."""
     module: Any = site.module
     plain: Layer = module.forward
+    quantised = isinstance(module, QuantisedLinear)
 
     def forward(x: Tensor) -> Tensor:
         perturbation = perturber.perturbation(number)
@@ -129,12 +129,12 @@ def _linear(perturber: Perturber, number: int, site: TargetSite, is_head: bool) 
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]
         rows = x.reshape(-1, v.shape[0])  # (N, in)
         weighted = _weighing(perturbation, number, site.target.name, is_head)
-        if isinstance(module, QuantisedLinear) and torch.is_grad_enabled():
-            y = _along(rows, module.bias, u, v, weighted) + module.product(rows)
+        y = _along(rows, module.bias, u, v, weighted)
+        if quantised and torch.is_grad_enabled():
+            y = y + module.product(rows)
         else:
-            quantised = isinstance(module, QuantisedLinear)
             weight = module.dense() if quantised else view(module.weight, site.form)  # (out, in)
-            y = _perturbed(rows, weight.t(), module.bias, u, v, weighted)
+            y.addmm_(rows, weight.t())
         return y.view(*x.shape[:-1], u.shape[1])
 
     return forward
@@ -151,7 +151,7 @@ def _tied_head(perturber: Perturber, number: int, head: Any) -> Layer:
         u, v = perturbation.directions.u[number], perturbation.directions.v[number]  # (k, d), (vocab, k)
         rows = x.reshape(-1, u.shape[1])  # (P, d)
         weighted = _weighing(perturbation, number, "the head", True, transposed=True)
-        y = _perturbed(rows, head.weight.t(), head.bias, v.t(), u.t(), weighted)
+        y = _along(rows, head.bias, v.t(), u.t(), weighted).addmm_(rows, head.weight.t())
         return y.view(*x.shape[:-1], v.shape[0])
 
     return forward
@@ -183,19 +183,12 @@ def _embedding(perturber: Perturber, number: int, module: Any) -> Layer:
     return forward
 
 
-def _perturbed(
-    x: Tensor, weight: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer
-) -> Tensor:
-    """Return x weight + bias + weighted(x v) u, (N, out).
-
-    x (N, in), weight (in, out), bias (out,) or None, u (k, out), v (in, k). The product is added to bias and
-    rank-k term at once, which saves a further pass over y.
-    """
-    return _along(x, bias, u, v, weighted).addmm_(x, weight)
-
-
 def _along(x: Tensor, bias: Tensor | None, u: Tensor, v: Tensor, weighted: Layer) -> Tensor:
-    """Return b + weighted(x v) u, (N, out)."""
+    """Return bias + weighted(x v) u, (N, out), to which the layer's own product is added in place: that saves
+    a pass over the outputs.
+
+    x (N, in), bias (out,) or None, u (k, out), v (in, k).
+    """
     along = weighted(torch.mm(x, v))  # (N, k)
     if u.shape[0] == 1:  # an outer product needs no matrix product
         return along * u if bias is None else torch.addcmul(bias, along, u)

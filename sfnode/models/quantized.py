@@ -1,4 +1,4 @@
-"""Linear layers whose weight is stored in 8 or 4 bits and expanded where it is used.
+"""Linear layers whose weight is stored in 8 or 4 bits and expanded for each product.
 
 Only weights are quantised: inputs, products and outputs have the layer's compute dtype. Weights are always
 quantised from full precision in whole blocks of rows, never changed in place, so rounding errors never add

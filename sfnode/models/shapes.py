@@ -40,14 +40,22 @@ def is_shape(source: str) -> bool:
     if source.startswith(PREFIX):
         return True
     path = Path(source)
-    return (path / files.CONFIG).is_file() and not any(_weights(path))
+    weights = (file for pattern in ("*.safetensors", *files.PICKLES) for file in path.glob(pattern))
+    return (path / files.CONFIG).is_file() and not any(weights)
 
 
 def describe(source: str) -> Any:
     """Return the transformers configuration of a source that `is_shape` accepts. Raises UserError BAD_OPTION
     or MODEL_UNSUPPORTED."""
     if source.startswith(PREFIX):
-        return AutoConfig.for_model(**_named(source.removeprefix(PREFIX)))
+        name = source.removeprefix(PREFIX)
+        if name not in SHAPES:
+            raise UserError(
+                Code.BAD_OPTION,
+                f"there is no shape called {name}",
+                f"There are: {', '.join(SHAPES)}; a folder with another model's config.json does as well.",
+            )
+        return AutoConfig.for_model(**SHAPES[name])
     examination.require_sound(Path(source), examination.ModelPart.SHAPE)
     return read(Path(source))
 
@@ -107,20 +115,6 @@ def _random(settings: Any) -> Any:
         return loader.auto(has_head(settings)).from_config(settings, dtype=STORED, trust_remote_code=False)
     except Exception as error:  # as above
         raise _unsupported(str(settings.model_type), error) from error
-
-
-def _weights(path: Path) -> list[Path]:
-    return [file for pattern in ("*.safetensors", *files.PICKLES) for file in path.glob(pattern)]
-
-
-def _named(name: str) -> Mapping[str, Any]:
-    if name not in SHAPES:
-        raise UserError(
-            Code.BAD_OPTION,
-            f"there is no shape called {name}",
-            f"There are: {', '.join(SHAPES)}; a folder with another model's config.json does as well.",
-        )
-    return SHAPES[name]
 
 
 def _unsupported(source: str, error: Exception) -> UserError:

@@ -1,8 +1,8 @@
-"""The part of a model's folder that transformers sees: files that the digest covers, and no setting that
+"""The part of a model's folder that transformers sees: only files that the digest covers, and no setting that
 chooses code or other files.
 
-A model's author writes its configuration. transformers lets it name other files of weights, other code for
-attention, quantisation libraries and paths on this machine, and adds keys with every release. So transformers
+A model's author writes its configuration. In it transformers accepts names of other weights, of code for
+attention, of quantisation libraries and of paths on this machine, and each release adds keys. So transformers
 reads a scratch folder: links to the files of the digest, and configurations with only the keys that the
 model's own class declares. Knows transformers' conventions; loads no weights.
 """
@@ -45,8 +45,8 @@ CHOOSES = {
     "use_timm_backbone": "another model",
     "mecab_option": "files of a tokenizer outside the model's folder",
 }
-"""Keys by which a configuration chooses code, devices or files, and what they choose. They are refused, not
-ignored: without them it may be another model."""
+"""Keys by which a configuration chooses code, devices or files, with what they choose. They are refused, and
+not ignored: without them it may be another model."""
 
 SHARED = frozenset(
     {
@@ -58,19 +58,18 @@ SHARED = frozenset(
 """Keys that transformers reads in code for all models, whether or not the model's class declares them."""
 
 READERS = ("__init__", "__post_init__", "convert_rope_params_to_dict")
-"""Methods of a configuration's class that use attributes which it does not declare: old names of keys, and
-computed numbers, which config.json contains as well."""
+"""Methods of a configuration's class in which it uses undeclared attributes: old names of keys, and computed
+numbers that config.json also contains."""
 
 COUNT = re.compile(r"(layer|block|expert|stage|depth)s?$")
 """Pattern for keys that count parts of a model. Each part has tensors of its own in the files."""
 
 MAX_LAYERS = 1024
-"""Maximum of such a count if the files have fewer tensors than this. Some models use a layer, or keep
+"""Maximum of a key that counts parts, unless the files have more tensors. Some models use a layer, or keep
 experts, several times."""
 
 MAX_NUMBER = 1 << 24
-"""Maximum of any other whole number if the files have fewer bytes than this: twice the longest texts of
-models."""
+"""Maximum of any other whole number, unless the files have more bytes: twice the longest texts of models."""
 
 BASE = re.compile(r"theta|base")
 """Pattern for keys of large numbers that are whole only by chance: bases of frequencies."""
@@ -101,7 +100,7 @@ def vetted(folder: Path) -> Iterator[Path]:
         _rewrite(view / files.CONFIG, _model_settings(folder))
         for name in TOKENIZER_SETTINGS:
             if (folder / name).is_file():
-                _rewrite(view / name, _tokenizer_settings(folder / name))
+                _rewrite(view / name, _without_paths(_without_choices(folder / name)))
         if (folder / files.GENERATION).is_file():
             _rewrite(view / files.GENERATION, generation(folder))
         yield view
@@ -144,9 +143,7 @@ def architectures(settings: Mapping[str, Any]) -> list[str]:
 
 def _model_settings(folder: Path) -> dict[str, Any]:
     file = folder / files.CONFIG
-    settings = read(file)
-    _refuse_choices(file, settings)
-    _check_tokenizer_class(file, settings)
+    settings = _without_choices(file)
     kind = _class(settings)
     if kind is None:
         raise ValueError(f"transformers has no code for a model of type {settings.get('model_type')!r}")
@@ -162,8 +159,10 @@ def _class(settings: Mapping[str, Any]) -> type[PretrainedConfig] | None:
     return CONFIG_MAPPING[name] if isinstance(name, str) and name in CONFIG_MAPPING else None
 
 
-def _refuse_choices(file: Path, settings: Any) -> None:
-    """Raise UserError MODEL_UNSAFE if a key, however deep, chooses code or files."""
+def _without_choices(file: Path) -> dict[str, Any]:
+    """Return the settings in a file. Raise UserError MODEL_UNSAFE if a key, however deep, chooses code or
+    files."""
+    settings = read(file)
     for key, value in _every(settings):
         chosen = CHOOSES.get(key.lstrip("_").removesuffix("_internal"))
         if chosen and value:  # null and false choose nothing
@@ -173,6 +172,8 @@ def _refuse_choices(file: Path, settings: Any) -> None:
                 "Take a copy of the model without it, in ordinary safetensors; --dtype int8 or nf4 quantises "
                 "such weights as they are loaded.",
             )
+    _check_tokenizer_class(file, settings)
+    return settings
 
 
 def _every(settings: Any) -> Iterator[tuple[str, Any]]:
@@ -197,9 +198,8 @@ def _check_version(file: Path, settings: dict[str, Any], kind: type[PretrainedCo
 
 
 def older_names(settings: Mapping[str, Any], kind: type[PretrainedConfig]) -> dict[str, Any]:
-    """Return the settings that version 5 of transformers writes under new names, keyed by their names of
-    version 4, which version 5 reads, too. Settings that are there under the old names already are left
-    out."""
+    """Return settings of transformers 5 under their names of version 4, which version 5 also reads. Settings
+    that are there under these names already are left out."""
     rope = settings.get("rope_parameters") or {}
     every, near = rope.get("full_attention") or rope, rope.get("sliding_attention") or {}
     scaling = {
@@ -288,13 +288,6 @@ def _words(code: CodeType) -> Iterator[str]:
 
 
 # -- the tokenizer's -----------------------------------------------------------------------------------
-
-
-def _tokenizer_settings(file: Path) -> dict[str, Any]:
-    settings = read(file)
-    _refuse_choices(file, settings)
-    _check_tokenizer_class(file, settings)
-    return dict(_without_paths(settings))
 
 
 def _without_paths(value: Any) -> Any:

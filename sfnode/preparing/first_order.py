@@ -1,17 +1,18 @@
 """Measures the missing parts of a first-order run's manifest: bases, prior, and unit and limit of scalars.
 
-Nothing is tried out. In coordinates in which gradients vary alike, one first rate suits every body, and
-another one every head. A few gradients show their usual length.
+No rate is tried out. The coordinates are chosen so that gradients vary alike along all of them. In such
+coordinates one first rate suits the head of any model, and another one its body. A few gradients show their
+usual length.
 
-A head's outputs change by U A V^T x for a state x, U the identity. With V V^T = (S + strength)^-1, S the
-second moments of scaled states, the second moments of V^T x are at most 1, and a softmax's curvature is at
-most a half. So one rate serves all models and data, and no direction waits for another. Directions in which
-states vary less than `strength` learn less, as in a ridge regression; validation rows choose it, as they
-choose when to stop. S is not centred, so the mean state is a direction like others, and changes along it are
-a bias.
+The head: its outputs change by U A V^T x for a state x, where U is the identity. V is chosen with V V^T = (S
++ strength)^-1, where S are the second moments of the scaled states. The second moments of V^T x are then at
+most 1, and the curvature of a softmax is at most a half. So one rate serves all models and data, and no
+direction waits for another. Directions in which states vary less than `strength` learn less, as in a ridge
+regression; validation rows choose `strength`, as they choose when to stop. S is not centred. The mean state
+is therefore a direction like others, and changes along it act as a bias.
 
-The body's bases span its gradients. Within them its columns are mixed so that gradients of mini-batches vary
-alike along all of them (`turned`).
+The body: its bases span its gradients. Their columns are mixed so that gradients of mini-batches vary alike
+along all of them (`turned`).
 """
 
 from __future__ import annotations
@@ -39,20 +40,7 @@ from sfnode.models import bases
 from sfnode.organising.policy import HEAD_EPOCH
 from sfnode.preparing import scalars
 from sfnode.preparing.manifest import WITHOUT_GRADIENTS, refusing
-from sfnode.preparing.scalars import (
-    F64,
-    LOADING,
-    Means,
-    Prepared,
-    Tell,
-    Waiting,
-    any_trainer,
-    changed,
-    head_rows,
-    seconds_of,
-    share,
-    write_bases,
-)
+from sfnode.preparing.scalars import F64, Means, Prepared, Tell, Waiting
 from sfnode.tasks import calibration, dataset
 from sfnode.tasks.prompts import Row
 from sfprotocol.decisions import RATE_ONE
@@ -66,18 +54,18 @@ VALIDATING = 1 / 5
 """Share of the WHITENED_ROWS rows that serve as validation rows in a run without any."""
 
 STEP = 1.75
-"""Length of a body's first step along a usual gradient, in coordinates whose columns have mean length 1 and
-along which gradients vary alike. SmolLM2 learns AG News and SST-2 with two thirds of this length and with
-half as much again. No single rate, and no single gain, suits both (docs/research-log.md)."""
+"""Length of the first step of a body along a usual gradient, in coordinates whose columns have mean length 1
+and along which gradients vary alike. SmolLM2 learns AG News and SST-2 with 2/3 of this length and with 3/2 of
+it. No single rate, and no single gain, suits both (docs/research-log.md)."""
 
 REWARD_STEP = 0.5
-"""Length of a body's first step in a reward run, whose gradients are far noisier; otherwise as STEP. The
-embedded sums end best with 0.3 and 0.5, and are ruined by 1. SmolLM2 learns orders with 0.5 and with half as
-much again (docs/research-log.md)."""
+"""Length of the first step of a body in a reward run, whose gradients have far more noise; otherwise as STEP.
+The embedded sums end best with 0.3 and 0.5, and are ruined by 1. SmolLM2 learns orders with 0.5 and 0.75
+(docs/research-log.md)."""
 
 USUAL_BATCHES, REWARDED_BATCHES = 32, 8
 """Number of mini-batches whose gradients give the usual norm (their median) and the second moments (their
-mean). The second number is for reward runs. It is smaller, because answers are written for each
+mean), in other runs and in reward runs. Reward runs have fewer, because answers are written for each
 mini-batch."""
 
 ROOT_MEAN_SQUARE = {8: 8, 16: 8 * 16}
@@ -92,7 +80,7 @@ IDENTITY = 64
 """Diagonal entries of a head's U, which is 0 elsewhere: each output is a coordinate of its own."""
 
 ANY = {"estimator": "first-order", "norm_limit": 1, "basis": "published", "bases": "0" * 64}
-"""Stand-ins for measured values, while the given ones are checked."""
+"""Placeholders for measured values while the given ones are checked."""
 
 
 def _cost(manifest: Manifest) -> int:
@@ -139,9 +127,9 @@ def prepare(
             "init.measure: a first-order run has bases and a unit that are measured",
             "Leave it out, or take training.estimator=zeroth-order.",
         )
-    total = LOADING + _cost(manifest)
-    with waiting("measuring what suits the model", seconds_of(manifest, means, total)) as advance:
-        trainer, reason = any_trainer(begun(manifest), means)
+    total = scalars.LOADING + _cost(manifest)
+    with waiting("measuring what suits the model", scalars.seconds_of(manifest, means, total)) as advance:
+        trainer, reason = scalars.any_trainer(begun(manifest), means)
         with trainer:
             if reason:
                 raise UserError(
@@ -152,7 +140,7 @@ def prepare(
                 )
             if not takes_features(manifest):
                 scalars.require_answers(trainer)
-            tell: Tell = lambda taken: advance(min(LOADING + taken, total), total)  # noqa: E731
+            tell: Tell = lambda taken: advance(min(scalars.LOADING + taken, total), total)  # noqa: E731
             return _complete(manifest, given, trainer, means.bases or Path(), tell)
 
 
@@ -174,14 +162,14 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     taken = 0
     if manifest.task.loss == "calibrated":
         prior, taken = scalars.prior_of(trainer, calibration.mean_probability)
-        manifest = changed(manifest, "task", prior=prior)
+        manifest = scalars.changed(manifest, "task", prior=prior)
     made = None
     if not manifest.training.bases:
         rows, key = trainer.run_rows.training(), trainer.core.digest()
-        advance = share(taken, making_bases.cost("gradients"), tell)
+        advance = scalars.share(taken, making_bases.cost("gradients"), tell)
         made = making_bases.make_on(trainer.loaded, manifest, rows, "gradients", key, advance)
         manifest, taken = _with_bases(manifest, made.pairs, folder), taken + made.example_forwards
-    ready = trainer.like(changed(manifest, "training", norm_limit=1), folder)
+    ready = trainer.like(scalars.changed(manifest, "training", norm_limit=1), folder)
     began = time.monotonic()
     batches, rows_each = _usual_batches(manifest), _of_batch(manifest)
     least = 1 if manifest.task.is_rewarded else batches // 2 + 1  # all answers may be as good
@@ -192,7 +180,7 @@ def _body(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     norm = float(np.median(np.linalg.norm(found, axis=1)))
     step = REWARD_STEP if manifest.task.is_rewarded else STEP
     rate = _as_rate(step / norm / manifest.training.epoch_updates)
-    manifest = changed(manifest, "training", learning_rate=rate)
+    manifest = scalars.changed(manifest, "training", learning_rate=rate)
     judged = manifest.training.epochs * manifest.data.withheld / rows_each  # by forward passes
     seconds = each * (manifest.training.update_budget + judged)
     taken += batches * rows_each
@@ -217,7 +205,7 @@ def _head(manifest: Manifest, trainer: Trainer, folder: Path, tell: Tell) -> Pre
     gradient, _ = head_gradient(known, of_u, of_v)
     size = IDENTITY * units[0] * units[1] / unit  # of these coordinates, in those that were found
     rate = rate_of(len(u)) / size**2 / manifest.training.epoch_updates
-    manifest = changed(manifest, "training", learning_rate=_as_rate(rate))
+    manifest = scalars.changed(manifest, "training", learning_rate=_as_rate(rate))
     seconds = each * len(trainer.run_rows.training()) + manifest.training.epochs * HEAD_EPOCH
     norm = float(np.linalg.norm(gradient))
     taken = len(public) + len(held)
@@ -235,7 +223,7 @@ def _rows(manifest: Manifest, trainer: Trainer) -> tuple[Sequence[Row], Sequence
 
 def _known(trainer: Trainer, rows: Sequence[Row], tell: Tell) -> Known:
     """Return the states, classes and outputs of rows."""
-    states, labels = head_rows(trainer, rows, tell)
+    states, labels = scalars.head_rows(trainer, rows, tell)
     (site,) = trainer.loaded.sites
     with torch.inference_mode():
         outputs = site.module(states)
@@ -250,18 +238,18 @@ def _turned(manifest: Manifest, pairs: making_bases.Pairs, found: F64, folder: P
     found = (of_u.swapaxes(1, 2) @ cores @ of_v).reshape(found.shape)
     sides = zip(pairs, of_u, of_v, strict=True)
     bases.remove(folder, manifest.training.bases)
-    return _with_bases(
-        manifest, [(_entries(u @ a), _entries(v @ b)) for (u, v), a, b in sides], folder
-    ), found
+    columns = [(_entries(u @ a), _entries(v @ b)) for (u, v), a, b in sides]
+    return _with_bases(manifest, columns, folder), found
 
 
 def _entries(columns: F64) -> NDArray[np.int8]:
+    """Return columns rounded to entries of bases."""
     most = making_bases.LARGEST_ENTRY
     return np.rint(columns).clip(-most, most).astype(np.int8)
 
 
 def _with_bases(manifest: Manifest, pairs: making_bases.Pairs, folder: Path) -> Manifest:
-    return changed(manifest, "training", basis="published", bases=write_bases(folder, pairs))
+    return scalars.changed(manifest, "training", basis="published", bases=scalars.write_bases(folder, pairs))
 
 
 def _measured(manifest: Manifest, norm: float) -> Manifest:
@@ -275,7 +263,7 @@ def _measured(manifest: Manifest, norm: float) -> Manifest:
             "learns nothing.",
         )
     numbers = numbers_for(norm, manifest.dimensions, manifest.training.scalar_bits)
-    return changed(manifest, "training", **numbers)
+    return scalars.changed(manifest, "training", **numbers)
 
 
 def _as_rate(rate: float) -> float:
@@ -323,12 +311,12 @@ def numbers_for(norm: float, cells: int, bits: int) -> dict[str, float]:
 
 
 MOST_RATE = 2.0
-"""Maximum rate of a round's mean gradient. The largest curvature is a half, so steps above 4 may diverge, and
-above 2 where a gradient is one round late."""
+"""Maximum rate of a round's mean gradient. The largest curvature is a half. So steps above 4 may diverge, and
+steps above 2 with gradients one round late."""
 
 STRENGTHS = (10.0, 3.0, 1.0)
-"""Strengths of regularisation that are tried, for features of variance 1. Runs at 30 were longer and learnt
-no more. Strengths below 1 gain little on validation rows, and lose many times more on rows unlike these
+"""Strengths of regularisation that are tried, for features of variance 1. Runs with 30 took longer and learnt
+no more. Strengths below 1 gain little on validation rows, and lose far more on rows that differ from these
 (docs/research-log.md)."""
 
 ROUNDS = 64
@@ -336,16 +324,16 @@ ROUNDS = 64
 
 LEAST_SPREAD = 1e-3
 """Minimum spread by which a feature is divided, as a share of the median spread. A feature that hardly varies
-says nothing."""
+carries no information."""
 
 DAMPING = 1e-2
-"""Share of a feature's second moment that is added to it while rounding errors are passed on to other
+"""Share of a feature's second moment that is added to it while its rounding error is passed on to other
 features. Without it at least as many rows as features would be needed."""
 
 DULL = 0.03
 """Amount that is added to the body's second moments in every direction, as a share of the mean square of all
-cells' gradients. Without it a step would go furthest where gradients say nothing. With 0.3 a run learns less,
-with 0.1 a little less."""
+cells' gradients. Without it steps would be longest where gradients say nothing. A run learns less with 0.3,
+and a little less with 0.1."""
 
 
 def whitening(public: Known, validating: Known, columns: int) -> tuple[making_bases.I8, float]:
@@ -396,7 +384,7 @@ def turned(gradients: F64) -> tuple[F64, F64]:
 
 def rate_of(classes: int) -> float:
     """Return the rate of a round's mean gradient. It is half of the largest rate that is stable with
-    gradients one round late, if all classes are equally likely and the curvature is 1 / classes."""
+    gradients one round late, for equally likely classes and a curvature of 1 / classes."""
     return min(classes / 2, MOST_RATE)
 
 
@@ -428,8 +416,6 @@ def _rounded(v: F64, moments: F64) -> tuple[making_bases.I8, float]:
     entries, lost = np.empty(v.shape, np.int8), v[order] / unit
     for row in reversed(range(len(v))):
         wanted = lost[row] + triangle[row, row + 1 :] @ lost[row + 1 :] / triangle[row, row]
-        entries[order[row]] = rounded = np.rint(wanted).clip(
-            -making_bases.LARGEST_ENTRY, making_bases.LARGEST_ENTRY
-        )
+        entries[order[row]] = rounded = _entries(wanted)
         lost[row] -= rounded
     return entries, unit

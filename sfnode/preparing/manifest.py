@@ -45,15 +45,15 @@ HUB_TASK = "sst2"
 SUBSPACES = 16
 """Approximate number of subspaces of an organised run, unless its options say otherwise. Each has a core in
 every node's memory and in every checkpoint (0.6 MB for OPT-125M's shape), and is a term of every rebuilt
-weight. With one for each of 1,000 epochs a first step would take minutes."""
+weight. With one subspace for each of 1,000 epochs a first step would take minutes."""
 
 QUOTA_EPOCHS = 4
-"""Default quota of a feed with one label, in updates of a whole epoch. A trainer that fills an epoch alone
-can continue for the time of three more while the organiser is away."""
+"""Default quota of a feed with one label, in whole epochs. A trainer that fills an epoch alone can then
+continue for three more while the organiser is away."""
 
 VALIDATION_ROWS = 256
-"""Default number of training rows that are withheld, and by which an organiser judges. Measurements on so
-many vary by 3 points."""
+"""Default number of training rows that are withheld, by which an organiser judges. Measurements on as many
+rows vary by 3 points."""
 
 MOST_WITHHELD = 1 / 5
 """Maximum share of the training data that is withheld for validation by default. Data on the hub are not
@@ -90,12 +90,13 @@ GRADIENT_ROUNDS, REWARD_ROUNDS, HEAD_ROUNDS = 32, 16, 64
 answers, for a body that learns from rewards, and for a head."""
 
 EIGHT_BITS = 1024
-"""Minimum number of cells at which an update's scalars have 8 bits. With fewer cells they have 16, which
-costs nothing that anybody notices."""
+"""Minimum number of cells at which an update's scalars have 8 bits. With fewer cells they have 16, and the
+update is still small."""
 
 BY_REWARDS = Selection(modules=(VALUES,))
 """Layers by which a language model learns from rewards, unless options name others. They are 3 % of SmolLM2's
-parameters, and bring nearly as much as a step along the gradient of all of them (docs/research-log.md)."""
+parameters, and a step along their gradient brings nearly as much as one along the gradient of all parameters
+(docs/research-log.md)."""
 
 REWARD_TRAINING = Training(group=16, batch_size=8, update_budget=1024)
 """Default numbers of a zeroth-order reward run. Answers are written once for a group, four to each prompt."""
@@ -104,9 +105,9 @@ PROMPT_TOKENS = 768
 """Maximum tokens of a prompt in a reward run, unless the model has fewer positions."""
 
 HEAD_PARTS = 4
-"""Number of parts of a head's first-order round, of which a member makes one. That is a single update, unless
-the budget is larger. An update is of all rows of its node, so a second one at the same weights adds nothing.
-With parts eight times as large, a run of 64 rounds was over in 16."""
+"""Number of parts of a head's first-order round, of which each member may make one. A part is a single update
+unless the budget is larger. An update is measured on all rows of its node, so a second one at the same
+weights adds nothing. With parts eight times as large, a run of 64 rounds ended after 16."""
 
 IN_WORDS_ROUNDS = 8
 """Default number of rounds of a zeroth-order run that learns answers in words or by rewards. An organiser may
@@ -127,7 +128,7 @@ WITHOUT_GRADIENTS = {
     "estimator": "zeroth-order",
     **{name: Training.model_fields[name].default for name in ("norm_limit", "basis", "bases", "scalar_bits")},
 }
-"""Numbers with which a first-order run is measured before it has its own."""
+"""Zeroth-order numbers with which a first-order run is measured until it has its own."""
 
 TASK_FIELDS = tuple(name for name in Task.model_fields if name != "prior")
 """Fields of a task that are options; a prior is measured."""
@@ -136,8 +137,7 @@ SELECTION = {"target_modules", "train_embeddings", "train_biases", "train_norms"
 """Options that select trained layers other than a head."""
 
 REMEASURED = SELECTION | {"rank", "loss", "group"}
-"""Options that give a forked run other numbers than its parent's, which must be measured anew. Other bases do
-so, too."""
+"""Options that make it necessary to measure a forked run's numbers anew. Other bases do so, too."""
 
 _STEP = {"epsilon", "epsilons", "learning_rate", "scalar_delta", "scalar_limit"}
 _SUITED = {"rank", "basis", "bases", "features"} | _STEP
@@ -411,7 +411,7 @@ def beginning(given: dict[str, Any]) -> Beginning:
 def _preset_name(given: dict[str, Any]) -> str:
     """Return the preset to start from; an empty name for a task that is not ready-made.
 
-    A built-in model's task may be called as the model is, `builtin:NAME`.
+    The task of a built-in model may be named like the model, `builtin:NAME`.
     """
     custom = [field for field in ("kind", "template", "verifier") if field in given]
     if "preset" in given and given.get("kind") not in (None, *LABELLED):

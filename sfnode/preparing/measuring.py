@@ -18,37 +18,24 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.preparing import first_order, rewards, scalars, trial
-from sfnode.preparing.scalars import (
-    LOADING,
-    Means,
-    Prepared,
-    SlopeSample,
-    Tell,
-    Waiting,
-    any_trainer,
-    changed,
-    seconds_of,
-    share,
-    typical_weight,
-    write_bases,
-)
+from sfnode.preparing.scalars import Means, Prepared, SlopeSample, Tell, Waiting
 from sfnode.tasks import dataset
 from sfnode.tasks.presets import PRESETS, of_model
 
 FORWARDS = 990
-"""Maximum number of example-forwards of `prepare`. Loading a model checks its layers by a few short rows,
-with which there are no more than 1,000: a minute or two on two cores with a model of 135 M parameters. Most
-of them find the first rate, by 8 updates. With 600 forwards a bend was known to within a half, and short runs
-stayed at rates that were 4 times too small (docs/research-log.md)."""
+"""Maximum number of example-forwards of `prepare`. With the few short rows that check a model's layers it
+makes 1,000 at most: a minute or two on two cores with a model of 135 M parameters. Most of them find the
+first rate, by 8 updates. With 600 a bend was known only to within a half, and short runs kept rates that were
+4 times too small (docs/research-log.md)."""
 
 RANKS = {"errors": 4, "gradients": 1}
-"""Default ranks, keyed by the kind of published bases (docs/research-log.md). The stronger the directions
-are, the fewer are needed, and with fewer an update learns more."""
+"""Default ranks, keyed by the kind of published bases (docs/research-log.md). Of strong directions fewer are
+needed, and with fewer an update learns more."""
 
 DEFAULT_BASIS, REWARD_BASIS = "errors", "gradients"
-"""Default kinds of bases of a run whose numbers are tried out, and of such a reward run. Of the kinds made by
-forward passes alone, `errors` teaches a real model answers in words best. For rewards no such kind that was
-tried brought anything (docs/research-log.md)."""
+"""Default kinds of bases of runs whose numbers are tried out: of reward runs the second, of others the first.
+Among the kinds made by forward passes alone, `errors` teaches a real model answers in words best. For rewards
+none of these kinds brought anything (docs/research-log.md)."""
 
 TRIED = ("epsilon", "scalar_delta", "learning_rate")
 """Names of the numbers that are tried out."""
@@ -64,7 +51,7 @@ def prepare(
 ) -> Prepared:
     """Make bases and choose a manifest's numbers by its model, except numbers whose names are in `given`.
 
-    `basis` is the kind of bases that somebody asked for; then failing to make them is an error. With
+    `basis` is the kind of bases that the user asked for; then failing to make them is an error. With
     `measure` the limit of the scalars and a centred loss's prior are measured. Epsilon, scalar_delta and a
     first learning rate are tried out with suitable bases, unless all are given or the run is a built-in one.
     This takes FORWARDS example-forwards at most, without bases from gradients. In a reward run answers are
@@ -79,11 +66,11 @@ def prepare(
     if not (kind or measure):
         return Prepared(manifest)
     for_bases = making_bases.cost(kind) if kind else 0
-    total = LOADING + max(FORWARDS, for_bases + scalars.PRIOR_ROWS + scalars.FORWARDS)
-    with waiting("measuring what suits the model", seconds_of(manifest, means, total)) as advance:
-        trainer, reason = any_trainer(manifest, means)
+    total = scalars.LOADING + max(FORWARDS, for_bases + scalars.PRIOR_ROWS + scalars.FORWARDS)
+    with waiting("measuring what suits the model", scalars.seconds_of(manifest, means, total)) as advance:
+        trainer, reason = scalars.any_trainer(manifest, means)
         with trainer:
-            tell: Tell = lambda taken: advance(LOADING + taken, total)  # noqa: E731
+            tell: Tell = lambda taken: advance(scalars.LOADING + taken, total)  # noqa: E731
             tell(0)
             scalars.require_answers(trainer)
             found = Prepared(manifest)
@@ -134,18 +121,19 @@ def _with_bases(
     try:
         if not manifest.data.train:
             raise dataset.needed(manifest.task)
-        ranked = trainer.like(changed(trainer.manifest, "training", rank=rank), None)
-        made = making_bases.make(ranked, kind, share(0, making_bases.cost(kind), tell))
+        ranked = trainer.like(scalars.changed(trainer.manifest, "training", rank=rank), None)
+        made = making_bases.make(ranked, kind, scalars.share(0, making_bases.cost(kind), tell))
     except UserError as error:
         if needed:
             raise
         return found._replace(no_bases=f"none were made from {kind}: {error.what}"), trainer
-    chosen = {"rank": rank, "basis": "published", "bases": write_bases(folder, made.pairs)}
-    manifest = changed(manifest, "training", **chosen)
+    chosen = {"rank": rank, "basis": "published", "bases": scalars.write_bases(folder, made.pairs)}
+    manifest = scalars.changed(manifest, "training", **chosen)
     if manifest.organised.organiser and "subspace_epochs" not in given:
-        manifest = changed(manifest, "organised", subspace_epochs=1)  # cores are small, and bases change
+        # cores are small, and bases change
+        manifest = scalars.changed(manifest, "organised", subspace_epochs=1)
     return Prepared(manifest, example_forwards=made.example_forwards), trainer.like(
-        changed(trainer.manifest, "training", **chosen), folder
+        scalars.changed(trainer.manifest, "training", **chosen), folder
     )
 
 
@@ -156,17 +144,17 @@ def _measured(
     out, too, with the rest of FORWARDS. `reason` tells why there are no rows; it is empty if there are
     some."""
     if reason:
-        nothing = SlopeSample(np.zeros(0), typical_weight(trainer.loaded), reason)
+        nothing = SlopeSample(np.zeros(0), scalars.typical_weight(trainer.loaded), reason)
         return found._replace(untried=reason if tried else "", sample=nothing)
     manifest, spent = found.manifest, found.example_forwards
     if manifest.task.loss == "centred":
         prior, taken = scalars.prior_of(trainer)
-        manifest, spent = changed(manifest, "task", prior=prior), spent + taken
+        manifest, spent = scalars.changed(manifest, "task", prior=prior), spent + taken
     left = max(FORWARDS - spent, scalars.FORWARDS)
-    onward = share(spent, left, tell)
+    onward = scalars.share(spent, left, tell)
     suited: dict[str, Any] = {}
     if takes_features(manifest):
-        onward = share(0, trial.HEAD_ROWS, tell)
+        onward = scalars.share(0, trial.HEAD_ROWS, tell)
         suited, sample = trial.of_head(trainer, given if tried else trial.CHOSEN, onward)
     elif isinstance(trainer.objective, Rewards):
         suited, sample = rewards.run(trainer, onward)
@@ -177,7 +165,7 @@ def _measured(
         sample = scalars.measure(trainer, left, onward)
     if tried:
         chosen = {name: value for name, value in suited.items() if name not in given}
-        manifest, found = changed(manifest, "training", **chosen), found._replace(suited=suited)
+        manifest, found = scalars.changed(manifest, "training", **chosen), found._replace(suited=suited)
     spent += sample.example_forwards
     return found._replace(manifest=manifest, sample=sample, example_forwards=spent)
 
@@ -198,7 +186,7 @@ def with_prior(manifest: Manifest, means: Means, waiting: Waiting) -> Manifest:
     if manifest.task.loss != "centred":
         return manifest
     with waiting("measuring the base model's prior"):
-        trainer, reason = any_trainer(manifest, means)
+        trainer, reason = scalars.any_trainer(manifest, means)
         with trainer:
             prior = () if reason else scalars.prior_of(trainer)[0]
-    return changed(manifest, "task", prior=prior)
+    return scalars.changed(manifest, "task", prior=prior)

@@ -111,7 +111,7 @@ def _joined(table: DataTable, task: Task, joined: Mapping[str, str]) -> Sequence
 
 
 def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]:
-    """Return the rows of the test file where they must be written anew; else none."""
+    """Return the rows of the test file if they must be written anew; otherwise none."""
     if not answers.test or answers.test.startswith((HUB, BUILTIN)) or not Path(answers.test).is_file():
         return []
     table = read_table(answers.test)
@@ -125,8 +125,8 @@ def _tests(answers: Answers, task: Task, joined: Mapping[str, str]) -> list[Row]
 
 
 def require_plain(table: DataTable, found: Plan, answers: Answers) -> None:
-    """Raise UserError for a run that is made without questions but needs a human look: at a doubtful task, or
-    at bad rows. A few rows that merely lack something are no reason."""
+    """Raise UserError if a run that is made without questions needs a human look: if its task is doubtful, or
+    rows are bad. A few rows that merely lack something are no reason."""
     if found.proposal.doubt and not answers.right:
         raise UserError(
             Code.BAD_OPTION,

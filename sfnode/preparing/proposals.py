@@ -1,19 +1,21 @@
-"""Tasks that the columns of a table suggest, for an owner who then says yes or no.
+"""Proposals of tasks for the columns of a table, for an owner who then says yes or no.
 
 `KINDS` lists the kinds of tasks: each checks the columns and returns the task that follows. `NAMES` has the
 meanings of column names, in four languages. The rules follow from the table alone, in this order:
 
-1. A column of conversations is a chat.
-2. The column with the right answer is one whose name says so, the last one of several. Columns A, B, ... or a
-   list beside it are choices; few values that repeat are classes; a column for answers that are no classes is
-   free answers. If no such column fits, the error says why: nobody wants it to be left unread.
-3. Without such a name it is the last column that few values share.
-4. Else there is only text to learn, of the longest column. But numbers that are a score are refused.
+    1. A column of conversations is a chat.
+    2. The column with the right answer is the last one whose name says so. With columns A, B, ... or a list
+       beside it the task is a choice. Few values that repeat are classes. Other values in a column for
+       answers are free answers. If no such column fits, the error says why: nobody wants it to be left
+       unread.
+    3. Without such a name it is the last column with few different values.
+    4. Otherwise there is only text to learn, that of the longest column. But numbers that are a score are
+       refused.
 
-A proposal that nobody would confirm at a glance has a `doubt`: two columns may be right, or one is left
-unread that somebody may have meant. The columns with sentences are read, or the longest one. A class is
-learnt by a head, the faster way; a choice in words. Either is learnt by gradients where possible
-(`estimator`), which learns most for the time.
+A proposal that nobody would confirm at a glance has a `doubt`: two columns may be right, or a column that may
+be meant is left unread. The columns with sentences are read, or the longest one. Classes are learnt by a
+head, the faster way, and choices in words; both by gradients where possible (`estimator`), which learn most
+for the time.
 """
 
 from __future__ import annotations
@@ -49,9 +51,9 @@ NAMES: dict[str, frozenset[str]] = {
         "never": "rejected",
     }.items()
 }
-"""Last words of columns' names, without accents, keyed by what such columns contain: right answers, right
-classes, the choices of a row, the rest (neither read nor learnt if there is anything else), and what is never
-read or learnt."""
+"""Last words of columns' names, without accents, keyed by the contents of such columns: right answers, right
+classes, the choices of a row, the rest (read and learnt only if there is nothing else), and columns that are
+never read or learnt."""
 
 RIGHT = NAMES["answers"] | NAMES["classes"]
 
@@ -110,7 +112,7 @@ PLAIN = ("codes", "numbers", "booleans", "others", "nothing")
 """Contents of columns that are left unread without a message."""
 
 NOTHING = "none"
-"""Value of `Proposal.right` where no column says what is right. The texts themselves are then learnt."""
+"""Value of `Proposal.right` if no column says what is right, so that the texts themselves are learnt."""
 
 
 TWO_POINT = frozenset(["epsilon", "group", "schedule"])
@@ -128,7 +130,7 @@ class Proposal(NamedTuple):
     others: tuple[str, ...] = ()
     """Other columns that could say what is right."""
     doubt: str = ""
-    """Reason why nobody should take this without a look at it."""
+    """Reason why the owner should look at this proposal first; empty without a doubt."""
     joined: Mapping[str, str] = {}
     """Labels that replace others, keyed by the replaced label. The two differ only in capital letters, blanks
     or a typing error."""
@@ -137,12 +139,12 @@ class Proposal(NamedTuple):
 def estimator(
     task: Task, train: str, organised: bool, said: Mapping[str, Any]
 ) -> Literal["first-order", "zeroth-order"]:
-    """Return the estimator by which a run with these training data learns most for the time: by gradients,
-    unless that is impossible, options that are `said` ask for forward passes, or the run is a built-in
-    demonstration of forward passes.
+    """Return the estimator by which a run with these training data learns most for the time. It is
+    first-order, unless gradients are impossible, options that are `said` ask for forward passes, or the run
+    is a built-in demonstration of forward passes.
 
-    Gradients are impossible in an open run, as nobody signs its rates. They are impossible without rows or
-    without measuring, too, as there are no coordinates.
+    Gradients are impossible in an open run, where nobody signs rates, and without rows or measurements, which
+    give the coordinates.
     """
     unable = not (organised and train and said.get("measure", True))
     asked = TWO_POINT & said.keys() or said.get("made_of", "gradients") != "gradients"
@@ -392,13 +394,9 @@ def _is_score(column: TableColumn) -> bool:
 
 def _texts(table: DataTable, others: Collection[str]) -> tuple[str, ...]:
     """Return the columns that are read: those with sentences, or the longest one."""
-    found = [one for one in _readable(table, others) if one.words >= SENTENCE and not _repeats(one)]
-    found = [one for one in found if one.holds == "texts" and _role(one) != "rest"]
-    return tuple(one.name for one in found) or _longest(table, others)
-
-
-def _repeats(column: TableColumn) -> bool:
-    return len(column.values) <= MOST_GUESSED and not _no_classes(column)
+    found = [one for one in _readable(table, others) if one.holds == "texts" and one.words >= SENTENCE]
+    found = [one for one in found if len(one.values) > MOST_GUESSED or _no_classes(one)]  # else it repeats
+    return tuple(one.name for one in found if _role(one) != "rest") or _longest(table, others)
 
 
 def _longest(table: DataTable, others: Collection[str]) -> tuple[str, ...]:
@@ -438,7 +436,7 @@ def _options(names: Collection[str]) -> list[str]:
 
 
 class ColumnCandidate(NamedTuple):
-    """Columns for which a task is looked for."""
+    """Columns of a table as a possible task."""
 
     table: DataTable
     right: TableColumn

@@ -1,18 +1,20 @@
-"""A trial before the start, for zeroth-order reward runs only: the model answers prompts, which gives slopes.
+"""A trial before the start of a zeroth-order reward run: the model answers prompts, which gives slopes.
 
 The trial finds two numbers:
 
-    scalar_delta   a power of two of which the scalars' root mean square is UNITS, as in other runs.
-    rate           rewards have no bend that tells how far a slope reaches. The change of the model's answers
-                   tells it (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). With z the slopes of
-                   answers' log-probabilities along the step of a group, from where answers to a prompt part,
-                   their Kullback-Leibler divergence is rate^2 E[z^2] / 2. A step without noise may move the
-                   model by MOVE. A step of n directions in a subspace of D dimensions has (n + D) / n times
-                   the square of the slope. Such noise asks for a rate that is smaller by that factor
-                   (McCandlish et al. 2018, arXiv 1812.06162), which moves the model by n / (n + D) of MOVE.
+    scalar_delta   A power of two, in which the scalars' root mean square is UNITS, as in other runs.
+    rate           Rewards have no bend that shows how far a slope reaches. The change of the model's answers
+                   shows it (Kakade 2001; Schulman et al. 2015, arXiv 1502.05477). Let z be the slopes of
+                   answers' log-probabilities along a group's step, from the first token in which answers to a
+                   prompt differ. Then the step changes the answers by the Kullback-Leibler divergence
+                   rate^2 E[z^2] / 2. A step without noise may change them by MOVE. A step of n directions in
+                   a subspace of D dimensions has (n + D) / n times the square of the slope. Such noise needs
+                   a rate that is smaller by that factor (McCandlish et al. 2018, arXiv 1812.06162), which
+                   changes the answers by n / (n + D) of MOVE.
 
-A prompt whose answers all get the same reward teaches nothing. If all prompts are like that, it is an error
-with advice. `try_out` shows this before reward runs of either kind (`sfnode organise try-reward`).
+If all answers to a prompt get the same reward, the prompt teaches nothing. If all prompts are like that, it
+is an error with advice. `try_out` shows this before reward runs of either kind (`sfnode organise
+try-reward`).
 """
 
 from __future__ import annotations
@@ -32,33 +34,20 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.manifest.task import ANSWERS
-from sfnode.preparing import trial
-from sfnode.preparing.scalars import (
-    F64,
-    Advance,
-    Means,
-    SlopeSample,
-    Suited,
-    Waiting,
-    any_trainer,
-    as_numbers,
-    require_slopes,
-    seeds_of,
-    typical_weight,
-)
+from sfnode.preparing import scalars, trial
+from sfnode.preparing.scalars import F64, Advance, Means, SlopeSample, Suited, Waiting
 from sfnode.resources import memory
 from sfnode.schema.results import TriedAnswer, TryRewardResult
 from sfnode.tasks import metrics
 from sfprotocol.seeds import derive_key
 
 UPDATES = 32
-"""Number of updates that are measured. The root mean square of so many slopes is right to an eighth."""
+"""Number of updates that are measured. The root mean square of as many slopes is right to an eighth."""
 
 MOVE = 1.0
-"""Target Kullback-Leibler divergence, in nats for each answer, by which a group's step moves the model if
-there is no noise in it. It suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24
-with 0.1. Random bases on the embedded sums need 0.0024; there searches have to find the rate
-(docs/research-log.md)."""
+"""Target change of answers by a group's step without noise: the Kullback-Leibler divergence in nats for each
+answer. It suits gradients on SmolLM2, which learnt more in four groups with 1.6 than in 24 with 0.1. Random
+bases on the embedded sums need 0.0024; there searches have to find the rate (docs/research-log.md)."""
 
 NEAR = 0.01
 """Length of the trial step that shows the effect of a group's step, as a multiple of the weights' root mean
@@ -71,11 +60,10 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited
 
     Raises UserError REWARDS_ALIKE, and LOSS_FLAT if no direction has a slope.
     """
-    objective, numbers, seeds = trainer.objective, trainer.manifest.training, seeds_of(trainer, UPDATES)
+    objective, numbers = trainer.objective, trainer.manifest.training
     assert isinstance(objective, Rewards)
-    groups = [
-        seeds[first : first + numbers.batch_updates] for first in range(0, len(seeds), numbers.batch_updates)
-    ]
+    seeds, size = scalars.seeds_of(trainer, UPDATES), numbers.batch_updates
+    groups = [seeds[first : first + size] for first in range(0, len(seeds), size)]
     drawn: list[Drawn] = []
     for group in groups:
         drawn.append(objective.draw(trainer.mini_batch(group[0]), group[0]))
@@ -87,8 +75,8 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited
         found = gradient(trainer.loaded, trainer.space, 0, one.encoded)
         told.append(objective.alphas(trainer.space, found, group))
         advance(len(groups) + len(told), 2 * len(groups))
-    sample = SlopeSample(as_numbers(np.concatenate(told)), typical_weight(trainer.loaded))
-    require_slopes(sample.slopes)
+    sample = SlopeSample(scalars.as_numbers(np.concatenate(told)), scalars.typical_weight(trainer.loaded))
+    scalars.require_slopes(sample.slopes)
     delta = trial.suitable_delta(numbers, sample.spread)
     squares = [_squares(trainer, delta, *each) for each in zip(groups, told, drawn, strict=True)]
     rate = _rate(trainer.manifest, float(np.nan_to_num(np.concatenate(squares)).mean()))
@@ -98,10 +86,10 @@ def run(trainer: Trainer, advance: Advance = lambda done, total: None) -> Suited
 def _squares(trainer: Trainer, delta: float, seeds: Sequence[int], told: F64, drawn: Drawn) -> F64:
     """Return z^2 of each answer along the step of a group with these scalars, (answers,)."""
     core, batch = Core(*trainer.core.shape), drawn.encoded
-    scalars = np.rint(np.nan_to_num(told) / delta).astype(np.int64)
-    core.add(UpdateBatch(np.zeros(len(seeds), np.int64), np.array(seeds, np.uint64), scalars))
+    steps = np.rint(np.nan_to_num(told) / delta).astype(np.int64)
+    core.add(UpdateBatch(np.zeros(len(seeds), np.int64), np.array(seeds, np.uint64), steps))
     line = Line(trainer.loaded, trainer.space, lambda _: delta, core.cores())
-    far = NEAR * typical_weight(trainer.loaded) / max(float(np.linalg.norm(told)), 1e-30)
+    far = NEAR * scalars.typical_weight(trainer.loaded) / max(float(np.linalg.norm(told)), 1e-30)
     there, back = line.losses([batch], [far, -far]).T
     assert batch.weights is not None
     by = (batch.weights / batch.tokens[:, 0]).double().numpy()
@@ -138,7 +126,7 @@ def try_out(
         )
     begun = time.monotonic()
     with waiting("loading the model"):
-        trainer, reason = any_trainer(manifest, means)
+        trainer, reason = scalars.any_trainer(manifest, means)
     loaded = time.monotonic() - begun
     with trainer:
         if reason:

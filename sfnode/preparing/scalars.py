@@ -38,23 +38,23 @@ from sfnode.tasks.public_files import ELSEWHERE, NOWHERE, Places
 from sfprotocol.seeds import feed_key, update_seeds
 
 LOADING = 100
-"""Example-forwards that take as long as loading the model. Both grow with its size."""
+"""Example-forwards that take as long as loading the model, whatever its size."""
 
 SECONDS = 7e-10
 """Seconds of an example-forward on a CPU for each trained parameter, until it is measured. SmolLM2-135M takes
 0.07 s for a row of 60 tokens on two cores."""
 
 FORWARDS = 342
-"""Default number of example-forwards of a sample of slopes, or of a trial. `sfnode init` has so many left for
-a run whose bases are made and whose loss is centred."""
+"""Default number of example-forwards of a sample of slopes, or of a trial: as many as `sfnode init` has left
+for a run after making its bases and measuring the prior of a centred loss."""
 
 SLOPES, LEAST_SLOPES = 64, 4
 """Maximum and minimum number of directional derivatives that are measured. Between runs of the built-in model
 that differ only in their directions, the root mean square of 64 was 34 to 64 units of scalar_delta."""
 
 PRIOR_ROWS = 120
-"""Number of rows on which a manifest's prior is measured. It serves nodes without public rows, which can
-measure none. Its standard error is then below 0.2 nats where scores vary by 2 from row to row."""
+"""Number of rows on which a manifest's prior is measured, for nodes without public rows. Its standard error
+is then below 0.2 nats where scores vary by 2 from row to row."""
 
 UNITS = 32
 """Target root mean square of the scalars, in units of scalar_delta. Rounding then adds less than a thousandth
@@ -64,8 +64,8 @@ SHOWN = 4
 """Maximum number of answers that are named where a model cannot tell them apart."""
 
 MOST_ROWS = 8
-"""Maximum number of rows of a measured mini-batch. Slopes of larger ones are somewhat smaller, at 64 rows by
-less than three times, so the numbers found still suit."""
+"""Maximum number of rows of a measured mini-batch. Slopes of larger mini-batches are somewhat smaller (at 64
+rows by a factor below 3), so the numbers still suit."""
 
 HEADROOM = 8
 """Default limit of a scalar, as a multiple of the scalars' root mean square, unless the model bears less. One
@@ -77,7 +77,7 @@ asks for less. At 2 a run still learns as well as without a limit."""
 
 NEAR = 2.0
 """Maximum factor between a run's own limit and the measured one at which the run keeps its own. Two samples
-of some twenty directions differ as much. So the built-in run is the same for everybody who makes it."""
+of some twenty directions differ by as much. The built-in run is thus the same for everybody who makes it."""
 
 LARGEST_MOVE = 0.25
 """Maximum change of the weights by one update, as a share of their root mean square. At this share it costs a
@@ -94,8 +94,8 @@ Advance = Callable[[int, int], None]
 
 
 Waiting = Callable[..., AbstractContextManager[Advance]]
-"""Function that shows that work is under way. It takes the work's name, and how many seconds the work may
-take (0: unknown). It returns a context manager that yields an `Advance` and ends with the work."""
+"""Function that shows that work is under way, given the work's name and its estimated seconds (0: unknown).
+Its context manager yields an `Advance`, and ends with the work."""
 
 
 class Means(NamedTuple):
@@ -293,8 +293,8 @@ def harmless_limit(training: Training, found: SlopeSample) -> int:
 
 
 def unit_for(training: Training, spread: float) -> float:
-    """Return the scalar_delta, a power of two, of which slopes of this root mean square are about UNITS. They
-    are fewer units if the scalar's bits do not hold HEADROOM times UNITS."""
+    """Return the scalar_delta, a power of two, in which slopes of this root mean square are about UNITS. They
+    are smaller if the scalar's bits do not hold HEADROOM times UNITS."""
     return float(2.0 ** round(math.log2(spread / min(UNITS, training.largest_scalar / HEADROOM))))
 
 
@@ -310,8 +310,8 @@ def check(training: Training, found: SlopeSample) -> None:
 
     An update changes every entry of every trained matrix by learning rate x delta x |scalar|, as the entries
     of u v^T are +1 and -1. A layer's output changes by that much times |x . v|, about |x|, and is itself
-    about weight x |x|. So the ratio of the two says how much of an output is left, whatever the task, even
-    for a model that does not know the task yet and has no accuracy to lose.
+    about weight x |x|. The ratio of the two shows the share of an output that may change. It holds for any
+    task, even for a model that does not know the task yet and has no accuracy to lose.
     """
     move = training.learning_rate * training.scalar_delta * training.scalar_limit
     bound = LARGEST_MOVE * found.weight
@@ -352,9 +352,9 @@ def any_trainer(manifest: Manifest, means: Means) -> tuple[Trainer, str]:
     """Return a trainer on any public rows of the run, and an empty text. If there are none, return a trainer
     without rows, and the reason.
 
-    Its manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS rows at most
-    (except in a reward run), and the largest scalar_limit. So directions do not depend on the limit that is
-    to be found.
+    The trainer's manifest has test rows in place of missing training rows, mini-batches of MOST_ROWS rows at
+    most (except in a reward run), and the largest scalar_limit. Directions then do not depend on the limit
+    that is to be found.
     """
     numbers, data, places = manifest.training, manifest.data, means.places
     if not data.train:

@@ -1,8 +1,8 @@
 """A table without any options: its rows, their faults, and the contents of each column. This module counts;
 `proposals` draws conclusions.
 
-People bring files from programs of all kinds. Mere dress of a row (empty lines, blanks around a name, another
-format's words for a role) is removed here, and `DataTable.dress` lists what was changed. Nodes would read the
+People bring files from programs of all kinds. Purely formal differences (empty lines, blanks around a name,
+another format's words for a role) are removed here, and `DataTable.dress` lists them. Nodes would read the
 original file differently, so its rows are written anew.
 """
 
@@ -104,7 +104,7 @@ def read_table(source: str) -> DataTable:
     layout, table = row_files.layout(source), source.lower().endswith(row_files.TABLES)
     found = list(dataset.read(source, layout))
     plain = [_undressed(one, table=table) for one in found]
-    placed = [one for one in plain if not table or one.wrong or _has_something(one)]
+    placed = [one for one in plain if not table or one.wrong or not all(map(is_empty, one.row.values()))]
     rows = [one.row for one in placed if not one.wrong]
     if not rows:
         wrong = f": {placed[0].place}: {placed[0].wrong}" if placed else ""
@@ -141,10 +141,6 @@ def _dress(layout: TextForm, rows: Sequence[Row]) -> Iterator[str]:
 def is_empty(cell: object) -> bool:
     """Return whether a cell is empty: null, blank, or not a number."""
     return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
-
-
-def _has_something(placed: Placed) -> bool:
-    return not all(map(is_empty, placed.row.values()))
 
 
 def _undressed(placed: Placed, *, table: bool) -> Placed:
@@ -254,8 +250,8 @@ def _require_no_values(source: str, nameless: dict[int, TableColumn]) -> None:
 
 
 def _require_names(source: str, columns: dict[str, TableColumn]) -> None:
-    """Refuse a table whose first line is a row: it has a number for a name, a whole sentence, or one of the
-    few values that its column has below. (Frames without names are written with the numbers 0, 1, ...)"""
+    """Refuse a table whose first line is a row and has no names: a number, a whole sentence, or one of few
+    values of its column stands there. (Frames without names are written with the numbers 0, 1, ...)"""
     if list(columns) == [str(place) for place in range(len(columns))]:
         return
     for name, column in columns.items():

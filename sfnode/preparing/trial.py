@@ -3,25 +3,26 @@
 Everything is measured on the base model, on any public rows that the run has, within a number of
 example-forwards, and nothing is kept:
 
-    epsilon        losses of some rows at both sides of a few directions, at distances each an eighth of the
-                   one before. Two neighbouring distances differ by the truncation at the larger one (it falls
-                   with the square) and the rounding at the smaller one (it grows as the distance falls), so
-                   slopes are exact where they differ least. The cost of truncation at a distance is measured.
-                   The cost of rounding follows from the spacing of a format's numbers at the losses. For each
-                   format the largest distance is taken at which both cost hardly more than at the best one.
-    scalar_delta   a power of two of which the slopes' root mean square is UNITS.
-    rate           the rate that one update can bear by the slopes and bends of updates (`suitable_rate`); in
-                   an open run, where nobody corrects it later, OPEN_SHARE of it. In an organised one searches
-                   do, so a few updates are enough. A line search along the sum of 128 updates would instead
-                   size the first lessons: it found rates up to ten times too large.
+    epsilon        Slopes of some rows are measured along a few directions at several distances, each an
+                   eighth of the one before. Between two neighbouring distances slopes differ by the
+                   truncation at the larger one, which falls with the square, and by the rounding at the
+                   smaller one, which grows as the distance falls. So slopes are exact where they differ
+                   least. The cost of truncation at a distance is measured. The cost of rounding follows from
+                   the spacing of a format's numbers at the losses. For each format the largest distance is
+                   taken at which both cost hardly more than at the best one.
+    scalar_delta   A power of two, in which the slopes' root mean square is UNITS.
+    rate           The rate for one update by the slopes and bends of updates (`suitable_rate`); in an open
+                   run, where nobody corrects it later, OPEN_SHARE of it. In an organised run searches correct
+                   it, so a few updates are enough. A line search along the sum of 128 updates is no
+                   alternative: it measures the first lessons, and found rates up to ten times too large.
 
 The rate: along the direction d of a seed a mini-batch's loss is L0 + m alpha + m^2 h / 2, and an update goes
 to m = -rate alpha. With g the gradient of all data that gains rate E[(g d)^2] - rate^2 E[alpha^2] E[h] / 2.
-So the best rate for one update is the signal, E[(g d)^2] / E[alpha^2], by the bend, E[h]: the share of an
-update that is no noise, by how much the loss bends. It can be found where the subspace has few dimensions, as
-with bases of gradients; in the thousands of random ones nothing bends measurably.
+So the best rate for one update is the signal E[(g d)^2] / E[alpha^2], the share of an update that is no
+noise, divided by the bend E[h]. It can be found in a subspace of few dimensions, as with bases of gradients.
+In one of thousands, as with random bases, no bend is measurable.
 
-A run that trains a linear head needs no trial: its numbers follow from the states of some rows, which tell
+A run that trains a linear head needs no trial: its numbers follow from the states of some rows, which show
 the size of its features. In units in which each feature has a spread of 1, the same numbers suit every model
 and task (docs/research-log.md, on a linear head).
 """
@@ -42,23 +43,8 @@ from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from sfnode.manifest.training import LEAST_EPSILON, PUBLISHED_UNIT, Training, features_text
 from sfnode.models.loader import FLOATS
-from sfnode.preparing.scalars import (
-    F64,
-    FORWARDS,
-    HEADROOM,
-    UNITS,
-    Advance,
-    SlopeSample,
-    Suited,
-    as_numbers,
-    as_scalars,
-    head_rows,
-    require_slopes,
-    seeds_of,
-    three_points,
-    typical_weight,
-    unit_for,
-)
+from sfnode.preparing import scalars
+from sfnode.preparing.scalars import F64, Advance, SlopeSample, Suited
 from sfnode.tasks import dataset
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.decisions import RATE_ONE
@@ -73,37 +59,37 @@ ROWS = 16
 
 ROUNDINGS = 2.0
 """Rounding error of the difference of a row's losses at two points, as a multiple of the loss times the
-format's epsilon; at most 2.5 in half precision (tests/engine/test_precision.py). It is not taken from slopes
-at the smallest distances. Their differences on a real model are still truncation, whose size in other formats
-would be far too large."""
+format's epsilon; at most 2.5 in half precision (tests/engine/test_precision.py). It is not taken from the
+slopes at the smallest distances: on a real model they still differ by truncation, which would be far too
+large for other formats."""
 
 STEPS = 4
 """Number of distances to choose from for each distance that is tried. Costs in between are interpolated."""
 
 ENOUGH = 0.02
-"""Maximum cost of a distance beyond the best one's, as a share of additional updates. Within it the largest
-distance is taken, at which a bend shows best and which other formats may share."""
+"""Maximum cost of a distance beyond the best one's, as a share of additional updates. The largest distance
+within it is taken. A bend shows best there, and other formats may share it."""
 
 MOST_LOST, LEAST_COSINE = 0.5, 0.1
-"""Maximum share of slopes that are 0 at a distance whose slopes say anything; and minimum cosine with exact
-slopes, below which they say nothing."""
+"""Maximum share of slopes that are 0 at a usable distance; and minimum cosine of usable slopes with exact
+ones."""
 
 OPEN_SHARE = 1 / 4
-"""Share of the right first rate with which an open run starts. The first lessons are often easy. On the
+"""Share of the right first rate with which an open run starts, as the first lessons are often easy. On the
 built-in reviews the first search asks for 2e-3, and the best constant rate is 5e-4."""
 
 SHARE = 1 / 6
-"""Share of the best rate for one update that is taken as the first rate. Later there is less to gain, which
-noise would take back, and places are steeper (docs/research-log.md)."""
+"""Share of the best rate for one update that is taken as the first rate. Later there is less to gain, so
+noise would undo gains, and the loss is steeper (docs/research-log.md)."""
 
 LEAST_SIGNAL, MOST_SIGNAL = 0.02, 0.025
-"""Minimum and maximum of the signal less its standard error; the maximum is for each row of a mini-batch. 64
-updates show the signal to 0.1, and a large signal does not stay so (on the built-in reviews it is 0.95 at
-first). With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
+"""Minimum and maximum of the signal minus its standard error; the maximum is for each row of a mini-batch. 64
+updates show the signal to 0.1. A large signal does not stay large: on the built-in reviews it is 0.95 at
+first. With 8 rows of answers in words along bases from errors it is 0.12 to 0.21 (docs/research-log.md)."""
 
 UNTOLD = 0.5
-"""Minimum standard error of a signal at which the maximum signal is taken instead. With 64 updates, rank 1
-and 24 layers the error is 0.1, with rank 8 it is 0.9."""
+"""Minimum standard error of a signal at which the maximum signal is taken in its place. With 64 updates and
+24 layers the error is 0.1 at rank 1, and 0.9 at rank 8."""
 
 MANY_ROWS = 8
 """Maximum number of rows of a mini-batch with which the maximum of the signal grows."""
@@ -112,7 +98,7 @@ CAUTIOUS_SIGNAL = 0.045
 """Signal that is assumed where not even a bend is evident."""
 
 EVIDENCE = 1.0
-"""Number of standard errors that E[h], the mean bend, must exceed to be evident."""
+"""Minimum of an evident mean bend E[h], in standard errors."""
 
 CAUTION = 2.0
 """Number of standard errors that are added to a bend that is not evident. The rate is then 0.3 to 1.8 times a
@@ -123,7 +109,7 @@ def run(
     trainer: Trainer,
     *,
     keep_epsilon: bool = False,
-    forwards: int = FORWARDS,
+    forwards: int = scalars.FORWARDS,
     advance: Advance = lambda done, total: None,
 ) -> Suited:
     """Return the epsilons, scalar_delta and first rate that suit a run's base model, and the slopes from
@@ -132,18 +118,19 @@ def run(
     With `keep_epsilon` no epsilon is chosen, and slopes are measured with the run's own. Raises UserError as
     `scalars.measure`.
     """
-    manifest, weight, numbers = trainer.manifest, typical_weight(trainer.loaded), trainer.manifest.training
-    distances = distances_of(weight)
+    manifest, weight = trainer.manifest, scalars.typical_weight(trainer.loaded)
+    numbers, distances = manifest.training, distances_of(weight)
     told, loss, taken = _slopes_of_rows(trainer, distances, lambda done: advance(done, forwards))
     found = {
         name: suitable_epsilon(distances, told, ROUNDINGS * torch.finfo(dtype).eps * loss)
         for name, dtype in FLOATS.items()
     }
     used, left = trainer.epsilon if keep_epsilon else found[trainer.dtype], forwards - taken
-    seeds, alphas, bends, more = three_points(
+    seeds, alphas, bends, more = scalars.three_points(
         trainer, used, left, lambda done, total: advance(taken + left * done // total, forwards)
     )
-    sample = SlopeSample(as_scalars(numbers, alphas, bends, used), weight, example_forwards=taken + more)
+    slopes = scalars.as_scalars(numbers, alphas, bends, used)
+    sample = SlopeSample(slopes, weight, example_forwards=taken + more)
     shape = len(manifest.model.targets), numbers.rank
     rate = suitable_rate(np.array(seeds, np.uint64), alphas, bends, shape, numbers.batch_size)
     rate = (rate or cautious_rate(bends)) * (1.0 if manifest.organised.organiser else OPEN_SHARE)
@@ -155,9 +142,9 @@ def run(
 def suitable_delta(training: Training, spread: float) -> float:
     """Return the run's own scalar_delta if slopes of this root mean square are a quarter of UNITS to four
     times UNITS in it; else a new one by `unit_for`."""
-    units = min(UNITS, training.largest_scalar / HEADROOM)
+    units = min(scalars.UNITS, training.largest_scalar / scalars.HEADROOM)
     near = units / 4 <= spread / training.scalar_delta <= 4 * units
-    return training.scalar_delta if near else unit_for(training, spread)
+    return training.scalar_delta if near else scalars.unit_for(training, spread)
 
 
 def _slopes_of_rows(
@@ -166,7 +153,7 @@ def _slopes_of_rows(
     """Return the slopes of ROWS rows at each distance (of two mini-batches if they have more), the size of
     their losses, and the example-forwards taken."""
     count = max(2, ROWS // trainer.manifest.training.batch_size)
-    seeds = seeds_of(trainer, count)[:count]
+    seeds = scalars.seeds_of(trainer, count)[:count]
     batches = [trainer.mini_batch(seed) for seed in seeds]
     each = 2 * sum(batch.examples for batch in batches)
     found, loss = slopes_at(trainer, seeds, batches, distances, lambda done: advance(done * each))
@@ -193,7 +180,7 @@ def slopes_at(
     if trainer.manifest.training.group:  # compared at one side, where half of the bend is left
         rises = [(one - middles[-1]) / distance for one, distance in zip(middles, exact, strict=True)]
         slopes = [slope + rise - rise.mean() for slope, rise in zip(slopes, rises, strict=True)]
-    return list(map(as_numbers, slopes)), float(np.abs(np.nan_to_num(middles[-1])).mean())
+    return list(map(scalars.as_numbers, slopes)), float(np.abs(np.nan_to_num(middles[-1])).mean())
 
 
 def distances_of(weight: float) -> list[float]:
@@ -222,7 +209,7 @@ def errors(slopes: Sequence[F64]) -> tuple[F64, float]:
     """Return the variance that truncation adds to slopes at each descending distance, as a share of the
     slopes' own, (distances,); and the root mean square of exact slopes.
 
-    Slopes that differ by a common factor cost nothing.
+    A common factor of all slopes costs nothing.
     """
     last = max([number for number, one in enumerate(slopes) if np.mean(one != 0) > MOST_LOST], default=0)
     seen = slopes[: max(last, 1) + 1]  # nearer points are the same in this format
@@ -243,8 +230,8 @@ def _cosine(one: F64, other: F64) -> float:
 def suitable_rate(
     seeds: NDArray[np.uint64], slopes: F64, bends: F64, shape: tuple[int, int], rows: int
 ) -> float | None:
-    """Return the rate of one update by slopes and bends (n,) of mini-batches of this many `rows`, along the
-    directions of these seeds. `shape`: layers and rank of the subspace. None if no bend is evident."""
+    """Return the rate of one update, given slopes and bends (n,) of mini-batches of this many `rows`, along
+    the directions of these seeds. `shape`: layers and rank of the subspace. None if no bend is evident."""
     count = len(slopes)
     if count < 2 or not (np.isfinite(slopes).all() and np.isfinite(bends).all() and slopes.any()):
         return None
@@ -259,8 +246,8 @@ def suitable_rate(
 
 
 def cautious_rate(bends: F64) -> float:
-    """Return a rate where neither bend nor signal is evident, by these finite bends (n,): with CAUTION
-    standard errors more than their mean, and a signal amid its bounds."""
+    """Return a rate for finite bends (n,) where neither bend nor signal is evident. The bend is taken as
+    CAUTION standard errors above the mean, and the signal as CAUTIOUS_SIGNAL."""
     bend, error = _bend(bends)
     return SHARE * CAUTIOUS_SIGNAL / (abs(bend) + CAUTION * error or math.ulp(1.0))
 
@@ -299,12 +286,12 @@ HEAD_SCALE = 24
 with a fifth of it a scale of 120."""
 
 BIAS_FEATURES = 3
-"""Size of the bias, in spreads of a feature. The mean row contributes as much along a direction as a feature
+"""Size of the bias, in spreads of a feature. Along a direction the mean row contributes as much as a feature
 that always has this value. Reviews gain 0.03 of accuracy by it."""
 
 HEAD_RATE = 1e-4
-"""Rate of a head's update, for features with a spread of 1. A multiple of it that suits one node alone would
-be unstable where hundreds of others' updates are under way."""
+"""Rate of a head's update, for features with a spread of 1. A larger rate that suits one node alone would be
+unstable with the updates of hundreds of others under way."""
 
 HEAD_DISTANCE = 5e-3
 """Epsilon of a head's run, for features with a spread of 1. Over this distance outputs change by an eighth of
@@ -327,7 +314,7 @@ def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited
     """
     loaded, manifest = trainer.loaded, trainer.manifest
     rows = dataset.select(list(trainer.run_rows.some()), HEAD_ROWS)
-    states = head_rows(trainer, rows, lambda done: advance(done, len(rows))).states
+    states = scalars.head_rows(trainer, rows, lambda done: advance(done, len(rows))).states
     chosen = {name for name in CHOSEN if name not in given}
     found = _numbers(states.double().numpy(force=True)) if chosen else {}
     found = {name: value for name, value in found.items() if name in chosen}
@@ -335,11 +322,11 @@ def of_head(trainer: Trainer, given: Container[str], advance: Advance) -> Suited
     fit = Trainer(
         manifest.model_copy(update={"training": training}), loaded, rows, places=trainer.run_rows.places
     )
-    measured = fit.estimate(seeds_of(fit, HEAD_SLOPES), 0, fit.epsilon)
+    measured = fit.estimate(scalars.seeds_of(fit, HEAD_SLOPES), 0, fit.epsilon)
     slopes = np.nan_to_num([one.alpha for one in measured])
-    require_slopes(slopes)
+    scalars.require_slopes(slopes)
     taken = loaded.kept.forwards if loaded.kept else 0
-    return found, SlopeSample(slopes, typical_weight(loaded), example_forwards=taken)
+    return found, SlopeSample(slopes, scalars.typical_weight(loaded), example_forwards=taken)
 
 
 def _numbers(states: F64) -> dict[str, Any]:

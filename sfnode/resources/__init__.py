@@ -1,1 +1,1 @@
-"""Limits that a machine's owner sets: sensors, policy, and what keeps a node within them."""
+"""Limits that a machine's owner sets: sensors, policy, and the means of keeping a node within them."""

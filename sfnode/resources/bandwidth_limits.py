@@ -70,7 +70,8 @@ class RateLimit:
         self._spend(size - reserved)
         if size < reserved:
             self._bandwidth.wake()
-        self._bandwidth.check_exhausted()
+        if self._bandwidth.exhausted:
+            self._bandwidth.on_exhausted()
 
     async def _wait(self, reserve: float) -> None:
         while (seconds := self._seconds_to_wait(reserve)) > 0:
@@ -122,11 +123,6 @@ class Bandwidth:
         if self._stop_at > before:
             self.wake()
 
-    def check_exhausted(self) -> None:
-        """Call `on_exhausted` if no bytes are left."""
-        if self.exhausted:
-            self.on_exhausted()
-
     def wake(self) -> None:
         """Wake all waiting transfers, because the limits have changed."""
         self._wake.set()
@@ -161,18 +157,15 @@ class DailyTraffic:
     All methods are called on the event loop.
     """
 
-    def __init__(
-        self,
-        update_log: UpdateLog,
-        today: Callable[[], date] = date.today,
-    ) -> None:
+    def __init__(self, update_log: UpdateLog, today: Callable[[], date] = date.today) -> None:
         """Read the bytes that earlier processes carried today. Nothing is written before the first flush."""
         self._log = update_log
         self._date = today
         self._day = today()
-        self._before = _stored_count(update_log, self._day)
-        """Correction of this process's bytes, so that they are those of today: plus the bytes of earlier
-        processes today, minus its own bytes of earlier days."""
+        day, _, count = (update_log.get_meta(_KEY) or b"").decode().partition(" ")
+        self._before = int(count) if day == self._day.isoformat() else 0
+        """Number that is added to this process's bytes for those of today: the bytes of earlier processes
+        today, minus its own bytes of earlier days."""
         self._written: tuple[date, int] | None = None
         self._writing = asyncio.Lock()
         """Held until a write has ended, even if its caller is cancelled."""
@@ -202,8 +195,3 @@ class DailyTraffic:
             if entry != self._written:
                 await asyncio.to_thread(self._log.set_meta, _KEY, f"{entry[0]} {entry[1]}".encode())
                 self._written = entry
-
-
-def _stored_count(update_log: UpdateLog, today: date) -> int:
-    day, _, count = (update_log.get_meta(_KEY) or b"").decode().partition(" ")
-    return int(count) if day == today.isoformat() else 0

@@ -1,10 +1,10 @@
-"""Measures the peak memory of an action and a device's free memory, and computes what would fit into that.
+"""Measures the peak memory of an action and a device's free memory, and computes how large a model would fit.
 
-On a CPU the peak is the resident set of the whole process, which is what a machine must have: the kernel's
-high-water mark, reset before the action (proc(5), clear_refs). Only Linux has it; where it cannot be reset,
-the resident set is sampled, and elsewhere it is unknown. On CUDA the peak is that of torch's allocator.
-Before every action garbage is collected and returned to the system: an allocator that keeps freed pages would
-lend them to the next action unseen. This module knows neither models nor methods.
+On a CPU the peak is the resident set of the whole process, which the machine must have: the kernel's
+high-water mark, reset before the action (proc(5), clear_refs). Only Linux has it. If it cannot be reset, the
+resident set is sampled; on other systems it is unknown. On CUDA the peak is that of torch's allocator. Before
+every action garbage is collected and returned to the system: otherwise an allocator would lend freed pages to
+the action, unseen. This module knows neither models nor methods.
 """
 
 from __future__ import annotations

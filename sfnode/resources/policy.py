@@ -1,8 +1,8 @@
 """Rules for pauses of training (on battery, outside hours, while a game runs, when hot) and for rests.
 
 Input: the owner's limits and the readings of the sensors. Output: reasons to pause and seconds to rest. Some
-limits name a condition, without which the node pauses. The others name a rate (CPU seconds, busy seconds or
-joules per second), and a rest makes up for what exceeded it. Pure: no clock, no sensors, no model.
+limits name a condition, and the node pauses while it does not hold. Others name a rate (CPU seconds, busy
+seconds or joules per second), and a rest follows if it was exceeded. Pure: no clock, no sensors, no model.
 """
 
 from __future__ import annotations

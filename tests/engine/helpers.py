@@ -41,6 +41,8 @@ ROWS = [
 ]
 TASK = Task(kind="classification", template="{sentence} It was", verbalizer={"0": "terrible", "1": "great ."})
 
+EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
+
 HEADED_TASK = Task(
     kind="sequence-classification", template="{sentence}", verbalizer={"0": "negative", "1": "positive"}
 )

@@ -195,7 +195,7 @@ def test_a_search_begins_where_what_came_before_is_as_old_as_at_its_end(tmp_path
     run.apply(counted())
     after = run.cores() | {7: np.ones_like(run.core.of(0))}
     line = line_to(run, after)
-    batches = line_batches(run.manifest, run.loaded.tokenizer, ROWS)
+    batches = line_batches(run.manifest.task, run.loaded.tokenizer, ROWS)
     older = trainer(SHARED)
     older.begin(run.cores())
     older.weights.rebuild(7)

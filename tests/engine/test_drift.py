@@ -15,10 +15,9 @@ from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.schema.metrics import drift_in_words
-from tests.engine.helpers import manifest, trainer, updates, weights
+from tests.engine.helpers import EVERYTHING, manifest, trainer, updates, weights
 from tests.engine.published import published
 
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 EPOCHS = (0, 2, 5, 7)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sfnode.engine import forward
-from sfnode.engine.estimator import estimates, of_groups, quantise
+from sfnode.engine.estimator import Estimate, estimates, of_groups, quantise
 from sfnode.engine.subspace import Subspace
 from sfnode.engine.trainer import Trainer
 from sfnode.models.loader import matrix
@@ -27,6 +27,7 @@ from sfnode.tasks.encoding import Encoded, WrittenAnswer, encode, encode_written
 from sfprotocol.seeds import basis_signs, coordinates, update_seeds
 from tests.engine.helpers import (
     ENCODERS,
+    EVERYTHING,
     FAMILIES,
     ROWS,
     data_file,
@@ -44,8 +45,6 @@ SEEDS = [int(seed) for seed in update_seeds(3, 0, 3)]
 
 
 VECTORS = json.loads((Path(__file__).parents[2] / "protocol/vectors/seeds.json").read_text())["groups"]
-
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 
 
 def batches(run: Trainer) -> list[Encoded]:
@@ -157,7 +156,7 @@ def test_the_updates_of_a_group_are_measured_on_what_its_first_seed_draws(
         run.step(seeds[:4], 0)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
+@pytest.mark.parametrize("family", ["llama", ENCODERS[0]])
 def test_an_estimate_is_the_directional_derivative_with_its_sign(family: str) -> None:
     run, epsilon = trainer(manifest(family)), 2e-4  # its square is how far off the estimate is
     found = estimates(run.loaded, run.space.directions(SEEDS, 0), batches(run), epsilon)
@@ -181,46 +180,36 @@ class Averages(NamedTuple):
     """The standard error of each of `found`."""
 
 
-def averages(count: int, *, signed: bool) -> Averages:
+def averages(count: int) -> Averages:
     """With rank 2, every coordinate is drawn by a quarter of the seeds."""
     run = trainer(manifest("gpt2", rank=2))
     batch, seeds = batches(run)[0], update_seeds(11, 0, count)
     drawn = coordinates(seeds, len(run.loaded.sites), 2)
-    signs = drawn.sign if signed else np.ones_like(drawn.sign)  # (count, layers)
     alphas = []
     for first in range(0, count, 40):
         some = slice(first, first + 40)
         directions = run.space.directions(seeds[some].tolist(), 0)
-        kept = torch.from_numpy(signs[some] * drawn.sign[some]).to(directions.u[0])
-        moved = directions._replace(u=tuple(u * kept[:, k, None] for k, u in enumerate(directions.u)))
-        alphas += [estimate.alpha for estimate in estimates(run.loaded, moved, [batch] * 40, 1e-3)]
-    found, times, derivatives = np.zeros((3, len(run.loaded.sites), 2, 2))
+        found = estimates(run.loaded, directions, [batch] * len(directions.u[0]), 1e-3)
+        alphas += [estimate.alpha for estimate in found]
+    sums, times, derivatives = np.zeros((3, len(run.loaded.sites), 2, 2))
     for layer, gradient in enumerate(whole_gradients(run, partial(loss, run, batch))):
         u, v = (side.cpu().float() for side in run.space.basis.matrices(0, layer))
         derivatives[layer] = u.t() @ gradient @ v
         where = drawn.row[:, layer], drawn.column[:, layer]
-        np.add.at(found[layer], where, signs[:, layer] * alphas)
+        np.add.at(sums[layer], where, drawn.sign[:, layer] * alphas)
         np.add.at(times[layer], where, 1)
-    return Averages(found / times, derivatives, float(np.std(alphas)) / np.sqrt(count / 4))
+    return Averages(sums / times, derivatives, float(np.std(alphas)) / np.sqrt(count / 4))
 
 
 def in_standard_errors(difference: NDArray[np.float64], error: float) -> float:
     return float(np.sqrt(np.mean(difference**2))) / error
 
 
-@pytest.mark.parametrize("count", [200, 1_600])
+@pytest.mark.parametrize("count", [100, 800])
 def test_averaged_over_seeds_every_coordinate_gets_its_own_derivative(count: int) -> None:
-    found, derivatives, error = averages(count, signed=True)
+    found, derivatives, error = averages(count)
     assert 0.7 < in_standard_errors(found - derivatives, error) < 1.3
     assert in_standard_errors(derivatives, error) > 2.5 * np.sqrt(count / 1_600)
-
-
-def test_without_a_sign_of_its_own_each_gets_the_mean_derivatives_of_all_other_layers_as_well() -> None:
-    found, derivatives, error = averages(1_600, signed=False)
-    means = derivatives.mean((1, 2), keepdims=True)  # (layers, 1, 1)
-    others = means.sum() - means
-    assert 0.7 < in_standard_errors(found - (derivatives + others), error) < 1.3
-    assert in_standard_errors(found - derivatives, error) > 5
 
 
 def test_a_step_writes_no_weight(tmp_path: Path) -> None:
@@ -274,8 +263,7 @@ def test_vectors_of_a_packed_model_move_along_their_own_direction_and_follow_the
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("group", [0, 3])
+@pytest.mark.parametrize(("family", "group"), [*((family, 0) for family in FAMILIES), ("llama", 3)])
 def test_what_all_texts_begin_with_is_read_once_for_each_point(
     family: str, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +282,11 @@ def test_what_all_texts_begin_with_is_read_once_for_each_point(
     assert tokens >= 20
     assert max(width for _, width in seen[2:]) < tokens
     monkeypatch.setattr(forward, "LEAST_SHARED", 1 << 20)
-    for one, other in zip(found, estimates(run.loaded, directions, each, 0.02, group), strict=True):
+    assert_same(found, estimates(run.loaded, directions, each, 0.02, group))
+
+
+def assert_same(found: list[Estimate], wanted: list[Estimate]) -> None:
+    for one, other in zip(found, wanted, strict=True):
         assert one.alpha == pytest.approx(other.alpha, rel=1e-3, abs=1e-4)
         assert one.loss == pytest.approx(other.loss, rel=1e-5)
 
@@ -323,6 +315,4 @@ def test_what_a_family_of_texts_begins_with_is_read_once_at_each_of_its_points(
     whole = sum(int(part.attention_mask.sum()) for part in each) * (1 if group else 2)
     assert sum(rows * width for rows, width in seen) < 0.75 * whole
     monkeypatch.setattr(forward, "LEAST_SHARED", 1 << 20)
-    for one, other in zip(found, estimates(run.loaded, directions, each, 0.02, group), strict=True):
-        assert one.alpha == pytest.approx(other.alpha, rel=1e-3, abs=1e-4)
-        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+    assert_same(found, estimates(run.loaded, directions, each, 0.02, group))

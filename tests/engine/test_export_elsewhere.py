@@ -79,8 +79,10 @@ def exported(base: Path, out: Path, *, trained: bool = False, head: bool = False
     return out
 
 
-def all_exported(bases: Path, out: Path) -> None:
-    """Every family untrained and trained, and the causal ones with a head as well."""
+@pytest.fixture(scope="module")
+def exports(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every family untrained and trained, and the causal ones with a head as well; for reading only."""
+    out = tmp_path_factory.mktemp("exports") / "out"
     for base in sorted(bases.iterdir()):
         untrained = exported(base, out / f"{base.name}-as-it-was")
         torch.testing.assert_close(
@@ -91,6 +93,7 @@ def all_exported(bases: Path, out: Path) -> None:
             exported(base, out / f"{base.name}-head", trained=True, head=True)
     cut_up(bases / "llama", out.parent / "in-files")
     exported(out.parent / "in-files", out / "in-files", trained=True)
+    return out
 
 
 def cut_up(base: Path, out: Path) -> None:
@@ -135,11 +138,10 @@ def changed(base: Path, out: Path) -> set[str]:
 
 @pytest.mark.parametrize("family", SETTINGS)
 def test_the_configuration_is_the_bases_own_but_for_what_has_to_change(
-    family: str, bases: Path, tmp_path: Path
+    family: str, bases: Path, exports: Path, tmp_path: Path
 ) -> None:
-    base = bases / family
+    base, out = bases / family, exports / f"{family}-as-it-was"
     head = OF_A_HEAD if family in ENCODERS else set()
-    out = exported(base, tmp_path / "out")
     assert changed(base, out) <= MAY_CHANGE | OLDER_NAMES | head
     again = exported(out, tmp_path / "again", head=family in ENCODERS)
     assert not changed(out, again)
@@ -147,9 +149,9 @@ def test_the_configuration_is_the_bases_own_but_for_what_has_to_change(
 
 @pytest.mark.parametrize("family", CAUSAL)
 def test_with_a_head_the_classes_are_named_and_padding_is_the_tokenizers(
-    family: str, bases: Path, tmp_path: Path
+    family: str, bases: Path, exports: Path
 ) -> None:
-    out = exported(bases / family, tmp_path / "out", head=True)
+    out = exports / f"{family}-head"
     assert changed(bases / family, out) <= MAY_CHANGE | OLDER_NAMES | OF_A_HEAD
     assert settings(out)["id2label"] == {"0": "negative", "1": "positive"}
     assert settings(out)["pad_token_id"] == 0
@@ -164,15 +166,15 @@ def test_a_key_that_this_version_does_not_know_stays_and_one_that_names_code_doe
     assert changed(base, exported(base, tmp_path / "out")) == {"auto_map", "_name_or_path"}
 
 
-def test_rotary_positions_are_written_as_either_version_calls_them(bases: Path, tmp_path: Path) -> None:
-    found = settings(exported(bases / "llama", tmp_path / "out"))
+def test_rotary_positions_are_written_as_either_version_calls_them(exports: Path) -> None:
+    found = settings(exports / "llama-as-it-was")
     assert found["rope_theta"] == 500_000
     assert found["rope_scaling"]["factor"] == 4
     assert found["rope_scaling"]["rope_type"] == "llama3"
 
 
-def test_a_base_of_version_4_keeps_its_own_names_alone(bases: Path, tmp_path: Path) -> None:
-    base = Path(shutil.copytree(exported(bases / "llama", tmp_path / "both"), tmp_path / "llama"))
+def test_a_base_of_version_4_keeps_its_own_names_alone(bases: Path, exports: Path, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(exports / "llama-as-it-was", tmp_path / "llama"))
     of_4 = {key: value for key, value in settings(base).items() if key != "rope_parameters"}
     (base / "config.json").write_text(json.dumps(of_4 | {"transformers_version": "4.30.0"}))
     out = exported(base, tmp_path / "out")
@@ -187,19 +189,15 @@ def test_a_base_that_a_later_version_has_written_is_refused(bases: Path, tmp_pat
         loader.describe(str(base), "")
 
 
-def test_every_export_is_read_here_as_the_node_computes_it(bases: Path, tmp_path: Path) -> None:
-    all_exported(bases, tmp_path / "out")
-    found = read(tmp_path / "out")
+def test_every_export_is_read_here_as_the_node_computes_it(exports: Path) -> None:
+    found = read(exports)
     assert len(found) == 2 * len(SETTINGS) + len(CAUSAL) + 1
     assert not worst(found)
 
 
 @pytest.mark.skipif(not OTHER, reason="SFNODE_OTHER_TRANSFORMERS names no other version")
-def test_every_export_is_read_by_the_other_version_as_the_node_computes_it(
-    bases: Path, tmp_path: Path
-) -> None:
-    all_exported(bases, tmp_path / "out")
-    found = json.loads(other("read", str(tmp_path / "out")))
+def test_every_export_is_read_by_the_other_version_as_the_node_computes_it(exports: Path) -> None:
+    found = json.loads(other("read", str(exports)))
     assert len(found) == 2 * len(SETTINGS) + len(CAUSAL) + 1
     assert not worst(found)
 

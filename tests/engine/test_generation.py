@@ -64,9 +64,7 @@ def likeliest(run: Trainer, prompt: Sequence[int]) -> list[int]:
 
 
 def write(run: Trainer, rows: Sequence[AnswerRequest], plan: AnswerPlan = TO_THE_END) -> list[Continuation]:
-    answers = generate(run.loaded, rows, plan)
-    assert answers is not None
-    return answers
+    return generate(run.loaded, rows, plan)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -74,7 +72,8 @@ def test_every_row_is_written_as_if_it_were_alone(family: str) -> None:
     run = trainer(manifest(family))
     before = weights(run)
     answers = write(run, ROWS)
-    assert [list(answer.tokens) for answer in answers] == [likeliest(run, row.prompt) for row in ROWS]
+    wanted = [likeliest(run, row.prompt) for row in ROWS[:3]] * 2
+    assert [list(answer.tokens) for answer in answers] == wanted
     assert all(torch.equal(old, new) for old, new in zip(before, weights(run), strict=True))
 
 
@@ -89,7 +88,7 @@ def test_what_is_not_merged_into_the_weights_yet_moves_every_row(llama: Trainer)
         space.set_live_core(number, u.to(space.device), v.to(space.device))
         changes.append(u @ v.t())
     perturb = standing(space.directions(SEEDS, 2))
-    answers = generate(llama.loaded, ROWS, TO_THE_END, perturb=perturb) or []
+    answers = generate(llama.loaded, ROWS, TO_THE_END, perturb=perturb)
     assert answers != write(llama, ROWS)
     with hand_moved(llama, changes, 1.0):
         assert [list(answer.tokens) for answer in answers] == [likeliest(llama, row.prompt) for row in ROWS]
@@ -191,11 +190,11 @@ def test_an_answer_ends_at_the_models_own_end_of_text_which_is_no_part_of_its_te
 
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_its_text(built_in: Trainer) -> None:
     prompt = [AnswerRequest(generation.prompt_ids(built_in.loaded, "a moving and funny film", 8))]
-    (whole,) = generate(built_in.loaded, prompt, AnswerPlan(8, ends=NO_END)) or []
+    (whole,) = generate(built_in.loaded, prompt, AnswerPlan(8, ends=NO_END))
     words = whole.text.split()
     assert len(words) > 3
     stop = f"{words[1]} {words[2][:2]}"  # begins and ends within words
-    (found,) = generate(built_in.loaded, prompt, AnswerPlan(8, stop=("never", stop), ends=NO_END)) or []
+    (found,) = generate(built_in.loaded, prompt, AnswerPlan(8, stop=("never", stop), ends=NO_END))
     assert found.text == whole.text[: whole.text.index(stop)]
     assert found.ended
     assert len(found.tokens) < 8
@@ -209,7 +208,8 @@ def test_it_stops_between_tokens(llama: Trainer) -> None:
         asked.append(True)
         return len(asked) <= 3
 
-    assert generate(llama.loaded, ROWS, TO_THE_END, keep_going) is None
+    with refused(Code.PAUSED):
+        generate(llama.loaded, ROWS, TO_THE_END, keep_going)
     assert len(asked) == 4
 
 
@@ -275,7 +275,7 @@ def test_a_model_that_keeps_a_state_reads_texts_anew_for_every_token(llama: Trai
     loaded = replace(llama.loaded, model=model.to(llama.loaded.device), sites=(), perturber=perturber)
     assert generation.token_bytes(loaded) == 0
     rows = [AnswerRequest(prompt) for prompt in PROMPTS]
-    answers = generate(loaded, rows, TO_THE_END) or []
+    answers = generate(loaded, rows, TO_THE_END)
     run: Any = SimpleNamespace(loaded=loaded)
     assert [list(answer.tokens) for answer in answers] == [likeliest(run, row.prompt) for row in rows]
     assert len({answer.tokens for answer in answers}) > 1

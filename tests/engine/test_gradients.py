@@ -207,7 +207,7 @@ def test_a_calibrated_loss_is_less_the_manifests_prior_in_training_and_where_it_
         raw, less = other.evaluate(), node.evaluate()
         assert (raw.calibrated, less.calibrated) == (False, True)
         assert node.prior().tolist() == [0.0, -2.0]
-        lines = line_batches(run, node.loaded.tokenizer, ROWS)
+        lines = line_batches(run.task, node.loaded.tokenizer, ROWS)
         found = losses_at(node.loaded, lines, lambda this: None).mean()
         assert less.loss == pytest.approx(found, abs=1e-5)
 

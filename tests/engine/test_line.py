@@ -12,21 +12,20 @@ from sfnode.engine.core import UpdateBatch
 from sfnode.engine.line import Line, difference
 from sfnode.engine.losses import line_batches, line_rows
 from sfnode.engine.trainer import Trainer
+from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.models.targets import DEFAULT, Selection
 from sfnode.organising.evaluation.line_search import AMOUNTS, LineSearch
-from tests.engine.helpers import ROWS, TASK, data_file, manifest, trainer, updates
-
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
+from tests.engine.helpers import EVERYTHING, ROWS, TASK, data_file, manifest, trainer, updates
 
 
 def scaled(batch: UpdateBatch, by: int) -> UpdateBatch:
     return UpdateBatch(batch.epochs, batch.seeds, batch.scalars * by)
 
 
-def moved(run: Trainer, by: int) -> Trainer:
+def moved(run: Manifest, by: int) -> Trainer:
     """A trainer whose weights were rebuilt with some updates, and with others `by` times."""
-    other = trainer(run.manifest)
+    other = trainer(run)
     other.apply(updates(30, (0, 1)))
     if by:
         other.apply(scaled(updates(60, (0, 1, 2)), by))
@@ -35,7 +34,7 @@ def moved(run: Trainer, by: int) -> Trainer:
 
 
 def losses(run: Trainer, after: Trainer | None, amount: float) -> NDArray[np.float64]:
-    batches = line_batches(run.manifest, run.loaded.tokenizer, ROWS)
+    batches = line_batches(run.manifest.task, run.loaded.tokenizer, ROWS)
     cores = difference(after.core.cores(), run.core.cores()) if after else {}
     return Line(run.loaded, run.space, run.scale, cores).losses(batches, [amount])[:, 0]
 
@@ -45,11 +44,11 @@ def losses(run: Trainer, after: Trainer | None, amount: float) -> NDArray[np.flo
     [("opt", DEFAULT), ("gpt2", EVERYTHING), ("llama", EVERYTHING), ("modernbert", DEFAULT)],
 )
 def test_losses_are_those_of_a_model_that_was_moved(family: str, selection: Selection) -> None:
-    run = moved(trainer(manifest(family, selection=selection, learning_rate=1e-3)), 0)
-    after = moved(run, 1)
+    described = manifest(family, selection=selection, learning_rate=1e-3)
+    run, after, far = (moved(described, by) for by in (0, 1, 3))
     before = losses(run, None, 0.0)
-    for amount in (0, 1, 3):
-        expected = losses(moved(run, amount), None, 0.0)
+    for amount, there in ((0, run), (1, after), (3, far)):
+        expected = losses(there, None, 0.0)
         assert losses(run, after, amount) == pytest.approx(expected, rel=2e-5, abs=2e-5)
     assert abs(losses(run, after, 3) - before).max() > 1e-3, "the line leads somewhere"
     assert (losses(run, None, 0.0) == before).all(), "vectors are where they were"

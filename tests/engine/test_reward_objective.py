@@ -120,7 +120,7 @@ def test_scalars_are_slopes_of_log_probabilities_each_times_the_reward_above_tha
         asked = [ids_of(run, row) for row in rows for _ in range(ANSWERS)]
         keys = token_keys(drawing, len(asked)).tolist()
         answers = [
-            (generate(run.loaded, [AnswerRequest(*one)], AnswerPlan(5, 1.0)) or [])[0]
+            generate(run.loaded, [AnswerRequest(*one)], AnswerPlan(5, 1.0))[0]
             for one in zip(asked, keys, strict=True)
         ]
         found = np.array([score_of(TASK)(one.text, {}) for one in answers]).reshape(3, ANSWERS)
@@ -234,7 +234,7 @@ def test_the_greedy_answers_of_an_evaluation_are_rewarded_one_by_one(tmp_path: P
     run.apply(updates(40, (0,)))
     base, now = run.evaluate_base(), run.evaluate()
     assert base == trainer(run.manifest, places=Places((tmp_path,))).evaluate()
-    answers = generate(run.loaded, [AnswerRequest(ids_of(run, row)) for row in ROWS], AnswerPlan(5)) or []
+    answers = generate(run.loaded, [AnswerRequest(ids_of(run, row)) for row in ROWS], AnswerPlan(5))
     found = [score_of(TASK)(answer.text, row) for answer, row in zip(answers, ROWS, strict=True)]
     assert now.losses == tuple(1 - reward for reward in found)
     assert now.value == found.count(1.0) / len(found)

@@ -20,13 +20,11 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.schema.evaluation import StepShare
 from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
-from tests.engine.helpers import ROWS, TASK, trainer, updates, weights
+from tests.engine.helpers import EVERYTHING, ROWS, TASK, trainer, updates, weights
 from tests.engine.helpers import manifest as described
 from tests.refusals import refused
 
 manifest = partial(described, name="engine-2")
-
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 
 ORIGINS = [updates(30, (0, 1)), updates(40, (1, 2), key=2), updates(50, (0,), key=3)]
 """The updates of three origins. Those in the weights already are others."""
@@ -92,7 +90,7 @@ def test_slopes_are_those_that_two_points_measure_on_the_same_rows(family: str) 
     run.weights.rebuild()
     some = updates(12, (1,), key=4)
     step = difference(together(run, [some]), run.core.cores())
-    found = line.measure(run.loaded, run.space, run.scale, step, encoded(run), lambda: True, at=0.0)
+    found = line.measure(run, step, encoded(run), 0.0)
     directions = run.space.directions(some.seeds.tolist(), 1)
     for rows, along in zip(encoded(run), found.along(some), strict=True):
         for number, slope in enumerate(along):
@@ -108,7 +106,7 @@ def test_scalars_that_follow_the_slopes_help_their_opposites_harm_and_signs_of_a
     run.weights.rebuild()
     some = [updates(300, (0,), key=key) for key in (5, 6, 7)]
     step = {0: np.zeros((len(run.loaded.sites), run.space.columns_of[0], run.space.columns_of[0]), np.int64)}
-    true = line.measure(run.loaded, run.space, run.scale, step, encoded(run), lambda: True, at=0.0)
+    true = line.measure(run, step, encoded(run), 0.0)
     coin = np.random.default_rng(0).choice([-1, 1], 300)
     honest, flipped, random = (
         one._replace(scalars=np.rint(sign * 64 * true.along(one).mean(0)).astype(np.int64))

@@ -97,7 +97,7 @@ def test_scalars_are_those_of_the_whole_model(family: str, tmp_path: Path) -> No
     check(run)
 
 
-@pytest.mark.parametrize("family", ["opt", "qwen2", "mistral", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("family", ["opt", "gemma3_text"])
 def test_what_all_texts_begin_with_is_read_once_behind_the_cut(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +240,7 @@ def test_of_texts_that_are_being_written_nothing_is_kept(tmp_path: Path) -> None
     before = kept(run).forwards
     plan = generation.AnswerPlan(4, ends=frozenset())
     for found in (run.loaded, replace(run.loaded, kept=None)):
-        (answer,) = generation.generate(found, [generation.AnswerRequest([1, 2, 4])], plan) or ()
+        (answer,) = generation.generate(found, [generation.AnswerRequest([1, 2, 4])], plan)
         assert len(answer.tokens) == 4
     assert kept(run).forwards == before
 

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from sfnode.engine import forward, loading
 from sfnode.engine.estimator import estimates
 from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.manifest.training import Training
@@ -30,8 +30,6 @@ from sfnode.models.targets import DEFAULT, Selection
 from sfnode.tasks.encoding import encode
 from tests.engine.helpers import (
     DEVICE,
-    ENCODERS,
-    FAMILIES,
     HEADED_TASK,
     ROWS,
     TASK,
@@ -42,20 +40,11 @@ from tests.engine.helpers import (
 )
 from tests.refusals import refused
 
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
-DTYPES = ("float32", "bfloat16", "float16", "int8")
 
-
-@pytest.mark.parametrize("selection", [DEFAULT, EVERYTHING], ids=["matrices", "everything"])
-@pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
-def test_no_family_has_anything_to_complain_of(family: str, selection: Selection) -> None:
-    assert loading.target_problem(trainer(manifest(family, selection=selection)).loaded) is None
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["opt", "gemma2", "bert"])
-def test_rounding_is_no_problem(family: str, dtype: str) -> None:
-    assert loading.target_problem(trainer(manifest(family), dtype=dtype).loaded) is None
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_rounding_is_no_problem(dtype: str) -> None:
+    """What is sound loads: tests/engine/test_estimator.py loads every family in float32."""
+    assert loading.target_problem(trainer(manifest("gemma2"), dtype=dtype).loaded) is None
 
 
 def plain(mlp: Any, x: Tensor) -> Tensor:
@@ -96,11 +85,8 @@ def test_a_layer_that_is_no_function_of_one_row_is_refused_by_name(
 ) -> None:
     described = manifest("llama")
     monkeypatch.setattr(LlamaMLP, "forward", forward)
-    with pytest.raises(UserError, match=reason) as caught:
+    with refused(Code.MODEL_UNSUPPORTED, name, reason, fix="model.target_modules"):
         trainer(described)
-    assert caught.value.code is Code.MODEL_UNSUPPORTED
-    assert name in caught.value.what
-    assert "model.target_modules" in caught.value.fix
 
 
 def test_such_a_layer_is_no_trouble_where_it_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +129,8 @@ def table_of_positions(mlp: Any, x: Tensor) -> Tensor:
 def test_rows_that_are_those_of_one_batch_by_accident_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     described = manifest("llama")
     monkeypatch.setattr(LlamaMLP, "forward", table_of_positions)
-    with pytest.raises(UserError, match=r"gate_proj sees 10 rows .* 3 sequences and 15 tokens") as caught:
+    with refused(Code.MODEL_UNSUPPORTED, "gate_proj sees 10 rows", "3 sequences and 15 tokens"):
         trainer(described)
-    assert caught.value.code is Code.MODEL_UNSUPPORTED
 
 
 def test_rows_that_do_not_fit_a_step_end_it_with_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +163,8 @@ def test_a_deberta_is_refused_for_its_table_of_distances_and_trained_without_it(
         run = Manifest(model=described, task=HEADED_TASK, data=Data(), training=Training())
         return Trainer.load(run, model_override=folder, training=False, device=DEVICE)
 
-    with pytest.raises(UserError, match=r"pos_proj sees 10 rows .* table of relative positions") as caught:
+    with refused(Code.MODEL_UNSUPPORTED, "pos_proj sees 10 rows", "table of relative positions"):
         load(DEFAULT)
-    assert caught.value.code is Code.MODEL_UNSUPPORTED
     assert load(Selection(("in_proj", "dense"))).loaded.sites
 
 
@@ -227,11 +211,8 @@ def seeing(folder: Path, selection: Selection) -> Trainer:
 
 
 def test_what_a_model_sees_with_is_never_called_for_a_text_and_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"vision_tower\.encoder\.layers\.0\.self_attn\.k_proj is never called"
-    ) as caught:
+    with refused(Code.MODEL_UNSUPPORTED, "vision_tower.encoder.layers.0.self_attn.k_proj is never called"):
         seeing(tmp_path / "gemma3", DEFAULT)
-    assert caught.value.code is Code.MODEL_UNSUPPORTED
 
 
 def test_the_part_for_text_of_a_model_that_sees_is_trained_and_measured_and_writes(tmp_path: Path) -> None:
@@ -245,11 +226,11 @@ def test_the_part_for_text_of_a_model_that_sees_is_trained_and_measured_and_writ
 
 
 def test_a_state_space_model_whose_projection_is_used_without_a_call_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"layers\.0\.mixer\.dt_proj is never called as a layer"):
+    with refused(Code.MODEL_UNSUPPORTED, "layers.0.mixer.dt_proj is never called as a layer"):
         loaded("mamba", tmp_path / "mamba")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_encoder_that_plays_a_language_model_is_refused_as_it_sees_its_answers(
     seed: int, tmp_path: Path
 ) -> None:

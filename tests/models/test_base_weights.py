@@ -16,9 +16,10 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Target
 from sfnode.models import loader
 from sfnode.models.loader import BaseWeights, float_tensors
-from sfnode.models.targets import Form, Selection, TargetSite, view
+from sfnode.models.targets import Form, TargetSite, view
 from tests.engine.helpers import (
     ENCODERS,
+    EVERYTHING,
     FAMILIES,
     held_weights,
     manifest,
@@ -29,7 +30,6 @@ from tests.engine.helpers import (
 )
 from tests.refusals import refused
 
-EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 WEIGHTS = "model.safetensors"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.sections import Target
 from sfnode.models import bases
 from sfprotocol.model_listing import PIECE, decode
+from tests.refusals import refused
 
 TARGETS = (
     Target(name="wide", out_features=3, in_features=7),
@@ -48,43 +48,37 @@ def test_the_digest_is_that_of_the_listing_by_which_pieces_are_checked(tmp_path:
     assert [piece.size for piece in listing.pieces()] == [PIECE, 1]
 
 
-def refused(file: Path, digest: str, rank: int = RANK) -> str:
-    with pytest.raises(UserError) as caught:
-        bases.read(file, TARGETS, (rank, rank), digest)
-    assert caught.value.code == Code.BASES_UNUSABLE
-    return caught.value.what
-
-
 def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
     digest = bases.write(tmp_path, pairs())
-    assert "32 bytes" in refused(bases.path_in(tmp_path, digest), digest, rank=4)
+    with refused(Code.BASES_UNUSABLE, "32 bytes"):
+        bases.read(bases.path_in(tmp_path, digest), TARGETS, (4, 4), digest)
 
 
 def test_a_file_with_another_digest_is_refused(tmp_path: Path) -> None:
     digest = bases.write(tmp_path, pairs())
     file = bases.path_in(tmp_path, digest)
     file.write_bytes(file.read_bytes()[:-1] + b"\1")
-    assert "digest" in refused(file, digest)
+    with refused(Code.BASES_UNUSABLE, "digest"):
+        bases.read(file, TARGETS, (RANK, RANK), digest)
 
 
 def test_minus_128_is_neither_written_nor_read(tmp_path: Path) -> None:
     wrong = pairs()
     wrong[1][0][2, 1] = -128
-    with pytest.raises(UserError) as caught:
+    with refused(Code.BASES_UNUSABLE):
         bases.write(tmp_path, wrong)
-    assert caught.value.code == Code.BASES_UNUSABLE
     assert not list(tmp_path.iterdir())
     file = tmp_path / "by hand"
     file.write_bytes(b"".join(side.tobytes() for pair in wrong for side in pair))
-    assert "-128 for vector" in refused(file, bases.digest_of(file))
+    with refused(Code.BASES_UNUSABLE, "-128 for vector"):
+        bases.read(file, TARGETS, (RANK, RANK), bases.digest_of(file))
 
 
 def test_other_numbers_than_int8_are_not_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="int8"):
+    with refused(Code.BASES_UNUSABLE, "int8"):
         bases.write(tmp_path, [(np.ones((3, 2)), np.ones((7, 2)))])  # type: ignore[list-item]
 
 
 def test_a_file_that_is_not_here_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.BASES_MISSING):
         bases.read(tmp_path / "none", TARGETS, (RANK, RANK), "00" * 32)
-    assert caught.value.code == Code.BASES_MISSING

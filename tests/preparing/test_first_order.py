@@ -31,6 +31,7 @@ from sfnode.tasks import dataset
 from sfnode.tasks.public_files import typed
 from sfprotocol.decisions import RATE_ONE, RateFrom
 from sfprotocol.seeds import update_seeds
+from tests.refusals import refused
 
 HEAD = {"kind": "sequence-classification", "template": "{text}"}
 WORDS = {"kind": "classification", "template": "{text} it was"}
@@ -193,14 +194,9 @@ def test_what_no_run_by_gradients_can_have_is_refused(given: dict[str, Any], sai
     own = RunKeys.generate().options() if given.get("organiser", "") is not None else {}
     given = {key: value for key, value in given.items() if value is not None}
     usual = {"train": str(table), "model": "builtin:tiny", "verbalizer": CLASSES}
-
-    def made() -> None:
+    with refused(Code.BAD_OPTION, said):
         run = build(usual | own | given | {"estimator": "first-order"})
         prepare(run, given, Means(bases=table.parent, places=typed(run.data)), waiting)
-
-    with pytest.raises(UserError, match=said) as caught:
-        made()
-    assert caught.value.code is Code.BAD_OPTION
 
 
 def test_unmeasured_it_has_no_bases_and_is_refused(table: Path) -> None:

@@ -16,7 +16,7 @@ from sfnode.engine.generation import Continuation
 from sfnode.engine.gradients import Gradient
 from sfnode.engine.reward_objective import Drawn, Question, Rewards, alike
 from sfnode.engine.trainer import Trainer
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest.task import ANSWERS
 from sfnode.preparing import rewards
 from sfnode.preparing.manifest import build
@@ -136,17 +136,15 @@ def test_the_rate_is_one_that_a_manifest_can_have(reward_run: Any) -> None:
     [
         ({"kind": "format", "begins": "####"}, "have the reward 0, and", "easier prompts"),
         ({"kind": "length"}, "have the reward 1", "harder prompts"),
-        (HALF, r"\(mean reward 0.500\)", "temperature"),
+        (HALF, "(mean reward 0.500)", "temperature"),
     ],
     ids=["nothing is right", "all is right", "all is alike"],
 )
 def test_a_run_in_which_no_answer_is_better_than_another_is_refused_with_advice(
     reward_run: Any, verifier: dict[str, Any], what: str, fix: str
 ) -> None:
-    with pytest.raises(UserError, match=what) as caught:
+    with refused(Code.REWARDS_ALIKE, what, fix=fix):
         run(reward_run(verifier))
-    assert caught.value.code is Code.REWARDS_ALIKE
-    assert fix in caught.value.fix
 
 
 def test_answers_that_were_cut_off_may_be_why_none_is_right() -> None:

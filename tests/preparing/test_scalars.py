@@ -66,7 +66,8 @@ def test_a_limit_that_is_near_the_one_that_is_measured_stays(present: int, kept:
 def test_what_is_measured_does_not_depend_on_the_limit_that_the_manifest_has(built_in: SlopeSample) -> None:
     run = build({})
     other = run.model_copy(update={"training": run.training.model_copy(update={"scalar_limit": 7})})
-    assert (measure(other, FORWARDS).slopes == built_in.slopes).all()
+    found = measure(other, FORWARDS // 4).slopes
+    assert (found == built_in.slopes[: len(found)]).all()
 
 
 @given(spread=st.floats(1e-6, 1e6), bits=st.sampled_from([8, 16]), delta=st.floats(1e-6, 1e3))
@@ -112,10 +113,9 @@ def test_an_update_that_wrecks_the_trained_model_is_refused(built_in: SlopeSampl
     run = build({})
     limit = scalars.suitable_limit(run.training, built_in)
     numbers = run.training.model_copy(update={"scalar_limit": 32_767})
-    with pytest.raises(UserError, match=r"one update could wreck the model") as caught:
+    fix = f"Lower training.scalar_limit to {limit}."
+    with refused(Code.UPDATE_TOO_LARGE, "one update could wreck the model", fix=fix):
         scalars.check(numbers, built_in)
-    assert caught.value.code is Code.UPDATE_TOO_LARGE
-    assert caught.value.fix == f"Lower training.scalar_limit to {limit}."
     with Trainer.load(run) as trained:
         learn(trained)
         learnt = trained.evaluate(200).value

@@ -106,12 +106,6 @@ def test_bytes_that_the_network_daemon_moves_are_counted_over_its_restarts(tmp_p
         assert sensors.look(Limits()).moved == seen
 
 
-def test_a_machine_without_a_battery_is_on_mains_power() -> None:
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    seen = Sensors("cpu").look(Limits(mains=True))
-    assert seen.mains == (battery is None or battery.power_plugged is not False)
-
-
 def test_a_temperature_is_read_or_its_limit_is_refused() -> None:
     shown = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     if shown.keys() & set(CPU_SENSORS):
