@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sfnode.manifest.training import Training
 from sfnode.organising.reporting.run_history import RunHistory
@@ -104,9 +104,7 @@ class LogIndex:
             of=len(self._ranked),
             updates=updates,
             share=updates / max(1, self._contributions.updates),
-            counted=member.counted if member else None,
-            worth=member.worth if member and self._has_worths else None,
-            gain_share=self._gain(member),
+            **self._judged(member),
         )
 
     def history(self, points: int) -> views.History:
@@ -151,12 +149,14 @@ class LogIndex:
         now = time.monotonic()
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
 
-    def _gain(self, member: Ranked | None) -> float | None:
-        """Return a member's worth as a share of all absolute worths (`Origin.gain_share`); None for no
-        member, or if no worth was measured."""
-        if member is None or not self._has_worths:
-            return None
-        return member.worth / max(1, self._all_worths)
+    def _judged(self, member: Ranked | None) -> dict[str, Any]:
+        """Return the counted updates, the worth and the gain of a member, as fields of `Origin`."""
+        worth = member.worth if member and self._has_worths else None
+        return {
+            "counted": member.counted if member else None,
+            "worth": worth,
+            "gain_share": None if worth is None else worth / max(1, self._all_worths),
+        }
 
     def _worth(self, origin: bytes) -> int:
         return self._members[origin].worth if origin in self._members else 0
@@ -170,9 +170,7 @@ class LogIndex:
             share=one.updates / self._contributions.updates,
             first_step=0,
             own=one.origin == own,
-            counted=member.counted if member else None,
-            worth=member.worth if member and self._has_worths else None,
-            gain_share=self._gain(member),
+            **self._judged(member),
             left_out=member.left_out if member else None,
             name=names.name or None,
             team=names.team or None,

@@ -13,7 +13,7 @@ import click
 from sfnode.cli.data_folder import running_node, used_folder
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.control.client import unchecked
+from sfnode.control.client import if_running, unchecked
 from sfnode.dashboard.formatting import REACHES
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
@@ -65,7 +65,7 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
     running node it holds only the peers' addresses. Anybody with the link can join. It holds no secret of
     this node.
     """
-    found = _from_running_node(data_dir)
+    found = if_running(running_node(data_dir).invitation)
     invitation = {**vars(found or _from_folder(data_dir))}
     invitation.pop("updated", None)  # the time of the file, not of this output
     if contacts_url:
@@ -87,16 +87,6 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
         echo("This node does not run: the link holds addresses of peers that it has met.", err=True)
     if note := REACHES[reach]:
         echo(note, err=True)
-
-
-def _from_running_node(data_dir: Path) -> InviteResult | None:
-    """Return the invitation of the running node in this folder; None if it does not run."""
-    try:
-        return running_node(data_dir).invitation()
-    except UserError as error:
-        if error.code != Code.NODE_NOT_RUNNING:
-            raise
-        return None
 
 
 def _from_folder(data_dir: Path) -> InviteResult:

@@ -47,7 +47,7 @@ from sfprotocol.control_feed import genesis, valid_votes
 from sfprotocol.decisions import Decision, StandIns
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import OwnSuccession
-from sfprotocol.messages import Succession, Vote
+from sfprotocol.messages import Succession
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -344,11 +344,8 @@ def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:
             f"the succession is of run {said.run_id[:16]}, and this node is of {manifest.run_id.hex()[:16]}",
             "Name the folder of a node of that run with --data-dir.",
         )
-    votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in said.votes)
-    chain, key = bytes.fromhex(said.chain), bytes.fromhex(said.key)
-    authority = manifest.parameters().organised
+    authority, succession = manifest.parameters().organised, said.message()
     assert authority is not None  # the caller checked that the run is organised
-    succession = Succession(said.term, said.kept, chain, key, votes)
     valid = valid_votes(authority, succession)
     if len(valid) < authority.votes:
         raise UserError(
@@ -356,7 +353,7 @@ def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:
             f"{len(valid)} of its votes hold, and it takes {authority.votes}",
             "Have more deputies sign the file with `sfnode organise sign`.",
         )
-    if said.kept == 0 and chain != genesis(manifest.run_id):
+    if said.kept == 0 and succession.chain != genesis(manifest.run_id):
         raise UserError(
             Code.SUCCESSION_REFUSED,
             "it keeps no decision, and its chain hash is not that of the beginning of the run",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field
 
 from sfnode.schema.evaluation import Answer, Evaluation
 from sfnode.schema.node_state import RunHealth
+
+if TYPE_CHECKING:
+    from sfprotocol.messages import Succession
 
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """A key or a hash, 32 bytes."""
@@ -259,3 +262,10 @@ class SuccessionFile(Answer):
     needed: int = Field(ge=1)
     """Number of votes that are required."""
     votes: list[DeputyVote] = Field(default=[], max_length=64)
+
+    def message(self) -> Succession:
+        """Return the succession as the protocol's message."""
+        from sfprotocol.messages import Succession, Vote
+
+        votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in self.votes)
+        return Succession(self.term, self.kept, bytes.fromhex(self.chain), bytes.fromhex(self.key), votes)

@@ -13,6 +13,22 @@ class Ended(NamedTuple):
     out: str
     err: str
 
+    def done(self) -> Ended:
+        """Require that it has succeeded."""
+        assert self.status == 0, self.err
+        return self
+
+    def failed(self, *words: str) -> Ended:
+        """Require that it has failed, and that its error message has these words."""
+        assert self.status == 1
+        assert not [word for word in words if word not in self.err], self.err
+        return self
+
+    def refused(self, *words: str) -> Ended:
+        """Require that it has failed with these words, and has printed no result."""
+        assert self.out == ""
+        return self.failed(*words)
+
 
 Run = Callable[..., Ended]
 """Runs a command line, as the fixture `sfnode` does."""

@@ -33,8 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> None:
-    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json")
-    assert ended.status == 0, ended.err
+    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json").done()
     result = EvalResult.model_validate(json.loads(ended.out))  # progress goes to standard error
     assert result.before == result.after  # there are no updates
     assert result.calibrated
@@ -155,9 +154,7 @@ def test_nothing_is_said_of_a_seal_of_which_updates_are_lacking(
     command: tuple[str, ...], behind: Path, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = sfnode(*command, "--data-dir", behind)
-    assert (ended.status, ended.out) == (1, "")
-    assert "SF074: the log lacks 5 updates of its 1 rounds" in ended.err
+    sfnode(*command, "--data-dir", behind).refused("SF074: the log lacks 5 updates of its 1 rounds")
     assert not Path("out").exists()
     asked = sfnode(*command, "--data-dir", behind, "--as-of-now")
     assert (asked.status, "SF074" in asked.err) == (0, False)

@@ -299,8 +299,7 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     digest = hashlib.sha256(source.encode()).hexdigest()
     assert manifest.task.verifier == {"kind": "plugin", "digest": digest, "function": "longer"}
     monkeypatch.setattr(plugins, "_allowed", {})
-    unasked = sfnode("organise", "try-reward", "run.toml")
-    assert (unasked.status, "sfnode: SF090: " in unasked.err) == (1, True)
+    sfnode("organise", "try-reward", "run.toml").failed("sfnode: SF090: ")
     assert "answers/s" in sfnode("organise", "try-reward", "run.toml", "--verifier", "mine:longer").out
 
 
@@ -359,8 +358,7 @@ def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
 
 def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
     Path("run.toml").write_text("precious")
-    ended = sfnode("init", *REVIEWS)
-    assert (ended.status, "sfnode: SF010: run.toml exists already" in ended.err) == (1, True)
+    sfnode("init", *REVIEWS).failed("sfnode: SF010: run.toml exists already")
     assert Path("run.toml").read_text() == "precious"
     assert written(sfnode("init", *REVIEWS, "--force", "--open")).model == default_manifest().model
 
@@ -423,10 +421,7 @@ def test_what_cannot_be_is_refused_with_the_option_that_says_it(
     flags: Flags, number: int, says: str, model: Path, sfnode: Run
 ) -> None:
     given = [part for one in flags for part in (("--model", model) if one == "MODEL" else (one,))]
-    ended = sfnode("init", *given)
-    assert (ended.status, ended.out) == (1, "")
-    assert f"sfnode: SF{number:03d}: " in ended.err
-    assert says in ended.err
+    sfnode("init", *given).refused(f"sfnode: SF{number:03d}: ", says)
     assert not Path("run.toml").exists()
     assert not list(Path().rglob("*.recovery"))
 
@@ -614,9 +609,7 @@ def test_bad_rows_are_an_error_unless_they_are_left_out_of_a_file_that_the_run_t
 ) -> None:
     Path(name).write_text(SPOILT[name])
     flags = ("init", "--open", *CLASSES, name, "--test", name)
-    refused = sfnode(*flags)
-    assert refused.status == 1
-    assert "SF031: 4 of the 6 rows of " in refused.err
+    refused = sfnode(*flags).failed("SF031: 4 of the 6 rows of ")
     assert refused.err.count(f"{name}, line ") == 3
     assert sfnode(*flags, "--skip-bad-rows").status == 0
     data = Manifest.from_toml(Path("run.toml")).data
@@ -670,8 +663,7 @@ def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
     (tmp_path / "runs").mkdir()
     out = str(tmp_path / "runs" / "run.toml")
     made = ("init", *REVIEWS, "--out", out, "--open", *sets(f"training.bases={file}"), *MEASURED)
-    refused = sfnode(*made, *sets("training.rank=8"))
-    assert (refused.status, "SF082" in refused.err) == (1, True)
+    sfnode(*made, *sets("training.rank=8")).failed("SF082")
     assert not list((tmp_path / "runs").iterdir())
     ended = sfnode(*made)
     training = written(ended, out).training

@@ -76,10 +76,9 @@ def test_a_tokenizer_that_takes_less_than_the_model_counts(encoder: Path, sfnode
 def test_a_task_that_an_encoder_cannot_do_is_refused_with_those_that_it_can(
     encoder: Path, sfnode: Run
 ) -> None:
-    ended = sfnode("init", "--model", encoder, "--task", "record")
-    assert ended.status == 1
-    assert "sfnode: SF010: an encoder" in ended.err
-    assert "reviews, sst2, rte, boolq, wic, multirc" in ended.err
+    sfnode("init", "--model", encoder, "--task", "record").failed(
+        "sfnode: SF010: an encoder", "reviews, sst2, rte, boolq, wic, multirc"
+    )
 
 
 @pytest.fixture
@@ -95,9 +94,7 @@ def conversations() -> Path:
 
 def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run) -> None:
     flags = ("--model", model, *sets("task.kind=chat", "task.messages_field=talk"), conversations())
-    ended = sfnode("init", *flags)
-    assert ended.status == 1
-    assert "sfnode: SF022: the model's tokenizer has no chat template" in ended.err
+    sfnode("init", *flags).failed("sfnode: SF022: the model's tokenizer has no chat template")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     task = manifest(sfnode("init", *flags)).task
     assert (task.kind, task.messages_field) == ("chat", "talk")
@@ -116,9 +113,9 @@ def test_a_chat_template_is_a_part_of_the_model(model: Path, sfnode: Run) -> Non
 def test_a_metric_may_be_chosen_for_a_classification_only(model: Path, sfnode: Run) -> None:
     chosen = manifest(sfnode("init", "--model", model, "--task", "sst2", "--set", "task.metric=f1"))
     assert chosen.task.metric == "f1"
-    ended = sfnode("init", "--model", model, "--task", "record", "--set", "task.metric=f1", "--force")
-    assert ended.status == 1
-    assert "cannot be measured by f1" in ended.err
+    sfnode("init", "--model", model, "--task", "record", "--set", "task.metric=f1", "--force").failed(
+        "cannot be measured by f1"
+    )
 
 
 HEADED = ("--set", "task.kind=sequence-classification", "--set", "task.template={text}")
@@ -133,10 +130,7 @@ WRITTEN = ("--set", "task.kind=text", "--set", "task.template={text}", "builtin:
 def test_a_task_that_the_encoder_cannot_do_is_refused(
     encoder: Path, sfnode: Run, options: tuple[str, ...], reason: str
 ) -> None:
-    ended = sfnode("init", "--model", encoder, *options)
-    assert (ended.status, ended.out) == (1, "")
-    assert "sfnode: SF022" in ended.err
-    assert reason in ended.err
+    sfnode("init", "--model", encoder, *options).refused("sfnode: SF022", reason)
 
 
 def test_a_model_without_its_tokenizer_is_refused(encoder: Path, sfnode: Run) -> None:
@@ -189,14 +183,13 @@ def test_a_conversation_that_the_template_refuses_is_found_before_anybody_joins(
     (model / "chat_template.jinja").write_text(STRICT)
     talks("talks.jsonl", "system")
     flags = ("init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED)
-    refused = sfnode(*flags)
-    assert refused.status == 1
-    assert "SF031: 2 of the 20 rows of " in refused.err
-    assert "talks.jsonl, line 11: the model's chat template refuses the conversation" in refused.err
-    assert "--skip-bad-rows" in refused.err
+    sfnode(*flags).failed(
+        "SF031: 2 of the 20 rows of ",
+        "talks.jsonl, line 11: the model's chat template refuses the conversation",
+        "--skip-bad-rows",
+    )
     assert not Path("run.toml").exists()
-    ended = sfnode(*flags, "--skip-bad-rows")
-    assert ended.status == 0, ended.err
+    ended = sfnode(*flags, "--skip-bad-rows").done()
     assert "Left out: 2 of the 20 rows of " in ended.out
     data = Manifest.from_toml(Path("run.toml")).data
     assert len(Path(data.train).read_text().splitlines()) == 18
@@ -222,6 +215,7 @@ def test_rows_that_there_was_no_time_for_are_counted(
     monkeypatch.setattr(fitting, "SECONDS", 0.0)
     (model / "chat_template.jinja").write_text(STRICT)
     talks("talks.jsonl", "system")
-    ended = sfnode("init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED)
-    assert ended.status == 0, ended.err
+    ended = sfnode(
+        "init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED
+    ).done()
     assert "Warning: 20 rows have not been read as the model reads them, as 0 s were over." in ended.out

@@ -89,8 +89,7 @@ def test_a_node_that_nobody_can_reach_and_that_has_met_nobody_cannot_invite() ->
 def test_a_node_that_does_not_run_invites_to_the_peers_it_remembers(
     folder: Path, run: Manifest, sfnode: Run
 ) -> None:
-    ended = sfnode("invite", "--data-dir", folder)
-    assert ended.status == 0
+    ended = sfnode("invite", "--data-dir", folder).done()
     assert ended.out.startswith("sfnode join sfnode:")
     assert ended.out.count("\n") == 1
     assert "does not run" in ended.err
@@ -116,8 +115,7 @@ def test_the_qr_code_fits_a_terminal_and_is_drawn_when_asked_for(folder: Path, s
 
 @pytest.mark.parametrize("where", [".", "nowhere"])
 def test_a_folder_without_a_run_has_nothing_to_invite_to(where: str, sfnode: Run) -> None:
-    ended = sfnode("invite", "--data-dir", where)
-    assert ended.status == 1
+    ended = sfnode("invite", "--data-dir", where).failed()
     assert ended.err.startswith("sfnode: SF043: ")
 
 
@@ -137,15 +135,13 @@ def test_a_link_says_whom_to_ask_and_which_run_it_must_be(run: Manifest) -> None
 def test_a_link_with_a_typo_is_refused(run: Manifest, sfnode: Run) -> None:
     link = invitation.write(invitation.invite(1, run.run_id, OTHERS[:1]))
     for wrong in (link[:-1], link.replace("C", "c", 1), link + link, LOOPBACK, "run.toml", "sfnode:"):
-        ended = sfnode("join", wrong)
-        assert (ended.status, ended.out) == (1, "")
+        ended = sfnode("join", wrong).refused()
         assert ended.err.startswith("sfnode: SF014: this is not an invitation: ")
 
 
 def test_a_link_to_a_run_of_a_later_protocol_asks_for_an_upgrade(run: Manifest, sfnode: Run) -> None:
     link = invitation.write(invitation.invite(PROTOCOL_VERSION + 1, run.run_id, OTHERS[:1]))
-    ended = sfnode("join", link)
-    assert ended.status == 1
+    ended = sfnode("join", link).failed()
     spoken = f"the run speaks protocol {PROTOCOL_VERSION + 1}; this sfnode speaks {PROTOCOL_VERSION}"
     assert ended.err.startswith(f"sfnode: SF012: {spoken}")
     vectors = Path(__file__).parents[2] / "protocol" / "vectors" / "invitations.json"
@@ -157,8 +153,7 @@ def test_a_link_to_another_run_than_the_folders_or_the_one_asked_for_is_refused(
     folder: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = invitation.write(invitation.invite(1, bytes(32), OTHERS[:1]))
-    ended = sfnode("join", link, "--set", "run.id=01")
-    assert ended.status == 1
+    ended = sfnode("join", link, "--set", "run.id=01").failed()
     assert ended.err.startswith("sfnode: SF013: the link leads to run 0000000000000000, not to 01")
     settings = Settings(data_dir=folder, **_following(link, {"run_id": "", "peers": ()}))
     with open_data_dir(folder) as data_dir, pytest.raises(UserError) as refusal:
@@ -235,8 +230,7 @@ def test_the_contacts_are_written_for_a_web_server_and_the_link_names_it(
     folder: Path, run: Manifest, sfnode: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.json"
-    ended = sfnode("invite", "--data-dir", folder, "--contacts-url", PAGE, "--run-json", file)
-    assert ended.status == 0
+    ended = sfnode("invite", "--data-dir", folder, "--contacts-url", PAGE, "--run-json", file).done()
     link = ended.out.removeprefix("sfnode join ")
     said = contacts.read(file.read_bytes(), PAGE)
     assert replace(said, url=PAGE) == invitation.read(link)

@@ -138,16 +138,13 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_reason(
     text: str, reason: str, config: Callable[[str], Path], sfnode: Run
 ) -> None:
     file = config(text)
-    ended = sfnode("status")
-    assert ended.status == 1
+    ended = sfnode("status").failed()
     assert ended.err.startswith(f"sfnode: SF010: the configuration file {file} is not usable")
     assert reason in ended.err
 
 
 def test_a_file_that_was_named_must_exist(sfnode: Run) -> None:
-    ended = sfnode("--config", "nowhere.toml", "status")
-    assert ended.status == 1
-    assert "nowhere.toml" in ended.err
+    sfnode("--config", "nowhere.toml", "status").failed("nowhere.toml")
 
 
 def test_a_bad_value_is_blamed_on_the_place_it_came_from(

@@ -55,8 +55,7 @@ def test_a_command_line_that_makes_no_sense_ends_with_status_2(
 def test_devices_are_a_bounded_number_and_each_is_named_once(
     command: str, devices: str, says: str, sfnode: Run
 ) -> None:
-    ended = sfnode(*command.split(), "--device", devices)
-    assert (ended.status, ended.out) == (1, "")
+    ended = sfnode(*command.split(), "--device", devices).refused()
     assert ended.err.startswith(f"sfnode: SF024: --device: {says}")
 
 
@@ -68,8 +67,7 @@ def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:
 
 @pytest.mark.parametrize("arguments", [("verify",), ("export", "--out", "out"), ("eval",), ("dashboard",)])
 def test_a_folder_without_a_run_is_said_to_be_one(arguments: tuple[str, ...], sfnode: Run) -> None:
-    ended = sfnode(*arguments, "--data-dir", "nothing")
-    assert (ended.status, ended.out) == (1, "")
+    ended = sfnode(*arguments, "--data-dir", "nothing").refused()
     assert ended.err.startswith("sfnode: SF043: nothing holds no run")
 
 
@@ -109,18 +107,16 @@ def test_a_command_of_the_lab_says_so_where_it_is_not_installed(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "sflab", None)
     monkeypatch.setattr(cli, "commands", {})
-    ended = sfnode("lab", "bench")
-    assert (ended.status, ended.out) == (1, "")
-    assert "SF078: `sfnode lab` belongs to the lab" in ended.err
-    assert "pip install --force-reinstall sfnode" in ended.err
+    sfnode("lab", "bench").refused(
+        "SF078: `sfnode lab` belongs to the lab", "pip install --force-reinstall sfnode"
+    )
     config = tmp_path / "config.toml"
     config.write_text("dtype = 'float32'\nnothing = 3\n")
     assert "SF010" in sfnode("--config", config, "status").err, "the others read the configuration"
 
 
 def test_join_alone_explains_what_a_link_is(sfnode: Run) -> None:
-    ended = sfnode("join")
-    assert ended.status == 1
+    ended = sfnode("join").failed()
     assert ended.err.startswith("sfnode: SF010: there is no run to join: you have named none, and ")
     assert "sfnode join sfnode:AZMB..." in ended.err
     assert "sfnode swarm" in ended.err

@@ -202,8 +202,7 @@ def test_digests_or_cores_that_differ_are_a_failure(
     monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.0)
     script.digests, script.cores = digests, cores
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
-    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2", "--json")
-    assert ended.status == 1
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2", "--json").failed()
     differing = SwarmResult.model_validate(json.loads(ended.out))
     assert [(node.digest, node.core_digest) for node in differing.nodes] == list(
         zip(digests, cores, strict=True)
@@ -215,8 +214,7 @@ def test_digests_or_cores_that_differ_are_a_failure(
 
 def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
-    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2")
-    assert ended.status == 0
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2").done()
     told = ended.out
     for text in (
         "starting 2 nodes of run a-name",
@@ -234,14 +232,12 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
 def test_a_folder_that_cannot_be_made_is_named(sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
     (tmp_path / "file").write_text("")
-    ended = sfnode("swarm", "--run", "run.toml", "--out", "file/nodes")
-    assert ended.status == 1
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "file/nodes").failed()
     assert ended.err.startswith("sfnode: SF010: cannot write to file/nodes")
 
 
 def test_a_manifest_that_is_not_there_is_an_error_before_anything_starts(sfnode: Run) -> None:
-    ended = sfnode("swarm", "--run", "nowhere.toml")
-    assert ended.status == 1
+    ended = sfnode("swarm", "--run", "nowhere.toml").failed()
     assert ended.err.startswith("sfnode: SF011: cannot read the run manifest nowhere.toml")
 
 
@@ -275,8 +271,7 @@ def test_what_suits_another_base_model_is_measured_before_nodes_start(
     make_model(tmp_path / "model")
     ended = sfnode(
         "swarm", "--task", "reviews", "--model", tmp_path / "model", "--out", "kept", "--nodes", "2"
-    )
-    assert ended.status == 0, ended.err
+    ).done()
     (file,) = (tmp_path / "kept").rglob("run.toml")
     run = Manifest.from_toml(file)
     assert run.model.source == "model"

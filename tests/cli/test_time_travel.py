@@ -66,8 +66,7 @@ def parsed(sfnode: Run, folder: Path) -> Callable[..., dict]:  # type: ignore[ty
     """What a command prints with --json about the folder."""
 
     def run(*arguments: object) -> dict:  # type: ignore[type-arg]
-        ended = sfnode(*arguments, "--data-dir", folder, "--json")
-        assert ended.status == 0, ended.err
+        ended = sfnode(*arguments, "--data-dir", folder, "--json").done()
         found: dict = json.loads(ended.out)  # type: ignore[type-arg]
         return found
 
@@ -170,8 +169,7 @@ def test_a_complete_run_says_of_nothing_that_it_waits(sfnode: Run, tmp_path: Pat
 
 
 def test_as_of_now_is_for_updates(sfnode: Run, folder: Path) -> None:
-    ended = sfnode("log", "--as-of-now", "--data-dir", folder)
-    assert (ended.status, "SF010" in ended.err) == (1, True)
+    sfnode("log", "--as-of-now", "--data-dir", folder).failed("SF010")
     every = sfnode("log", "--updates", "--as-of-now", "--data-dir", folder).out.splitlines()
     assert (len(every), len(sfnode("log", "--updates", "--data-dir", folder).out.splitlines())) == (38, 36)
 
@@ -204,8 +202,9 @@ def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
     sfnode: Run, folder: Path, tmp_path: Path
 ) -> None:
     for epoch in (0, 3):
-        ended = sfnode("history", "checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder)
-        assert ended.status == 0, ended.err
+        ended = sfnode(
+            "history", "checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder
+        ).done()
         assert f"after round {epoch}, " in ended.out
     assert sfnode("export", "--out", tmp_path / "last", "--data-dir", folder).status == 0
     assert files.difference(tmp_path / "3", tmp_path / "last") is None
@@ -242,8 +241,7 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
     assert digest is not None
     for block in re.findall(r"```sh\n(.*?)```", card, re.DOTALL):
         for line in (line for line in block.splitlines() if line.startswith("sfnode ")):
-            ended = sfnode(*line.replace("NODE", str(folder)).split()[1:])
-            assert ended.status == 0, line
+            ended = sfnode(*line.replace("NODE", str(folder)).split()[1:]).done()
             assert digest[1] in ended.out, line
         sums = re.search(r"<<'END'\n(.*)END", block, re.DOTALL)
     assert sums
@@ -251,17 +249,15 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
 
 
 def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("history", "checkout", 4, "--data-dir", folder)
-    assert (ended.status, ended.out) == (1, "")
-    assert "SF010: round 4 of this run does not count yet: the last one is 3" in ended.err
+    ended = sfnode("history", "checkout", 4, "--data-dir", folder).refused(
+        "SF010: round 4 of this run does not count yet: the last one is 3"
+    )
     joined(tmp_path / "open", build({}))
     for command in (
         ("history", "checkout", 0),
         ("history", "fork", 0, "--out", tmp_path / "new"),
     ):
-        ended = sfnode(*command, "--data-dir", tmp_path / "open")
-        assert (ended.status, ended.out) == (1, ""), command
-        assert "SF018: an open run has no decisions" in ended.err
+        sfnode(*command, "--data-dir", tmp_path / "open").refused("SF018: an open run has no decisions")
     assert not (tmp_path / "new").exists()
 
 
@@ -296,8 +292,7 @@ def test_the_leaderboard_follows_from_the_log_alone_to_the_digit(
 
 
 def test_figures_that_nobody_else_measures_are_told_apart(sfnode: Run, folder: Path) -> None:
-    ended = sfnode("leaderboard", "--remeasure", 2, "--data-dir", folder, "--json")
-    assert ended.status == 0, ended.err
+    ended = sfnode("leaderboard", "--remeasure", 2, "--data-dir", folder, "--json").done()
     found = LeaderboardResult.model_validate(json.loads(ended.out))
     assert [one.epoch for one in found.epochs] == [1, 3]
     assert not any(one.agrees for one in found.epochs)
@@ -309,8 +304,9 @@ def test_figures_that_nobody_else_measures_are_told_apart(sfnode: Run, folder: P
 
 def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_path: Path, home: Path) -> None:
     state = json.loads(sfnode("history", "checkout", 1, "--data-dir", folder, "--json").out)
-    ended = sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, "--name", "again")
-    assert ended.status == 0, ended.err
+    ended = sfnode(
+        "history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, "--name", "again"
+    ).done()
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.model.parent
     assert fork.model.parent.model_dump() == {
@@ -338,8 +334,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
     )
     assert sfnode("history", "archive", "--out", tmp_path / "old.sfnode", "--data-dir", folder).status == 0
     for parent in (folder, tmp_path / "old.sfnode"):
-        checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node")
-        assert checked.status == 0, checked.err
+        checked = sfnode("verify", "--parent", parent, "--data-dir", tmp_path / "node").done()
         assert f"its base model is run {RUN.run_id.hex()[:16]} after round 1" in checked.out
 
 
@@ -349,8 +344,7 @@ def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Pat
     keys += ("training.epoch_updates=16", "training.update_budget=512", "training.batch_size=2")
     keys += ("training.epsilon=0.002",)
     said = (word for key in keys for word in ("--set", key))
-    ended = sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, *said)
-    assert ended.status == 0, ended.err
+    sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder, *said).done()
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert {target.name.rpartition(".")[2] for target in fork.model.parsed_targets()} == {"v_proj"}
     numbers = fork.training
@@ -367,8 +361,7 @@ def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Pat
 
 def test_a_fork_with_another_budget_keeps_the_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "fork", "--data-dir", folder)
-    ended = sfnode("history", "fork", 1, *where, "--set", "training.update_budget=99")
-    assert ended.status == 0, ended.err
+    sfnode("history", "fork", 1, *where, "--set", "training.update_budget=99").done()
     fork = Manifest.from_toml(tmp_path / "fork/run.toml")
     assert fork.training == RUN.training.model_copy(
         update={"update_budget": 99, "learning_rate": RATE / RATE_ONE}
@@ -405,9 +398,7 @@ def test_runs_that_come_from_each_other_are_told_as_one_story(
 def test_a_fork_that_cannot_be_says_why(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     for key, reason in {"training.rank": "a power of two", "model.target_modules": "SF0"}.items():
         where = ("--out", tmp_path / key, "--data-dir", folder)
-        ended = sfnode("history", "fork", 1, *where, "--set", f"{key}=3")
-        assert ended.status == 1
-        assert reason in ended.err
+        sfnode("history", "fork", 1, *where, "--set", f"{key}=3").failed(reason)
         assert not (tmp_path / key / "run.toml").exists()
 
 
@@ -431,8 +422,7 @@ def test_a_fork_of_something_else_is_found_out(sfnode: Run, folder: Path, tmp_pa
     ):
         run = fork.model_copy(update={"model": fork.model.model_copy(update=lie)})
         begun_from(tmp_path / model, joined(tmp_path / name, run))
-        checked = sfnode("verify", "--parent", folder, "--data-dir", tmp_path / name)
-        assert (checked.status, says in checked.err) == (1, True), name
+        sfnode("verify", "--parent", folder, "--data-dir", tmp_path / name).failed(says)
 
 
 # -- archive, import -----------------------------------------------------------------------------------
@@ -446,8 +436,7 @@ def test_a_run_goes_from_one_folder_to_another_in_a_file(
 ) -> None:
     said = ArchiveStatement.model_validate(parsed("history", "archive", "--out", tmp_path / "run.sfnode"))
     assert (said.updates, said.sealed) == (38, 4)
-    ended = sfnode("history", "import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there")
-    assert ended.status == 0, ended.err
+    ended = sfnode("history", "import", tmp_path / "run.sfnode", "--data-dir", tmp_path / "there").done()
     assert "38 updates and 17 decisions are new to " in ended.out
     assert f"digest {said.digest}\n" in ended.out
     there = json.loads(sfnode("verify", "--data-dir", tmp_path / "there", "--json").out)
@@ -462,7 +451,5 @@ def test_a_run_goes_from_one_folder_to_another_in_a_file(
 def test_what_is_no_archive_is_refused_with_advice(sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("hello")
     for name in ("file", "missing"):
-        ended = sfnode("history", "import", tmp_path / name, "--data-dir", tmp_path / "there")
-        assert (ended.status, ended.out) == (1, "")
-        assert "SF083" in ended.err
+        sfnode("history", "import", tmp_path / name, "--data-dir", tmp_path / "there").refused("SF083")
         assert not (tmp_path / "there").exists()

@@ -172,9 +172,7 @@ def test_rows_of_a_table_keep_their_columns(exports: Path, sfnode: Run, tmp_path
     with (tmp_path / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("id", "sentence", "label"), *rows])
     asked = ("use", "--from", exports / "words", "--file", "in.csv", "--out")
-    refused = sfnode(*asked, "out.csv")
-    assert refused.status == 1
-    assert "SF031: in.csv, line 5: 'sentence' is empty" in refused.err
+    sfnode(*asked, "out.csv").failed("SF031: in.csv, line 5: 'sentence' is empty")
     assert not Path("out.csv").exists()
     skipping = sfnode(*asked, "out.csv", "--skip-bad-rows")
     assert skipping.out == "wrote out.csv: 3 rows, 1 of them without an answer\n"
@@ -285,7 +283,7 @@ def test_what_cannot_be_answered_is_said_before_anything_is_loaded(
 
 def test_a_model_that_has_learnt_nothing_yet_says_so(sfnode: Run, tmp_path: Path) -> None:
     for name, run in (("open", build({})), ("organised", organised(build({})))):
-        ended = sfnode("use", "--data-dir", joined(tmp_path / name, run), "a text")
-        assert ended.status == 1
-        assert f"SF074: the model in {tmp_path / name} has learnt nothing:" in ended.err
+        ended = sfnode("use", "--data-dir", joined(tmp_path / name, run), "a text").failed(
+            f"SF074: the model in {tmp_path / name} has learnt nothing:"
+        )
         check(ended.err)

@@ -48,14 +48,12 @@ def test_it_verifies_to_the_digests_that_version_1_gave(folder: Path, sfnode: Ru
 
 
 def test_its_model_can_be_measured_and_exported(folder: Path, sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 10, "--json")
-    assert ended.status == 0, ended.err
+    sfnode("eval", "--data-dir", folder, "--test-limit", 10, "--json").done()
     assert sfnode("export", "--out", tmp_path / "out", "--data-dir", folder).status == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_no_swarm_trains_it_further(folder: Path, sfnode: Run) -> None:
-    ended = sfnode("swarm", "--run", Layout(folder).manifest)
-    assert ended.status == 1
+    ended = sfnode("swarm", "--run", Layout(folder).manifest).failed()
     assert ended.err.startswith("sfnode: SF016: ")
     assert "sfnode export" in ended.err

@@ -101,7 +101,7 @@ async def test_where_all_is_well_there_is_no_problem_and_the_speed_is_measured(
 async def test_a_peer_of_hivemind_that_is_no_node_is_a_way_in_and_said_to_be_no_more() -> None:
     async with AsyncExitStack() as stack:
         plain = await stack.enter_async_context(plain_peer())
-        caller = await network.start_caller(stack)
+        caller = await network.start(stack)
         address = str((await plain.get_visible_maddrs())[0])
         seen = await peers.visit(address, partial(asyncio.sleep, 0, caller), None)
     assert seen.finding

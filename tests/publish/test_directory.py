@@ -73,8 +73,7 @@ def directory(sfnode: Run, tmp_path: Path) -> Callable[..., tuple[Page, Ended]]:
     """Make a directory of these files; return the page, and what the command has said."""
 
     def make(*sources: object) -> tuple[Page, Ended]:
-        ended = sfnode("publish", "directory", *sources, "--out", tmp_path / "page")
-        assert ended.status == 0, ended.err
+        ended = sfnode("publish", "directory", *sources, "--out", tmp_path / "page").done()
         return Page.of(tmp_path / "page" / "index.html"), ended
 
     return make
