@@ -249,7 +249,7 @@ def test_the_card_of_an_export_is_verified_by_its_own_commands(
 
 
 def test_what_has_no_seal_is_refused_with_advice(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("history", "checkout", 4, "--data-dir", folder).refused(
+    sfnode("history", "checkout", 4, "--data-dir", folder).refused(
         "SF010: round 4 of this run does not count yet: the last one is 3"
     )
     joined(tmp_path / "open", build({}))
