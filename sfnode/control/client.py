@@ -250,10 +250,10 @@ class Client:
         """Ask the node to end at once."""
         await self._send("POST", "/leave")
 
-    async def _ask(self, kind: Kind[T], path: str, *, deadline: float = ANSWER_DEADLINE) -> T:
+    async def _ask(self, kind: Kind[T], path: str, *, deadline: float | None = None) -> T:
         return self._read(kind, await self._send("GET", path, deadline=deadline))
 
-    async def _tell(self, kind: Kind[T], path: str, body: Any = None, deadline: float = ANSWER_DEADLINE) -> T:
+    async def _tell(self, kind: Kind[T], path: str, body: Any = None, deadline: float | None = None) -> T:
         return self._read(kind, await self._send("POST", path, body, deadline))
 
     def _read(self, kind: Kind[T], text: bytes) -> T:
@@ -262,11 +262,10 @@ class Client:
         except ValueError as error:  # also pydantic's ValidationError
             raise _other_version(f"the node at {self._socket} says something else") from error
 
-    async def _send(
-        self, method: str, path: str, body: Any = None, deadline: float = ANSWER_DEADLINE
-    ) -> bytes:
+    async def _send(self, method: str, path: str, body: Any = None, deadline: float | None = None) -> bytes:
+        request = http_request(method, path, body)
         try:
-            received = await self._exchange(self._socket, http_request(method, path, body), deadline)
+            received = await self._exchange(self._socket, request, deadline or ANSWER_DEADLINE)
             status, text = http_response(received)
         except (OSError, ValueError) as error:
             raise _no_answer(self._socket, error) from error

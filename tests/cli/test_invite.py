@@ -13,7 +13,7 @@ import pytest
 
 from sfnode.cli.join import _following, _link_unless_run
 from sfnode.cli.main import cli
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.node import contacts as kept_contacts
 from sfnode.node import startup
@@ -24,6 +24,7 @@ from sfnode.store.data_folder import open_data_dir
 from sfprotocol import invitation
 from sfprotocol.messages import OLDEST_VERSION, PROTOCOL_VERSION
 from tests.cli.helpers import Run
+from tests.refusals import refusing
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/31337/p2p/QmSelf"
 PRIVATE = "/ip4/192.168.1.7/tcp/31337/p2p/QmSelf"
@@ -78,9 +79,8 @@ def test_a_link_leads_where_it_helps_most(
 
 
 def test_a_node_that_nobody_can_reach_and_that_has_met_nobody_cannot_invite() -> None:
-    with pytest.raises(UserError) as refusal:
+    with refusing(Code.NO_ADDRESS):
         invitations.compose(bytes(32), [], [])
-    assert refusal.value.code == Code.NO_ADDRESS
 
 
 # -- sfnode invite -----------------------------------------------------------------------------------
@@ -115,8 +115,7 @@ def test_the_qr_code_fits_a_terminal_and_is_drawn_when_asked_for(folder: Path, s
 
 @pytest.mark.parametrize("where", [".", "nowhere"])
 def test_a_folder_without_a_run_has_nothing_to_invite_to(where: str, sfnode: Run) -> None:
-    ended = sfnode("invite", "--data-dir", where).failed()
-    assert ended.err.startswith("sfnode: SF043: ")
+    sfnode("invite", "--data-dir", where).failed("sfnode: SF043: ")
 
 
 # -- sfnode join LINK --------------------------------------------------------------------------------
@@ -135,8 +134,7 @@ def test_a_link_says_whom_to_ask_and_which_run_it_must_be(run: Manifest) -> None
 def test_a_link_with_a_typo_is_refused(run: Manifest, sfnode: Run) -> None:
     link = invitation.write(invitation.invite(1, run.run_id, OTHERS[:1]))
     for wrong in (link[:-1], link.replace("C", "c", 1), link + link, LOOPBACK, "run.toml", "sfnode:"):
-        ended = sfnode("join", wrong).refused()
-        assert ended.err.startswith("sfnode: SF014: this is not an invitation: ")
+        sfnode("join", wrong).refused("sfnode: SF014: this is not an invitation: ")
 
 
 def test_a_link_to_a_run_of_a_later_protocol_asks_for_an_upgrade(run: Manifest, sfnode: Run) -> None:
@@ -153,13 +151,12 @@ def test_a_link_to_another_run_than_the_folders_or_the_one_asked_for_is_refused(
     folder: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = invitation.write(invitation.invite(1, bytes(32), OTHERS[:1]))
-    ended = sfnode("join", link, "--set", "run.id=01").failed()
-    assert ended.err.startswith("sfnode: SF013: the link leads to run 0000000000000000, not to 01")
+    sfnode("join", link, "--set", "run.id=01").failed(
+        "sfnode: SF013: the link leads to run 0000000000000000, not to 01"
+    )
     settings = Settings(data_dir=folder, **_following(link, {"run_id": "", "peers": ()}))
-    with open_data_dir(folder) as data_dir, pytest.raises(UserError) as refusal:
+    with open_data_dir(folder) as data_dir, refusing(Code.WRONG_RUN, "--data-dir"):
         startup.local_manifest(settings, data_dir)
-    assert refusal.value.code == Code.WRONG_RUN
-    assert "--data-dir" in refusal.value.fix
 
 
 def test_the_link_may_come_from_the_environment(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:

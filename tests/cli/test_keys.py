@@ -11,7 +11,8 @@ from click.shell_completion import ZshComplete
 from sfnode.cli.groups import PROGRAM, VARIABLE
 from sfnode.cli.keys import Command
 from sfnode.cli.options import option
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
+from tests.refusals import refusing
 
 Parsed = dict[str, Any]
 
@@ -57,11 +58,8 @@ def test_set_goes_before_the_variable_and_that_before_the_file(monkeypatch: pyte
     ],
 )
 def test_a_key_that_is_unknown_or_has_no_value_is_refused_with_what_was_meant(pair: str, fix: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with refusing(Code.BAD_OPTION, f"--set {pair}", fix):
         baked("--set", pair)
-    assert refused.value.code is Code.BAD_OPTION
-    assert f"--set {pair}" in refused.value.what
-    assert fix in refused.value.fix
 
 
 def test_a_value_that_is_refused_is_refused_by_its_key() -> None:

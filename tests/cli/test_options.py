@@ -138,9 +138,7 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_reason(
     text: str, reason: str, config: Callable[[str], Path], sfnode: Run
 ) -> None:
     file = config(text)
-    ended = sfnode("status").failed()
-    assert ended.err.startswith(f"sfnode: SF010: the configuration file {file} is not usable")
-    assert reason in ended.err
+    sfnode("status").failed(f"sfnode: SF010: the configuration file {file} is not usable", reason)
 
 
 def test_a_file_that_was_named_must_exist(sfnode: Run) -> None:

@@ -52,8 +52,7 @@ def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: R
     node.decide(Admit(A, QUOTA, 0), Announce("on Monday"))
     node.decide(Evaluated(0, "accuracy", 80_000_000, 75_000_000, 85_000_000, 400_000, 100))
     node.decide(Evaluated(1, "accuracy", 60_000_000, 55_000_000, 65_000_000, 600_000, 100))
-    said = organise("status")
-    assert said.status == 0
+    said = organise("status").done()
     since = f"{datetime.fromtimestamp(BEGAN):%Y-%m-%d %H:%M}"
     assert f"organiser   here, organising; term 0 since {since}, 4 decisions" in said.out
     assert "members     1, 0 invitations, 0 newcomers wait" in said.out
@@ -108,8 +107,7 @@ def test_a_dry_run_says_what_changes_and_the_same_without_it_changes_that(
     assert dry.out.startswith("not signed, this is a dry run; ")
     assert says in dry.out
     assert node.organised.run_state.decisions == 2
-    signed = organise(*wish)
-    assert signed.status == 0
+    signed = organise(*wish).done()
     assert wish == ["invite"] or says in signed.out
     assert node.organised.run_state.decisions == 3
 
@@ -156,10 +154,7 @@ def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
     ids=lambda value: str(value)[:20],
 )
 def test_what_makes_no_sense_is_refused(wish: list[str], number: str, says: str, organise: Run) -> None:
-    ended = organise(*wish)
-    assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith(f"sfnode: {number}: ")
-    assert says in ended.err
+    organise(*wish).refused(f"sfnode: {number}: ", says)
 
 
 def test_only_the_node_with_the_key_is_told_what_to_decide(node: OrganisedNode, organise: Run) -> None:
@@ -194,8 +189,7 @@ def test_a_run_passes_to_another_key_by_a_file_that_deputies_sign(
     node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file, keys_dir = tmp_path / "succession.json", tmp_path / "keys"
-    made = organise("hand-over", "--out", file, "--keys-dir", keys_dir, "--kept", 0)
-    assert made.status == 0, made.err
+    organise("hand-over", "--out", file, "--keys-dir", keys_dir, "--kept", 0).done()
     assert organise("hand-over", "--submit", file).err.startswith("sfnode: SF067: ")
     first = sfnode("organise", "sign", file, "--deputy-key", keys / "d3")
     assert "signed as deputy 2; 1 more votes are needed" in first.out
@@ -338,7 +332,7 @@ def test_bases_of_a_run_that_has_random_ones_are_refused(
     node: OrganisedNode, organise: Run, tmp_path: Path
 ) -> None:
     Layout(tmp_path / "node").manifest.write_text(node.manifest.to_toml())
-    ended = organise("bases", bases_file(tmp_path, 1, node.manifest.training.rank))
-    assert ended.status == 1
-    assert "this would change nothing: bases of this run are random" in ended.err
+    organise("bases", bases_file(tmp_path, 1, node.manifest.training.rank)).failed(
+        "this would change nothing: bases of this run are random"
+    )
     assert not Layout(tmp_path / "node").bases.exists()

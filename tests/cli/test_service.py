@@ -68,8 +68,7 @@ def test_units_are_where_the_configuration_is_and_one_can_be_removed(
     ended = sfnode("service", "remove").done()
     assert "systemctl --user stop sfnode" in ended.out
     assert [one for one in unit.parent.rglob("*") if one != wants] == []
-    again = sfnode("service", "remove").refused()
-    assert again.err.startswith("sfnode: SF010: there is no service for ")
+    sfnode("service", "remove").refused("sfnode: SF010: there is no service for ")
 
 
 def test_options_that_join_would_refuse_are_refused_before_anything_is_written(

@@ -232,13 +232,15 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
 def test_a_folder_that_cannot_be_made_is_named(sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
     (tmp_path / "file").write_text("")
-    ended = sfnode("swarm", "--run", "run.toml", "--out", "file/nodes").failed()
-    assert ended.err.startswith("sfnode: SF010: cannot write to file/nodes")
+    sfnode("swarm", "--run", "run.toml", "--out", "file/nodes").failed(
+        "sfnode: SF010: cannot write to file/nodes"
+    )
 
 
 def test_a_manifest_that_is_not_there_is_an_error_before_anything_starts(sfnode: Run) -> None:
-    ended = sfnode("swarm", "--run", "nowhere.toml").failed()
-    assert ended.err.startswith("sfnode: SF011: cannot read the run manifest nowhere.toml")
+    sfnode("swarm", "--run", "nowhere.toml").failed(
+        "sfnode: SF011: cannot read the run manifest nowhere.toml"
+    )
 
 
 def test_a_manifest_says_its_task_itself(tmp_path: Path, sfnode: Run) -> None:

@@ -54,6 +54,4 @@ def test_its_model_can_be_measured_and_exported(folder: Path, sfnode: Run, tmp_p
 
 
 def test_no_swarm_trains_it_further(folder: Path, sfnode: Run) -> None:
-    ended = sfnode("swarm", "--run", Layout(folder).manifest).failed()
-    assert ended.err.startswith("sfnode: SF016: ")
-    assert "sfnode export" in ended.err
+    sfnode("swarm", "--run", Layout(folder).manifest).failed("sfnode: SF016: ", "sfnode export")

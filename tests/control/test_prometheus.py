@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.node.training import limiter
 from sfnode.organising.reporting import alarms
@@ -23,6 +23,7 @@ from sfnode.resources import policy
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
+from tests.refusals import refusing
 from tests.schema.helpers import organised, rewarded, status
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -80,16 +81,13 @@ async def test_metrics_on_tcp_answer_there_and_nothing_else(swarm: Swarm) -> Non
 
 
 async def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError) as refusal:
+    with socket.create_server(("127.0.0.1", 0)) as taken, refusing(Code.PORT_IN_USE, "--metrics"):
         await prometheus.serve(Told(None).status, "127.0.0.1", taken.getsockname()[1])
-    assert refusal.value.code == Code.PORT_IN_USE
-    assert "--metrics" in refusal.value.fix
 
 
 async def test_an_address_that_is_not_of_this_machine_is_an_error_of_the_user() -> None:
-    with pytest.raises(UserError) as refusal:
+    with refusing(Code.BAD_OPTION):
         await prometheus.serve(Told(None).status, "203.0.113.7", 0)
-    assert refusal.value.code == Code.BAD_OPTION
 
 
 async def test_metrics_on_tcp_are_not_for_pages_of_other_sites() -> None:

@@ -17,13 +17,14 @@ from sfnode.control.client import Client
 from sfnode.control.server import serve
 from sfnode.dashboard.server import STATIC, now_in_words, serving
 from sfnode.dashboard.snapshot import Mood, Now
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.organising.evaluation.health import published
 from sfnode.schema import views
 from sfnode.store.data_folder import Layout
 from tests.control.organised_node import OrganisedNode
 from tests.node.helpers import Swarm
 from tests.organising.bench import scores
+from tests.refusals import refusing
 from tests.schema.helpers import organised, rewarded, status
 
 TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
@@ -257,10 +258,9 @@ async def test_a_node_that_is_gone_is_said_so_and_a_busy_port_too(swarm: Swarm) 
     async with serving(absent, "127.0.0.1", 0, TOKEN) as url:
         status, text, _ = await fetch(url.partition("?")[0] + "api/now", headers=HEADERS)
         assert (status, "no node answers" in text) == (503, True)
-        with pytest.raises(UserError) as refusal:
+        with refusing(Code.PORT_IN_USE):
             async with serving(absent, "127.0.0.1", int(url.split(":")[2].partition("/")[0])):
                 pass
-        assert refusal.value.code == Code.PORT_IN_USE
 
 
 def test_the_files_load_nothing_from_elsewhere_and_never_take_text_for_markup() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.peers.contacts import MAX_FILE
 from sfnode.publish.run_file import MOST_COUNT, MOST_VALUE, RunFile
 from sfnode.publish.signature import Signer
@@ -28,6 +28,7 @@ from tests.peers.test_contacts import page, web_server
 from tests.protocol.feeds import origin_of, signing_key
 from tests.publish.helpers import Page, link_to
 from tests.publish.runs import manifest_of
+from tests.refusals import refusing
 
 EVALUATION = {
     "metric": "accuracy", "value": 0.8, "low": 0.78, "high": 0.82, "loss": 0.4, "count": 872, "epoch": 1,
@@ -429,9 +430,8 @@ def test_what_is_to_be_copied_is_for_a_shell_just_a_command(
     ],
 )
 def test_what_is_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(UserError) as error:
+    with refusing(Code.BAD_RUN_FILE):
         RunFile.parse(json.dumps(SAID | changes).encode(), "it")
-    assert error.value.code is Code.BAD_RUN_FILE
 
 
 def test_what_later_versions_add_is_passed_over() -> None:

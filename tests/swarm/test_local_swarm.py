@@ -19,6 +19,7 @@ from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
 from sfnode.swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
+from tests.refusals import refusing
 from tests.swarm import helpers
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
@@ -65,9 +66,8 @@ def test_a_swarm_of_no_nodes_or_of_too_many_is_refused(nodes: int) -> None:
 
 
 def test_a_run_of_version_1_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
+    with refusing(Code.OLDER_PROTOCOL):
         LocalSwarm(helpers.MANIFEST.model_copy(update={"protocol": 1}))
-    assert caught.value.code is Code.OLDER_PROTOCOL
 
 
 async def test_the_others_join_through_the_first_once_it_answers(
@@ -216,9 +216,8 @@ async def test_a_node_that_ends_ends_the_swarm_and_its_folder_is_kept(
     script: helpers.Script, scratch: Path
 ) -> None:
     script.dies = 2
-    with pytest.raises(UserError) as failure:
+    with refusing(Code.SWARM_FAILED):
         await ended(LocalSwarm(helpers.MANIFEST, nodes=2))
-    assert failure.value.code == Code.SWARM_FAILED
     assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
     assert left(scratch)
 
@@ -287,9 +286,8 @@ async def test_an_interrupted_start_stops_what_has_started_and_leaves_nothing(
 
 async def test_a_folder_that_cannot_be_written_is_named(script: helpers.Script, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError) as refusal:
+    with refusing(Code.BAD_OPTION):
         await LocalSwarm(helpers.MANIFEST, folder=tmp_path / "file" / "nodes").start()
-    assert refusal.value.code == Code.BAD_OPTION
     assert script.events == []
 
 
