@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -294,17 +294,14 @@ class LocalSwarm:
         """Ask the nodes once. Raises UserError SWARM_FAILED if one ended."""
         with self._keeping():
             statuses = tuple(await asyncio.gather(*(node.look() for node in self.nodes)))
-            organised = await self._organiser_status() if self._organised and statuses[0] else None
+            organised = None
+            if self._organised and statuses[0]:
+                with suppress(UserError):
+                    organised = await self.nodes[0].client.organising()
         now = time.monotonic()
         if not self._first_update and any(status and status.known for status in statuses):
             self._first_update = now
         return SwarmProgress(now - self._started, statuses, organised)
-
-    async def _organiser_status(self) -> OrganiserStatus | None:
-        try:
-            return await self.nodes[0].client.organising()
-        except UserError:
-            return None
 
     async def __aiter__(self) -> AsyncIterator[SwarmProgress]:
         """Ask the nodes regularly until the run is complete and the base model is measured."""

@@ -52,7 +52,6 @@ INEXACT = 3.0
 """Threshold, in seconds, above which a clock's difference is worth a note: other programs on hivemind's DHT
 refuse such a peer."""
 
-NTP_PORT = 123
 NTP_DEADLINE = 2.5
 """Deadline, in seconds, for one packet there and back. Where UDP is blocked no answer comes."""
 
@@ -204,7 +203,7 @@ def public_ipv4() -> str | None:
 # -- the clock -----------------------------------------------------------------------------------------
 
 
-async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
+async def ntp_ahead(host: str, port: int) -> float:
     """Return the seconds by which a time server is ahead of this clock. Raises OSError or TimeoutError."""
     async with asyncio.timeout(NTP_DEADLINE):
         (family, address), *_ = await in_daemon_thread(lambda: _udp(host, port))
