@@ -104,25 +104,19 @@ def _from_folder(data_dir: Path) -> InviteResult:
 
 
 def _draw(link: str) -> None:
-    """Print the QR code, and a warning if the terminal is too narrow for it."""
-    drawing = _drawn(link)
-    columns = len(drawing.partition("\n")[0])
-    click.echo(drawing)
-    if sys.stdout.isatty() and columns > shutil.get_terminal_size().columns:
-        echo(f"The code is {columns} columns wide: make the window wider to see it whole.", err=True)
-
-
-def _drawn(link: str) -> str:
-    """Return the link as a QR code of half blocks, light on dark; readers accept either."""
+    """Print the link as a QR code of half blocks, light on dark, and a warning if the terminal is too narrow
+    for it. Readers accept light codes and dark ones."""
     from io import StringIO
 
     import segno
 
     drawing = StringIO()
-    segno.make(link, error="l", boost_error=False, micro=False).terminal(
-        drawing, border=QR_BORDER, compact=True
-    )
-    return drawing.getvalue()
+    code = segno.make(link, error="l", boost_error=False, micro=False)
+    code.terminal(drawing, border=QR_BORDER, compact=True)
+    columns = len(drawing.getvalue().partition("\n")[0])
+    click.echo(drawing.getvalue())
+    if sys.stdout.isatty() and columns > shutil.get_terminal_size().columns:
+        echo(f"The code is {columns} columns wide: make the window wider to see it whole.", err=True)
 
 
 # -- peer-id -------------------------------------------------------------------------------------------

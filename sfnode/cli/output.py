@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from sfnode.logging import TextFormatter
 from sfnode.printable import lines, paragraph, printable
 
 state = SimpleNamespace(as_json=False, printed=False)
@@ -24,7 +25,7 @@ def begin(as_json: bool) -> None:
     state.as_json, state.printed = as_json, False
     warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {paragraph(str(said))}\n"
     if logging.lastResort:
-        logging.lastResort.setFormatter(_Plain())
+        logging.lastResort.setFormatter(TextFormatter())  # of commands that set up no logging
 
 
 def echo(
@@ -69,10 +70,3 @@ def echo_usage(error: click.ClickException) -> None:
     said = StringIO()
     error.show(said)
     echo(said.getvalue(), err=True, end="")
-
-
-class _Plain(logging.Formatter):
-    """Formats log messages of a command without its own logging setup."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return paragraph(super().format(record))

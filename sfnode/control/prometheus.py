@@ -54,11 +54,6 @@ class Described(NamedTuple):
     read: Callable[[Status], Iterable[MetricSample]]
     labels: tuple[str, ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """The metric's type. By Prometheus's convention names of counters end in _total."""
-        return "counter" if self.name.endswith("_total") else "gauge"
-
 
 def _info(status: Status) -> list[MetricSample]:
     """Return the sample of sfnode_info, which is always 1. A label without a value, such as the origin of a
@@ -217,7 +212,8 @@ many."""
 
 
 def _family(described: Described, status: Status) -> Metric:
-    make = CounterMetricFamily if described.kind == "counter" else GaugeMetricFamily
+    # by Prometheus's convention names of counters end in _total
+    make = CounterMetricFamily if described.name.endswith("_total") else GaugeMetricFamily
     family = make(described.name, described.text, labels=described.labels)
     for sample in described.read(status):
         family.add_metric(sample.labels, sample.value)

@@ -92,30 +92,20 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return error(500, f"{type(fault).__name__}: {fault}")
 
 
-def answer(said: Any) -> web.Response:
-    """Return records, or other values, as JSON."""
-    return web.Response(body=to_json(said, inf_nan_mode="strings"), content_type="application/json")
-
-
 def get(path: str, read: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers with the result of `read`, awaited if need be. Its arguments are fields of
-    the query, typed as `read` declares them."""
+    """Return a route that answers with the result of `read` as JSON. `read` may return an awaitable. Its
+    arguments are fields of the query, typed as it declares them."""
     return web.get(path, _handler(read, lambda request: dict(request.query)))
 
 
 def post(path: str, act: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers with the result of `act`, awaited if need be. Its arguments are fields of
-    the body, typed as `act` declares them."""
+    """Return a route that answers with the result of `act` as JSON. `act` may return an awaitable. Its
+    arguments are fields of the body, typed as it declares them."""
 
     async def fields_of(request: web.Request) -> dict[str, Any]:
-        return fields(await request.read())
+        return _FIELDS.validate_json(await request.read() or b"{}")
 
     return web.post(path, _handler(act, fields_of))
-
-
-def fields(body: bytes) -> dict[str, Any]:
-    """Return the fields of a request's body. Raises pydantic's ValidationError."""
-    return _FIELDS.validate_json(body or b"{}")
 
 
 def _handler(act: Callable[..., Any], given: Callable[[web.Request], Any]) -> Handler:
@@ -124,7 +114,8 @@ def _handler(act: Callable[..., Any], given: Callable[[web.Request], Any]) -> Ha
 
     async def handle(request: web.Request) -> web.StreamResponse:
         said = checked(**await _awaited(given(request))) if takes else checked()
-        return answer(await _awaited(said))
+        body = to_json(await _awaited(said), inf_nan_mode="strings")
+        return web.Response(body=body, content_type="application/json")
 
     return handle
 
