@@ -12,7 +12,7 @@ import pytest
 from sfnode import descriptors
 from sfnode.errors import Code, UserError
 from sfnode.store.log import UpdateLog
-from tests.refusals import refusing
+from tests.wording import refusing
 
 
 def test_a_process_may_have_as_many_as_the_system_allows() -> None:

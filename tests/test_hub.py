@@ -16,7 +16,7 @@ from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.models import files
 from tests.hub_server import REVISION, Offer, Offering, offering
-from tests.refusals import refusing
+from tests.wording import refusing
 
 __all__ = ["offering"]
 

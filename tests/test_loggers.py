@@ -15,7 +15,7 @@ import pytest
 
 from sfnode.errors import Code
 from sfnode.loggers import KINDS, LONGEST_NAME, MAX_WAITING, BackgroundLogger, JsonLines, LoggedRecord, opened
-from tests.refusals import refusing
+from tests.wording import refusing
 
 
 def record(step: int) -> LoggedRecord:

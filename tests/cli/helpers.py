@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.wording import has
+
 
 class Ended(NamedTuple):
     """A command that has ended."""
@@ -21,7 +23,7 @@ class Ended(NamedTuple):
     def failed(self, *words: str) -> Ended:
         """Require that it has failed, and that its error message has these words."""
         assert self.status == 1
-        assert not [word for word in words if word not in self.err], self.err
+        has(self.err, *words)
         return self
 
     def refused(self, *words: str) -> Ended:

@@ -32,6 +32,7 @@ from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS, task_of
 from sfnode.verifiers import plugins
 from tests.cli.helpers import Ended, sets
+from tests.wording import has
 
 Run = Callable[..., Ended]
 Flags = tuple[object, ...]
@@ -134,8 +135,7 @@ def written(ended: Ended, file: str = "run.toml") -> Manifest:
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
     _, _, following = ended.out.partition("What happens next:\n")
-    assert f"  sfnode join --run {file} " in following
-    assert "  sfnode invite " in following
+    has(following, f"  sfnode join --run {file} ", "  sfnode invite ")
     return manifest
 
 
@@ -335,8 +335,7 @@ def test_data_that_nodes_are_not_to_give_away_stay_beside_the_manifest(
     ended = sfnode("init", "text.jsonl", "--model", model, *TEXT, *flags)
     found = written(ended).data
     assert (found.train, found.digests) == ("text.jsonl", {})
-    assert "Nodes do not give them to each other" in ended.out
-    assert "sfnode join --data FILE" in ended.out
+    has(ended.out, "Nodes do not give them to each other", "sfnode join --data FILE")
 
 
 def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Path, sfnode: Run) -> None:

@@ -15,6 +15,7 @@ from sfnode.preparing import plan, scalars
 from sfnode.tasks.templates import ASKING
 from tests.cli import tickets
 from tests.cli.helpers import Ended
+from tests.wording import has
 
 Run = Callable[..., Ended]
 Answers = Callable[..., None]
@@ -95,15 +96,12 @@ def test_at_a_terminal_enter_takes_what_a_messy_table_suggests(
     assert {tuple(row) for row in trained} == {("subject", "body", "category")}
     judged = data.validation_limit
     assert f"Trains on {237 - judged} rows of {data.train}; {judged} others there say" in ended.out
-    assert f"Is measured on 59 more, {data.test}." in ended.out
-    assert "Beside it: the commonest label of " in ended.out
+    has(ended.out, f"Is measured on 59 more, {data.test}.", "Beside it: the commonest label of ")
     assert "Learns by gradients: 256 updates of 512 B, in rounds of 4." in ended.out
     assert run().training.is_first_order
-    assert "trains it here alone in a minute or two, to see how well it goes" in ended.out
-    assert "Its bases are in " in ended.out
+    has(ended.out, "trains it here alone in a minute or two, to see how well it goes", "Its bases are in ")
     assert Path(f"{run().training.bases}.bases").is_file()
-    assert "  sfnode swarm --run run.toml " in ended.out
-    assert "  sfnode join --run run.toml --organise " in ended.out
+    has(ended.out, "  sfnode swarm --run run.toml ", "  sfnode join --run run.toml --organise ")
     assert "  sfnode invite " in ended.out
 
 
@@ -202,8 +200,7 @@ def test_a_file_that_cannot_be_read_is_asked_for_again(sfnode: Run, answers: Ans
     answers("nowhere.csv", "empty.csv", "tickets.csv", "q")
     ended = sfnode("init", *TINY)
     assert (ended.status, "Nothing was written." in ended.out) == (0, True)
-    assert "there is no file nowhere.csv" in ended.err
-    assert "empty.csv has no rows" in ended.err
+    has(ended.err, "there is no file nowhere.csv", "empty.csv has no rows")
     assert not Path("run.toml").exists()
 
 
@@ -293,8 +290,7 @@ def table(text: str, label: str = "label", *, count: int = 40, names: Sequence[s
 def test_a_table_of_an_old_windows_is_shown_as_it_reads_and_written_anew(sfnode: Run) -> None:
     Path("old.csv").write_bytes(table("Das Gerät hängt").encode("cp1252"))
     ended = sfnode("init", "old.csv", "--yes", *TINY).done()
-    assert "read in Windows-1252, so that a word is 'Gerät'" in ended.out
-    assert "Das Gerät hängt no. 0" in ended.out
+    has(ended.out, "read in Windows-1252, so that a word is 'Gerät'", "Das Gerät hängt no. 0")
     assert {row["text"][:16] for row in rows(run().data.train)} == {"Das Gerät hängt "}
 
 

@@ -24,7 +24,7 @@ from sfnode.store.data_folder import open_data_dir
 from sfprotocol import invitation
 from sfprotocol.messages import OLDEST_VERSION, PROTOCOL_VERSION
 from tests.cli.helpers import Run
-from tests.refusals import refusing
+from tests.wording import has, refusing
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/31337/p2p/QmSelf"
 PRIVATE = "/ip4/192.168.1.7/tcp/31337/p2p/QmSelf"
@@ -184,8 +184,7 @@ def test_a_shell_that_completes_a_command_line_is_asked_for_no_link(monkeypatch:
 def test_at_a_terminal_a_link_is_asked_for(sfnode: Run, answers: Callable[..., None]) -> None:
     answers("sfnode:nothing")
     ended = sfnode("join", "-")
-    assert "Link: " in ended.err
-    assert "SF014: this is not an invitation: " in ended.err
+    has(ended.err, "Link: ", "SF014: this is not an invitation: ")
 
 
 def test_at_a_terminal_join_alone_says_what_a_link_is_and_asks_for_one_where_there_is_no_run(

@@ -15,6 +15,7 @@ from sfnode.cli.options import long_name, variable
 from sfnode.defaults import PROFILES
 from sfnode.limits import Limits
 from tests.cli.helpers import Run
+from tests.wording import has
 
 Parse = Callable[..., dict[str, Any]]
 
@@ -151,8 +152,7 @@ def test_a_bad_value_is_blamed_on_the_place_it_came_from(
     file = config('nodes = "many"\n')
     ended = sfnode("swarm")
     assert ended.status == 2
-    assert "--nodes" in ended.err
-    assert f"from the configuration file {file}" in ended.err
+    has(ended.err, "--nodes", f"from the configuration file {file}")
     monkeypatch.setenv("SFNODE_NODES", "few")
     assert "SFNODE_NODES" in sfnode("swarm").err
 

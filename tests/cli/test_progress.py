@@ -15,6 +15,7 @@ from rich.progress import Progress
 from sfnode.cli import progress
 from sfnode.cli.progress import LINES, Narration, left_text, waiting
 from sfnode.logging import begins, log
+from tests.wording import has
 
 SCRIPT = """
 import sys
@@ -89,9 +90,7 @@ def on_a_terminal(script: str) -> tuple[bytes, str]:
 def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
     out, text = on_a_terminal(SCRIPT)
     assert out == b"result\n"
-    assert "replaying the log" in text
-    assert "100/100" in text
-    assert "INFO    a line meanwhile\r\n" in text
+    has(text, "replaying the log", "100/100", "INFO    a line meanwhile\r\n")
     assert text.count("\n") <= 4, "the bar is drawn in place"
 
 

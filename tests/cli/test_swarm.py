@@ -24,6 +24,7 @@ from tests.node.training.test_model import make_model
 from tests.swarm.conftest import script as script
 from tests.swarm.helpers import COMMONEST, MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
+from tests.wording import has
 
 
 def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
@@ -207,9 +208,7 @@ def test_digests_or_cores_that_differ_are_a_failure(
     assert [(node.digest, node.core_digest) for node in differing.nodes] == list(
         zip(digests, cores, strict=True)
     )
-    assert "sfnode: SF062: " in ended.err
-    assert "kept" in ended.err
-    assert "FAILED: the nodes have different models." in ended.err
+    has(ended.err, "sfnode: SF062: ", "kept", "FAILED: the nodes have different models.")
 
 
 def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: Run, tmp_path: Path) -> None:

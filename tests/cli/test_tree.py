@@ -11,6 +11,7 @@ import pytest
 from sfnode.cli.groups import LazyGroup
 from sfnode.cli.main import cli
 from tests.cli.helpers import Run
+from tests.wording import has
 
 TREE = {
     "Join": "join invite swarm leave pause resume limit",
@@ -126,8 +127,7 @@ def test_a_command_that_does_not_exist_is_answered_with_what_was_meant(
     ended = sfnode(*typed.split())
     assert (ended.status, ended.out) == (2, "")
     wrong = typed.split()[-1]
-    assert f"There is no command '{wrong}'. Did you mean `" in ended.err
-    assert f" {meant}`" in ended.err
+    has(ended.err, f"There is no command '{wrong}'. Did you mean `", f" {meant}`")
 
 
 def test_nothing_is_guessed_where_nothing_is_near(sfnode: Run) -> None:

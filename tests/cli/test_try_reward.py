@@ -9,6 +9,7 @@ import pytest
 
 from sfnode.schema.results import TryRewardResult
 from tests.cli.helpers import Run
+from tests.wording import has
 
 LONGER = 'kind = "sum"\n' + "".join(
     f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
@@ -31,8 +32,7 @@ def test_one_sees_answers_their_rewards_and_what_the_machine_would_do(sfnode: Ru
     ended = sfnode("organise", "try-reward", manifest, "--prompts", 5).done()
     assert (ended.out.count("\n  prompt  "), ended.out.count("\n  answer  ")) == (3, 3)
     assert "5 prompts (95 % interval), the likeliest tokens:\n  mean reward 0." in ended.out
-    assert "20 answers to them, drawn as in training at temperature 0.7:" in ended.out
-    assert " answers/s, " in ended.out
+    has(ended.out, "20 answers to them, drawn as in training at temperature 0.7:", " answers/s, ")
 
 
 def test_answers_are_drawn_at_temperature_1_where_the_run_has_none(sfnode: Run, manifest: Path) -> None:

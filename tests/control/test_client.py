@@ -24,7 +24,7 @@ from sfnode.limits import Limits
 from sfnode.schema import status, views
 from sfnode.schema.evaluation import Evaluation
 from tests.node.helpers import Swarm
-from tests.refusals import refusing
+from tests.wording import refusing
 
 CALLS = [name for name, _ in inspect.getmembers(Client, inspect.iscoroutinefunction) if name[0] != "_"]
 

@@ -20,8 +20,8 @@ from sfnode.control.client import Client
 from sfnode.errors import Code, UserError
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from tests.node.helpers import Node, SmallEngine, Swarm
-from tests.refusals import refusing
 from tests.swarm.helpers import COMMONEST, PROBE
+from tests.wording import refusing
 
 
 async def ask(path: Path, method: str, route: str, body: bytes | None = None) -> tuple[int, Any]:

@@ -23,8 +23,8 @@ from sfnode.resources import policy
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
-from tests.refusals import refusing
 from tests.schema.helpers import organised, rewarded, status
+from tests.wording import refusing
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -24,8 +24,8 @@ from sfnode.store.data_folder import Layout
 from tests.control.organised_node import OrganisedNode
 from tests.node.helpers import Swarm
 from tests.organising.bench import scores
-from tests.refusals import refusing
 from tests.schema.helpers import organised, rewarded, status
+from tests.wording import has, refusing
 
 TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -68,8 +68,7 @@ async def test_the_page_and_its_answers_are_served_with_a_strict_policy(
             status, text, headers = await fetch(url + path, session=visitor)
             assert (status, bool(text)) == (200, True), path
             policy = headers["Content-Security-Policy"]
-            assert "default-src 'none'" in policy
-            assert "require-trusted-types-for 'script'" in policy
+            has(policy, "default-src 'none'", "require-trusted-types-for 'script'")
             assert "unsafe" not in policy
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert "Access-Control-Allow-Origin" not in headers
@@ -184,8 +183,7 @@ async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_i
         async with session.get(url, allow_redirects=False) as response:
             assert (response.status, response.headers["Location"]) == (303, "/")
             cookie = response.headers["Set-Cookie"]
-        assert "HttpOnly" in cookie
-        assert "SameSite=Lax" in cookie
+        has(cookie, "HttpOnly", "SameSite=Lax")
         assert "guesses" not in cookie
         bare = url.partition("?")[0]
         assert (await fetch(bare, session=session))[0] == 200

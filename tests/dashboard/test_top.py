@@ -26,6 +26,7 @@ from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitSta
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode
 from tests.node.helpers import PATIENCE, Swarm, eventually, manifest
 from tests.schema.helpers import organised, rewarded
+from tests.wording import has
 
 
 async def seen_of(swarm: Swarm) -> Shown:
@@ -78,14 +79,10 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
         "% (0.0-10.0 %) before training."
     )
     assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
-    assert f"{part_of(known, 120)} updates" in text
-    assert "done" in text
-    assert "neighbours  2 in step" in text
-    assert "loss  1.000" in text
+    has(text, f"{part_of(known, 120)} updates", "done", "neighbours  2 in step", "loss  1.000")
     went = seen._replace(curves=seen.curves.model_copy(update={"loss": [3.0, None, 2.0, 1.0]}))
     (loss,) = [line.plain for line in frame(went, 80, 24) if line.plain.startswith("loss  1.000")]
-    assert "█▅▁" in loss
-    assert "1.000 to 3.000 in " in loss
+    has(loss, "█▅▁", "1.000 to 3.000 in ")
     assert sum("same model" in line for line in lines) == 2
     assert "q quit" in lines[-1]
 

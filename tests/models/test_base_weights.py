@@ -27,7 +27,7 @@ from tests.engine.helpers import (
     updates,
     weights,
 )
-from tests.refusals import refused
+from tests.wording import refused
 
 EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 WEIGHTS = "model.safetensors"

@@ -28,7 +28,7 @@ from tests.peers.test_contacts import page, web_server
 from tests.protocol.feeds import origin_of, signing_key
 from tests.publish.helpers import Page, link_to
 from tests.publish.runs import manifest_of
-from tests.refusals import refusing
+from tests.wording import has, refusing
 
 EVALUATION = {
     "metric": "accuracy", "value": 0.8, "low": 0.78, "high": 0.82, "loss": 0.4, "count": 872, "epoch": 1,
@@ -96,8 +96,7 @@ def test_runs_stand_there_with_their_figures_and_how_to_join(
         "7 members",
     ):
         assert words in found.words
-    assert f"sfnode join {SAID['link']}" in found.words
-    assert "sfnode join https://example.org/another/run.json" in found.words
+    has(found.words, f"sfnode join {SAID['link']}", "sfnode join https://example.org/another/run.json")
     assert [one["href"] for one in found.named("a")] == ["https://example.org/another/"]
     assert "(2 of 2 runs)" in ended.out
 
@@ -390,8 +389,7 @@ def test_a_signature_that_does_not_hold_keeps_an_entry_out(
     found, ended = directory(bad, genuine)
     assert "Genuine" in found.words
     assert "Changed" not in found.words
-    assert "bad.json" in ended.err
-    assert "sign" in ended.err
+    has(ended.err, "bad.json", "sign")
 
 
 def test_hostile_texts_are_text(directory: Callable[..., tuple[Page, Ended]], tmp_path: Path) -> None:

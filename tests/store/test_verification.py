@@ -24,7 +24,7 @@ from sfprotocol.events import KeepControl
 from sfprotocol.messages import EpochScalars, RunParameters
 from sfprotocol.segments import without_front
 from tests.node.helpers import batch, feed_of, machine, manifest, record
-from tests.refusals import fails_with
+from tests.wording import fails_with
 from tests.store.organised import ORGANISED, Logged
 
 RUN = manifest(update_budget=100, scalar_limit=1000)

@@ -19,8 +19,8 @@ from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
 from sfnode.swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
-from tests.refusals import refusing
 from tests.swarm import helpers
+from tests.wording import refusing
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""

@@ -9,7 +9,7 @@ import pytest
 from sfnode.errors import Code
 from sfnode.transport.base import CONNECT_DEADLINE, LinkClosed, PeerRecord, TransportError
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
-from tests.refusals import fails_with
+from tests.wording import fails_with
 from tests.transport.helpers import read_all
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

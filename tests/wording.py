@@ -1,13 +1,18 @@
-"""A context manager for errors that a user sees."""
+"""Assertions on texts that a user sees."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from sfnode.errors import Code, UserError
+
+
+def has(text: Container[str], *words: str) -> None:
+    """Require that a text, or a list of texts, contains all of these."""
+    assert not [word for word in words if word not in text], text
 
 
 @contextmanager
@@ -16,4 +21,4 @@ def refusing(code: Code, *words: str) -> Iterator[None]:
     with pytest.raises(UserError) as refusal:
         yield
     assert refusal.value.code is code
-    assert not [word for word in words if word not in str(refusal.value)], refusal.value
+    has(str(refusal.value), *words)
