@@ -30,6 +30,9 @@ from tests.publish.helpers import Page, link_to
 from tests.publish.runs import manifest_of
 from tests.wording import has, refusing
 
+Make = Callable[..., tuple[Page, Ended]]
+"""Makes the page of some files, as the fixture `directory` does."""
+
 EVALUATION = {
     "metric": "accuracy", "value": 0.8, "low": 0.78, "high": 0.82, "loss": 0.4, "count": 872, "epoch": 1,
     "base": False,
@@ -70,7 +73,7 @@ def written(folder: Path, name: str, **changes: object) -> Path:
 
 
 @pytest.fixture
-def directory(sfnode: Run, tmp_path: Path) -> Callable[..., tuple[Page, Ended]]:
+def directory(sfnode: Run, tmp_path: Path) -> Make:
     """Make a directory of these files; return the page, and what the command has said."""
 
     def make(*sources: object) -> tuple[Page, Ended]:
@@ -80,9 +83,7 @@ def directory(sfnode: Run, tmp_path: Path) -> Callable[..., tuple[Page, Ended]]:
     return make
 
 
-def test_runs_stand_there_with_their_figures_and_how_to_join(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
+def test_runs_stand_there_with_their_figures_and_how_to_join(directory: Make, tmp_path: Path) -> None:
     first = written(tmp_path, "1.json", description="Reads reviews.")
     second = written(
         tmp_path, "2.json", run_id="cd" * 32, title="Another", url="https://example.org/another/"
@@ -101,7 +102,7 @@ def test_runs_stand_there_with_their_figures_and_how_to_join(
     assert "(2 of 2 runs)" in ended.out
 
 
-def test_a_run_from_a_web_server_has_its_page_there(directory: Callable[..., tuple[Page, Ended]]) -> None:
+def test_a_run_from_a_web_server_has_its_page_there(directory: Make) -> None:
     data = json.dumps(SAID | {"url": "https://elsewhere.example/"}).encode()
     with web_server(page(data)) as url:
         found, _ = directory(f"{url}/reviews/run.json")
@@ -109,7 +110,7 @@ def test_a_run_from_a_web_server_has_its_page_there(directory: Callable[..., tup
 
 
 def test_what_cannot_be_read_is_listed_without_the_folders_of_the_machine(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+    directory: Make, tmp_path: Path
 ) -> None:
     sources = [
         tmp_path / "missing.json",
@@ -125,7 +126,7 @@ def test_what_cannot_be_read_is_listed_without_the_folders_of_the_machine(
 
 
 def test_of_a_run_that_is_told_of_twice_the_first_word_counts_if_none_is_signed(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+    directory: Make, tmp_path: Path
 ) -> None:
     early = written(tmp_path, "1.json", updated="2026-01-01T00:00:00Z", title="Early")
     found, _ = directory(early, written(tmp_path, "2.json", title="Late"))
@@ -152,7 +153,7 @@ def test_of_a_run_that_is_told_of_twice_the_first_word_counts_if_none_is_signed(
     ],
 )
 def test_an_entry_that_nobody_could_have_published_is_left_out_with_a_reason(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, changes: dict[str, object], reason: str
+    directory: Make, tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
     other = written(tmp_path, "other.json", run_id="cd" * 32, title="Another")
     found, ended = directory(written(tmp_path, "bad.json", **changes), other)
@@ -162,9 +163,7 @@ def test_an_entry_that_nobody_could_have_published_is_left_out_with_a_reason(
     assert "(1 of 2 runs)" in ended.out
 
 
-def test_what_can_be_measured_at_most_is_drawn(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
+def test_what_can_be_measured_at_most_is_drawn(directory: Make, tmp_path: Path) -> None:
     ends = [
         {"epoch": n, "value": MOST_VALUE * (-1) ** n, "low": "-Infinity", "high": "NaN"} for n in range(2)
     ]
@@ -248,7 +247,7 @@ def begun(last: Succession | None = None, *who: str) -> ControlFeed:
 
 
 def test_an_election_counts_by_those_whom_one_that_was_elected_has_named(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+    directory: Make, tmp_path: Path
 ) -> None:
     control = decided(elected(begun(), 1, "two", ["two", "three"]), "two", names("two", "four", "five"))
     path = signed(tmp_path, "Elected", "five", elected(control, 3, "five", ["four", "five"]))
@@ -277,7 +276,7 @@ FORGED: dict[str, Callable[[Turns], Turns]] = {
 
 @pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
 def test_a_key_that_too_few_have_elected_signs_nothing(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, change: Callable[[Turns], Turns]
+    directory: Make, tmp_path: Path, change: Callable[[Turns], Turns]
 ) -> None:
     control = elected(begun(), 1, "two", ["two", "three"])
     forged_turns = change(control.turns())
@@ -295,7 +294,7 @@ def forged(folder: Path, title: str, **changes: object) -> Path:
 
 
 def test_the_word_that_the_organiser_has_signed_wins_whatever_comes_first_or_has_the_later_date(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
+    directory: Make, tmp_path: Path
 ) -> None:
     genuine = signed(tmp_path, "Genuine", "organiser", updated="2026-01-01T00:00:00Z")
     found, ended = directory(forged(tmp_path, "First"), genuine, forged(tmp_path, "Last"))
@@ -344,7 +343,7 @@ WORDS: dict[str, Callable[[Path], list[Path]]] = {
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 def test_of_signed_words_the_last_one_of_the_latest_term_wins(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, words: Callable[[Path], list[Path]]
+    directory: Make, tmp_path: Path, words: Callable[[Path], list[Path]]
 ) -> None:
     found, ended = directory(*words(tmp_path))
     assert "(2 of 2 runs)" in ended.out
@@ -352,9 +351,7 @@ def test_of_signed_words_the_last_one_of_the_latest_term_wins(
     assert "Loses" not in found.words
 
 
-def test_the_first_word_counts_where_the_deputies_have_named_two(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
+def test_the_first_word_counts_where_the_deputies_have_named_two(directory: Make, tmp_path: Path) -> None:
     two = [signed(tmp_path, name, name, succession(TERM, name)) for name in ("one", "two")]
     found, _ = directory(forged(tmp_path, "First"), *two)
     assert "First" in found.words
@@ -381,7 +378,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
 def test_a_signature_that_does_not_hold_keeps_an_entry_out(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path, change: Callable[[bytes], bytes]
+    directory: Make, tmp_path: Path, change: Callable[[bytes], bytes]
 ) -> None:
     genuine = signed(tmp_path, "Genuine", "organiser")
     bad = tmp_path / "bad.json"
@@ -392,7 +389,7 @@ def test_a_signature_that_does_not_hold_keeps_an_entry_out(
     has(ended.err, "bad.json", "sign")
 
 
-def test_hostile_texts_are_text(directory: Callable[..., tuple[Page, Ended]], tmp_path: Path) -> None:
+def test_hostile_texts_are_text(directory: Make, tmp_path: Path) -> None:
     hostile = "</title><script>alert(1)</script>"
     texts = dict.fromkeys(("title", "description", "model", "task", "data"), hostile)
     found, _ = directory(written(tmp_path, "1.json", **texts))
@@ -400,9 +397,7 @@ def test_hostile_texts_are_text(directory: Callable[..., tuple[Page, Ended]], tm
     assert hostile in found.words
 
 
-def test_what_is_to_be_copied_is_for_a_shell_just_a_command(
-    directory: Callable[..., tuple[Page, Ended]], tmp_path: Path
-) -> None:
+def test_what_is_to_be_copied_is_for_a_shell_just_a_command(directory: Make, tmp_path: Path) -> None:
     found, _ = directory(written(tmp_path, "1.json", url="https://example.org/~ann/a=1,b/"))
     (said,) = re.findall("sfnode join .*", found.words)
     assert shlex.split(said) == ["sfnode", "join", "https://example.org/~ann/a=1,b/run.json"]
