@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from sfnode.models import bases
+from sfnode.preparing.manifest import build
 from tests.wording import has
 
 
@@ -34,6 +39,19 @@ class Ended(NamedTuple):
 
 Run = Callable[..., Ended]
 """Runs a command line, as the fixture `sfnode` does."""
+
+
+LENGTH = 'kind = "sum"\n' + "".join(
+    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
+)
+"""A verifier that likes longer answers better."""
+
+
+def bases_file(folder: Path, rank: int, fill: int = 8) -> Path:
+    """Write bases for the built-in model."""
+    sizes = [(one.out_features, one.in_features) for one in build({}).model.parsed_targets()]
+    pairs = [(np.full((out, rank), fill, np.int8), np.full((into, rank), 8, np.int8)) for out, into in sizes]
+    return bases.path_in(folder, bases.write(folder, pairs))
 
 
 def sets(*pairs: str) -> tuple[str, ...]:

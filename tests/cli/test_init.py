@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,9 @@ from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS, task_of
 from sfnode.verifiers import plugins
-from tests.cli.helpers import Ended, sets
+from tests.cli.helpers import LENGTH, Ended, Run, bases_file, sets
 from tests.wording import has
 
-Run = Callable[..., Ended]
 Flags = tuple[object, ...]
 
 
@@ -69,11 +67,6 @@ OWN = {
         r"task.stop= .\n",
     ),
 }
-LENGTH = 'kind = "sum"\n' + "".join(
-    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
-)
-"""A verifier that likes longer answers better."""
-
 FILES = {
     "rows.tsv": "text\tlabel\nfine\t1\npoor\t0\n",
     "few.tsv": "text\tlabel\n" + "tasty\t1\nawful\t0\n" * 10,
@@ -648,17 +641,10 @@ def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
 # -- published bases -----------------------------------------------------------------------------------
 
 
-def bases_file(folder: Path) -> Path:
-    """Bases for the built-in model at rank 32."""
-    sizes = [(one.out_features, one.in_features) for one in default_manifest().model.parsed_targets()]
-    pairs = [(np.full((out, 32), 8, np.int8), np.full((inner, 32), 8, np.int8)) for out, inner in sizes]
-    return bases.path_in(folder, bases.write(folder, pairs))
-
-
 def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
     sfnode: Run, tmp_path: Path
 ) -> None:
-    file = bases_file(tmp_path / "made").rename(tmp_path / "mine")
+    file = bases_file(tmp_path / "made", 32).rename(tmp_path / "mine")
     (tmp_path / "runs").mkdir()
     out = str(tmp_path / "runs" / "run.toml")
     made = ("init", *REVIEWS, "--out", out, "--open", *sets(f"training.bases={file}"), *MEASURED)

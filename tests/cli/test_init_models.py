@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from sfnode.manifest import Manifest
 from sfnode.models.files import EMBEDDED
 from sfnode.tasks import fitting
 from sfnode.tasks.presets import PRESETS
-from tests.cli.helpers import Ended, sets
+from tests.cli.helpers import Ended, Run, sets
 from tests.wording import has
-
-Run = Callable[..., Ended]
 
 UNMEASURED = sets("init.measure=no")
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sfnode.models import bases
@@ -21,7 +20,7 @@ from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
 from sfprotocol.messages import ELECTED_TERMS, OLDEST_VERSION, JoinRequest
-from tests.cli.helpers import Ended, Run
+from tests.cli.helpers import Ended, Run, bases_file
 from tests.control.organised_node import BEGAN, DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
 
@@ -289,14 +288,6 @@ def test_a_node_that_does_not_organise_names_nobody_and_says_who_would(
 # -- published bases ---------------------------------------------------------------------------------
 
 
-def bases_file(folder: Path, fill: int, rank: int) -> Path:
-    """Bases for the built-in model."""
-    targets = build({}).model.parsed_targets()
-    sizes = [(one.out_features, one.in_features) for one in targets]
-    pairs = [(np.full((out, rank), fill, np.int8), np.full((into, rank), 1, np.int8)) for out, into in sizes]
-    return bases.path_in(folder, bases.write(folder, pairs))
-
-
 def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, Run]:
     """A node of a run with these bases, which runs in `folder`, and its commands."""
     return OrganisedNode(basis="published", bases=digest), lambda *said: sfnode(
@@ -306,7 +297,7 @@ def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, R
 
 def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, tmp_path: Path) -> None:
     rank = build({}).training.rank
-    first, second = (bases_file(tmp_path, fill, rank) for fill in (1, 2))
+    first, second = (bases_file(tmp_path, rank, fill) for fill in (1, 2))
     folder = tmp_path / "node"
     node, publish = with_bases(folder, bases.digest_of(first), sfnode)
     with node.served(folder):
@@ -324,7 +315,7 @@ def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, t
         assert f"bases       {digests[1][:16]} from subspace 1 on" in status
         assert publish(second, "--subspace", 70_000).err.startswith("sfnode: SF066: ")
         assert publish(second, "--subspace", 1 << 32).status == 2
-        wrong = publish(bases_file(tmp_path, 1, 2 * rank))
+        wrong = publish(bases_file(tmp_path, 2 * rank))
         assert (wrong.status, wrong.err[:15]) == (1, "sfnode: SF082: ")
 
 
@@ -332,7 +323,7 @@ def test_bases_of_a_run_that_has_random_ones_are_refused(
     node: OrganisedNode, organise: Run, tmp_path: Path
 ) -> None:
     Layout(tmp_path / "node").manifest.write_text(node.manifest.to_toml())
-    organise("bases", bases_file(tmp_path, 1, node.manifest.training.rank)).failed(
+    organise("bases", bases_file(tmp_path, node.manifest.training.rank)).failed(
         "this would change nothing: bases of this run are random"
     )
     assert not Layout(tmp_path / "node").bases.exists()

@@ -17,6 +17,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
+from sfnode.schema.status import Status
 from sfnode.tasks import verifying
 from sfnode.verifiers import plugins
 from tests.cli.helpers import Run
@@ -67,31 +68,37 @@ def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
     assert any("starting" in line for line in lines)
 
 
-def test_progress_of_an_organised_run_tells_what_counts() -> None:
-    line = progress_line([status(known=48, loss=1.0)], organised_status())
-    assert line == "48 of 50 updates made, 40 count, 123/s, 0 s left, loss 1.000"
+SLOW = status(known=48, loss=1.0, updates_per_second=0.05)
+PROGRESS = {
+    "what counts": (
+        [status(known=48, loss=1.0)],
+        {},
+        "48 of 50 updates made, 40 count, 123/s, 0 s left, loss 1.000",
+    ),
+    "before anything counts": (
+        [status(known=57, loss=None)],
+        {"counted": 0, "budget": 64},
+        "57 of 64 updates made, 0 count, 123/s, 0 s left",
+    ),
+    "more than the budget": (
+        [status(known=60, loss=None)],
+        {"counted": 51},
+        "50 and 10 more updates made, 51 count, 123/s",
+    ),
+    "less than one update a second": (
+        [SLOW, SLOW],
+        {},
+        "48 of 50 updates made, 40 count, 6/min, 20 s left, loss 1.000",
+    ),
+    "nodes that start": ([status(), None, None], {}, "1 of 3 nodes are up"),
+}
 
 
-def test_what_is_made_is_told_before_anything_counts() -> None:
-    """It said `0 % done` with 57 of 64 updates made."""
-    none = organised_status().model_copy(update={"counted": 0, "budget": 64})
-    assert progress_line([status(known=57, loss=None)], none) == (
-        "57 of 64 updates made, 0 count, 123/s, 0 s left"
-    )
-
-
-def test_no_run_is_more_than_done() -> None:
-    over = organised_status().model_copy(update={"counted": 51})
-    assert (
-        progress_line([status(known=60, loss=None)], over) == "50 and 10 more updates made, 51 count, 123/s"
-    )
-
-
-def test_less_than_one_update_a_second_is_told_by_the_minute_with_the_time_that_is_left() -> None:
-    """A real model's run said `0/s` for half an hour."""
-    slow = status(known=48, loss=1.0, updates_per_second=0.05)
-    line = progress_line([slow, slow], organised_status())
-    assert line == "48 of 50 updates made, 40 count, 6/min, 20 s left, loss 1.000"
+@pytest.mark.parametrize(("nodes", "run", "says"), PROGRESS.values(), ids=PROGRESS)
+def test_a_line_of_progress_of_an_organised_run(
+    nodes: list[Status | None], run: dict[str, int], says: str
+) -> None:
+    assert progress_line(nodes, organised_status().model_copy(update=run)) == says
 
 
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
@@ -108,10 +115,6 @@ def test_progress_says_what_the_organisers_model_does_beside_updates() -> None:
     assert progress_line([busy, status()]).endswith("; node 1: measuring round 3, 1 min 12 s")
     lines = drawn(progress_table("a-rather-long-name", [busy, status()], organised_status()))
     assert "measuring round 3, 1 min 12 s" in " ".join(lines[:3])
-
-
-def test_while_nodes_start_it_says_how_many_are_up() -> None:
-    assert progress_line([status(), None, None]) == "1 of 3 nodes are up"
 
 
 def test_the_end_is_a_card_with_what_was_learnt_whose_work_it_was_and_what_comes_next() -> None:

@@ -18,6 +18,7 @@ from sfnode.engine.trainer import Trainer
 from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Parent
 from sfnode.models import bases, files
+from sfnode.preparing import scalars
 from sfnode.preparing.manifest import build
 from sfnode.schema.history import (
     CheckoutResult,
@@ -29,6 +30,7 @@ from sfnode.schema.node_state import UNCOUNTED_WORDS, Uncounted
 from sfnode.schema.results import ArchiveStatement, ImportResult, VerifyResult
 from sfnode.store.data_folder import Layout
 from sfnode.store.named_files import NamedFiles
+from sfnode.tasks import calibration
 from sfprotocol.decisions import FACTOR_ONE, RATE_ONE, Budget, Oversized, Part, RateFrom, Revoke, Void, Worth
 from tests.cli.helpers import Run
 from tests.node.helpers import manifest
@@ -41,6 +43,13 @@ RUN = DEFAULT.model_copy(update={"data": DEFAULT.data.model_copy(update={"valida
 A, B = (origin_of(name).hex() for name in "ab")
 RATE = RUN.parameters().rate
 HARM = 2
+
+
+@pytest.fixture(autouse=True)
+def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure little for forks."""
+    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 8)
+    monkeypatch.setattr(scalars, "SLOPES", 8)
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +200,6 @@ def test_checkout_has_the_state_of_any_seal(
     assert states[-1].named_digest == last.seals.named_digest
     said = sfnode("history", "checkout", 1, "--data-dir", folder).out
     assert said.startswith("up to round 1 18 updates count\nfingerprint  ")
-
-
-def test_json_stands_alone_where_a_model_is_written_too(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    ended = sfnode("history", "checkout", 1, "--out", tmp_path / "out", "--data-dir", folder, "--json")
-    assert CheckoutResult.model_validate(json.loads(ended.out)).updates == 18
-    assert f"wrote {tmp_path / 'out'} (" in ended.err
 
 
 def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(

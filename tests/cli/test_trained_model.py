@@ -3,7 +3,7 @@ refused before any of it is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.replay import weighed
 from sfnode.tasks import public_files
 from sfprotocol.seeds import I64
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run, bases_file
 from tests.store.folders import Folder, joined
 from tests.store.organised import ORGANISED, Logged
 from tests.store.test_verification import MEANT, train
@@ -127,14 +127,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(
-    arguments: str, status: int, says: str, folder: Path, sfnode: Callable[..., Ended]
+    arguments: str, status: int, says: str, folder: Path, sfnode: Run
 ) -> None:
     ended = sfnode(*arguments.split(), "--data-dir", folder)
     assert (ended.status, ended.out) == (status, "")
     assert says in ended.err
 
 
-def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: Callable[..., Ended]) -> None:
+def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: Run) -> None:
     run = build({})
     model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
     other = run.model_copy(update={"model": model})
@@ -144,15 +144,14 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
 
 
 def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
-    sfnode: Callable[..., Ended], tmp_path: Path
+    sfnode: Run, tmp_path: Path
 ) -> None:
     targets = build({}).model.parsed_targets()
-    sides = [(one.out_features, one.in_features) for one in targets]
-    pairs = [(np.full((rows, 4), 8, np.int8), np.full((columns, 4), 8, np.int8)) for rows, columns in sides]
-    digest = bases.write(tmp_path, pairs)
+    file = bases_file(tmp_path, 4)
+    digest = bases.digest_of(file)
     run = build({"rank": 4, "basis": "published", "bases": digest, "loss": "plain"})
     with Folder(tmp_path / "node", run, "a") as made:
-        kept = bases.keep(bases.path_in(tmp_path, digest), made.layout.bases, targets, (4, 4))
+        kept = bases.keep(file, made.layout.bases, targets, (4, 4))
         made.make(5)
     assert kept == digest
     here = ("--data-dir", tmp_path / "node")

@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from sfnode.schema.results import TryRewardResult
-from tests.cli.helpers import Run
+from tests.cli.helpers import LENGTH, Run
 from tests.wording import has
-
-LONGER = 'kind = "sum"\n' + "".join(
-    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
-)
 
 
 @pytest.fixture
 def manifest(sfnode: Run) -> Path:
     """A reward run on the built-in model and rows of one's own."""
-    Path("longer.toml").write_text(LONGER)
+    Path("longer.toml").write_text(LENGTH)
     rows = [{"q": f"{how} {what}"} for how in ("fine", "stale", "good") for what in ("food", "room", "staff")]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     keys = ("task.template={q} it was", "task.verifier=longer.toml", "task.answer_tokens=6")
