@@ -1,4 +1,4 @@
-"""A process that has no descriptor left waits for one, and may have all that the system allows."""
+"""Tests of file descriptors: waiting for one, and the limit of their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loggers: each kind is read back, and whoever measures neither waits nor fails whatever becomes of it."""
+"""Tests of loggers: each kind is read back, and callers neither wait nor fail."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def record(step: int) -> LoggedRecord:
 
 
 class Memory:
-    """A logger that remembers; fails when told to, and waits while its gate is closed."""
+    """A logger that keeps its records. It can be made to fail or to wait."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.steps: list[int] = []
         self.closed = 0
         self.fails = 0
-        """How many calls are still to fail."""
+        """Number of calls that will fail."""
         self.gate = threading.Event()
         self.gate.set()
         self.waits = threading.Event()
@@ -142,7 +142,7 @@ def test_a_run_s_name_is_a_stranger_s_text() -> None:
 
 
 NAME = "../../run; rm -rf /\n"
-"""The name of somebody else's run."""
+"""Name of a run that a stranger chose."""
 
 LINK = "sfnode:an-invitation-that-is-nobody-else-s-business"
 
@@ -243,7 +243,7 @@ def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 def small_leveldb_log(path: Path) -> Iterator[bytes]:
-    """The records of wandb's file, which come as in a log of LevelDB: checksum, length, kind, data."""
+    """Yield the records of a file of wandb. As in LevelDB's log, each has checksum, length, kind and data."""
     data, at = path.read_bytes(), 7
     assert len(data) < 32_768  # all of it is one block
     while at + 7 <= len(data):

@@ -1,4 +1,4 @@
-"""What the tests of the command line talk about."""
+"""Helpers of the tests of the command line."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Ended(NamedTuple):
 
 
 Run = Callable[..., Ended]
-"""Runs a command line, as the fixture `sfnode` does."""
+"""Function that runs a command line, like the fixture `sfnode`."""
 
 
 LENGTH = 'kind = "sum"\n' + "".join(
     f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
 )
-"""A verifier that likes longer answers better."""
+"""A verifier whose reward rises with the length of the answer."""
 
 
 def bases_file(folder: Path, rank: int, fill: int = 8) -> Path:
@@ -55,5 +55,5 @@ def bases_file(folder: Path, rank: int, fill: int = 8) -> Path:
 
 
 def sets(*pairs: str) -> tuple[str, ...]:
-    """Options that are keys of --set."""
+    """Return the arguments that set these keys by --set."""
     return tuple(part for pair in pairs for part in ("--set", pair))

@@ -1,4 +1,4 @@
-"""`sfnode keys`: what is asked, what is said, and that a run goes on with keys that came back."""
+"""Tests of `sfnode keys`: prompts, messages, and a run that continues with restored keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def passphrase(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(sfnode: Run) -> Manifest:
-    """A run that this user organises, and whose node has a key."""
+    """Make a run that this user organises, and a key for its node."""
     assert sfnode("init", "--task", "reviews", "--set", "init.measure=no").status == 0
     with open_data_dir(located(DATA_DIR)) as folder:
         load_or_create(folder.identity)

@@ -1,4 +1,4 @@
-"""A model that means ill ends `sfnode init` and `sfnode doctor` with a number, a cause and a fix."""
+"""Tests that a hostile model ends `sfnode init` and `sfnode doctor` with a numbered error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CASES = {
 
 
 def spoilt(folder: Path, name: str, content: str) -> Path:
-    """A copy with this content in one of its files."""
+    """Make a copy of a model with this content in one of its files."""
     hostile.copy(folder)
     (folder / name).write_text(content)
     return folder
@@ -71,7 +71,7 @@ def spoilt(folder: Path, name: str, content: str) -> Path:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Rows with the text for which the tokenizers were made, and little memory to encode them."""
+    """Write rows with the text for which the tokenizers were made, and reduce the memory for encoding."""
     monkeypatch.setattr(tokenizer_calls, "MEMORY", 256 << 20)
     lines = [json.dumps({"sentence": hostile.SENTENCE, "label": str(n % 2)}) for n in range(8)]
     Path(FILE).write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""`sfnode init` with options that say all: a manifest that, read again, is the same run."""
+"""Tests of `sfnode init` without a dialogue: the written manifest, refusals, measurements, keys and files."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ FILES = {
 }
 
 FEW = 8
-"""Slopes that most of these tests measure: what follows from them does not depend on their number."""
+"""Number of slopes that most of these tests measure. Their results do not depend on it."""
 
 
 @pytest.fixture(autouse=True)
 def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure where a test asks for it, and little; bring files with rows."""
+    """Measure little, and only if a test asks for it. Write the files."""
     monkeypatch.setattr(scalars, "SLOPES", FEW)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
     monkeypatch.setattr(rewards, "UPDATES", FEW)
@@ -95,7 +95,8 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A base model in a folder of the user's, with a chat template, that knows the answers of presets."""
+    """Make a base model in a folder, with a chat template and with the answers of the ready-made tasks as
+    tokens."""
     folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
     words = (folder / "tokenizer.json").read_text()
     for known, word in (("monday", "Yes"), ("sunday", "No")):
@@ -106,21 +107,21 @@ def model(tmp_path: Path) -> Path:
 
 
 def own(kind: str) -> Flags:
-    """A task of one's own, with rows for it."""
+    """Return the options of a task without --task, with a file of rows."""
     (file,) = Path().glob(f"{kind}.*")
     label = ("--label", "answer") if kind == "choice" else ()
     return (*sets(f"task.kind={kind}", *OWN[kind]), *label, file.resolve())
 
 
 READING = r"(loading libraries.*\n)+(reading the model and the data.*\n)+"
-"""What is said at first; on a slow machine more than once."""
+"""Pattern of the first messages. On a slow machine they are repeated."""
 
 MEASURING = r"(measuring what suits the model(: about \d+ (s|min) left)?\n(measuring what suits .*\n)*)?"
-"""What is said while numbers are measured, with the time that it takes unless the model writes answers."""
+"""Pattern of the messages during measurements. They have a duration unless the model writes answers."""
 
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
-    """The manifest that was written; what was printed of it is right."""
+    """Return the written manifest, after checking the output."""
     assert ended.status == 0, ended.err
     manifest = Manifest.from_toml(Path(file))
     assert re.fullmatch(READING + MEASURING, ended.err)
@@ -133,12 +134,12 @@ def written(ended: Ended, file: str = "run.toml") -> Manifest:
 
 
 def default_manifest() -> Manifest:
-    """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
+    """Return the built-in run with proof of work, as `sfnode init --open` writes it."""
     return build({}).model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
 
 
 def but_for_prior(manifest: Manifest) -> Manifest:
-    """The manifest as it was before its base model's prior was measured."""
+    """Return the manifest without the measured prior."""
     return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": ()})})
 
 
@@ -264,8 +265,8 @@ MADE: dict[str, tuple[Flags, dict[str, object]]] = {
         {"data.train": "rows.tsv"},
     ),
 }
-"""What is in a manifest, by the options that it is made of. MODEL stands for a model of the user's own, and a
-kind for such a task with rows."""
+"""Options, and fields of the resulting manifest. MODEL stands for a model in a folder, and a kind for a task
+of that kind with rows."""
 
 
 @pytest.mark.parametrize(("flags", "found"), MADE.values(), ids=MADE)
@@ -324,7 +325,7 @@ def test_a_manifest_has_the_name_of_a_folder_with_a_model_and_the_command_its_pl
 def test_data_that_nodes_are_not_to_give_away_stay_beside_the_manifest(
     model: Path, sfnode: Run, flags: tuple[str, ...]
 ) -> None:
-    """A private run gives away nothing that its owner has not asked it to."""
+    """A private run shares no data unless its owner asks for that."""
     ended = sfnode("init", "text.jsonl", "--model", model, *TEXT, *flags)
     found = written(ended).data
     assert (found.train, found.digests) == ("text.jsonl", {})
@@ -446,7 +447,7 @@ def test_a_number_that_is_given_counts_and_is_warned_of_if_most_scalars_then_say
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A trial that takes no time; whether it kept the epsilon that was given."""
+    """Replace the trial of numbers. Return a list of whether each trial kept the given epsilon."""
     kept: list[bool] = []
 
     def run(_trainer: Any, *, keep_epsilon: bool, **_: Any) -> scalars.Suited:
@@ -461,7 +462,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def in_words(model: Path) -> Flags:
-    """The built-in task for a model that nothing has been measured of."""
+    """Return the command for the built-in task, in words, with a model in a folder."""
     return ("init", "--model", model, *REVIEWS, *sets("task.kind=classification"), *MEASURED)
 
 
@@ -540,7 +541,7 @@ def test_without_data_only_the_largest_update_is_checked(
 def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_deputy(
     sfnode: Run, home: Path
 ) -> None:
-    """And runs are organised unless asked otherwise."""
+    """Runs are organised by default."""
     for folder, flags in ((home / ".local/share/sfnode/keys", ()), (KEYS, sets(f"keys.dir={KEYS}"))):
         ended = sfnode("init", *REVIEWS, "--force", *flags)
         manifest = written(ended)

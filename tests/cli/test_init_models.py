@@ -1,4 +1,4 @@
-"""`sfnode init` chooses the form of a task by the model: encoders class bare texts, chat needs a template."""
+"""Tests of `sfnode init` with other models: encoders classify bare texts, and chats need a template."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> Path:
-    """A tiny BERT with a classification head and the built-in model's tokenizer."""
+    """Make a tiny BERT with a classification head and the built-in model's tokenizer."""
     build: Any = AutoModelForSequenceClassification
     settings = AutoConfig.for_model("bert", vocab_size=200, max_position_embeddings=40, **SIZES)
     build.from_config(settings).save_pretrained(tmp_path / "bert")
@@ -99,7 +99,7 @@ def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run
 
 
 def test_a_chat_template_is_a_part_of_the_model(model: Path, sfnode: Run) -> None:
-    """Two nodes that word conversations differently would train different models."""
+    """Nodes with different chat templates would train different models."""
     flags = ("--model", model, "--set", "task.kind=chat", "--set", "task.messages_field=talk", "--force")
     digests = []
     for text in ("{{ messages[0].content }}", "{{ messages[1].content }}"):
@@ -164,7 +164,7 @@ STRICT = (
 
 
 def talks(file: str, *roles: str) -> None:
-    """Write conversations, of which the 11th and the 16th begin with another role."""
+    """Write conversations, of which the 11th and the 16th begin with a message of these roles."""
     said = [
         {"messages": [{"role": role, "content": f"hi no. {n}"} for role in (*before, "user", "assistant")]}
         for n in range(20)
@@ -193,7 +193,7 @@ def test_a_conversation_that_the_template_refuses_is_found_before_anybody_joins(
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_an_answer_that_is_too_long_is_refused_or_left_out(skip: bool, model: Path, sfnode: Run) -> None:
-    """Also where the table says what is to be learnt, and rows are held out."""
+    """The same holds for a proposed task with held-out rows."""
     answers = [f"{n + 1} it is" for n in range(19)] + ["so " * 300]
     lines = ["question,answer", *(f"What is {n}+1?,{said}" for n, said in enumerate(answers))]
     Path("asked.csv").write_text("\n".join(lines))

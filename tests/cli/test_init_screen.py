@@ -1,4 +1,4 @@
-"""`sfnode init FILE`: what the file has, what could be learnt from it, and answers that are never lost."""
+"""Tests of the screen of `sfnode init FILE`: contents of the file, proposals, and changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = ("--model", "builtin:tiny")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Measure little, and remember nothing of other tests."""
+    """Measure little, and use a new cache."""
     monkeypatch.setattr(scalars, "SLOPES", 8)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 8)
     monkeypatch.setenv("SFNODE_MEASURE", "false")
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def answers(answers: Answers) -> Answers:
-    """Sit at a terminal, type these lines, and leave rather than wait for ever."""
+    """Return a function that types these lines at a terminal, and then q."""
     return lambda *lines: answers(*lines, "q", "q")
 
 
@@ -48,7 +48,7 @@ def run() -> Manifest:
 
 
 def lines(said: str) -> dict[str, str]:
-    """The lines of the last screen, by what they are about."""
+    """Return the lines of the last screen, keyed by title."""
     screen = said.rpartition("\n 1 ")[2].partition("\n\n")[0]
     found = re.split(r"\n {0,1}\d+ ", screen)
     return {line[:34].strip(): " ".join(line[34:].split()) for line in found}

@@ -1,4 +1,4 @@
-"""`sfnode invite` and `sfnode join LINK`: what the link says, and which links are refused."""
+"""Tests of `sfnode invite` and `sfnode join LINK`: contents of links, and refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run() -> Manifest:
 
 @pytest.fixture
 def folder(tmp_path: Path, run: Manifest) -> Path:
-    """A folder in which a node has met peers."""
+    """Make the folder of a node that has met peers."""
     with open_data_dir(tmp_path / "node") as data_dir:
         data_dir.manifest.write_text(run.to_toml())
         kept_contacts.keep(data_dir.contacts, run, OTHERS, "")

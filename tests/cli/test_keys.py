@@ -1,4 +1,4 @@
-"""Options that few need are keys of --set: no flags, listed by --help-all, and otherwise like all others."""
+"""Tests of options that are keys of --set instead of flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that ask a running node and end: what they print, and how little they load for that."""
+"""Tests of short commands: their output, and that they load no slow library."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ LATER = {
 
 @pytest.mark.parametrize("module", LATER)
 def test_a_module_does_not_wait_for_a_library_that_is_needed_later(module: str) -> None:
-    """pydantic alone takes as long to import as all else that a short command needs; torch takes seconds."""
+    """Importing pydantic takes as long as a short command. Importing torch takes seconds."""
     script = f"import sys, {module}; print(*set({LATER[module].split()}) & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"
 

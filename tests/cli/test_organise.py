@@ -1,4 +1,4 @@
-"""`sfnode organise`: what the owner sees, what is signed and what is not, how the key is passed on."""
+"""Tests of `sfnode organise`: views, decisions, dry runs, and changes of the organiser's key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ A, B = origin_of("a"), origin_of("b")
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[OrganisedNode]:
-    """A node that has the organiser's key and runs in the folder `node`."""
+    """Serve a node with the organiser's key in the folder `node`."""
     made = OrganisedNode()
     with made.served(tmp_path / "node"):
         yield made
@@ -176,7 +176,7 @@ def test_nobody_ends_a_run_by_a_slip(
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """A folder with a key file for each deputy, and one of a stranger."""
+    """Make a folder with the key of each deputy, and the key of a stranger."""
     folder = tmp_path / "deputies"
     folder.mkdir()
     for name in (*DEPUTIES, "stranger"):
@@ -289,7 +289,7 @@ def test_a_node_that_does_not_organise_names_nobody_and_says_who_would(
 
 
 def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, Run]:
-    """A node of a run with these bases, which runs in `folder`, and its commands."""
+    """Return a node of a run with these bases, and the command that publishes bases through it."""
     return OrganisedNode(basis="published", bases=digest), lambda *said: sfnode(
         "organise", "bases", "--data-dir", folder, *said
     )

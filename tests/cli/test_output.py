@@ -1,4 +1,4 @@
-"""What commands print of what others say."""
+"""Tests of printed texts that others wrote."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.schema.helpers import organised, rewarded
 from tests.test_printable import HOSTILE
 
 OWN_TEXT = {"groups.py": "a script of click's", "invite.py": "a drawing with colours"}
-"""Modules that print without looking, and what."""
+"""Modules that print without escaping, and what they print."""
 
 
 def told(sfnode: Run, folder: Path, seen: Status, *options: str) -> str:
-    """What `sfnode status` prints of a node of this status."""
+    """Return the output of `sfnode status` for this status."""
     node = folder / f"node{''.join(options)}"
     with fake_node(node, {**ANSWERS, "GET /status": seen.model_dump_json()}):
         return sfnode("status", "--data-dir", node, *options).done().out

@@ -1,4 +1,4 @@
-"""`sfnode service`: a unit that systemd accepts, for exactly the node that was described, and its removal."""
+"""Tests of `sfnode service`: the written unit, and its removal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from tests.cli.helpers import Run
 
 HARD = 'a "b" $HOME 100%'
-"""A display name with what systemd would read in its own way."""
+"""A display name with characters that have a meaning for systemd."""
 
 
 @pytest.fixture(autouse=True)
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs with systemctl, which is only looked for."""
+    """Make a folder of programs with a systemctl that is never run."""
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.touch(mode=0o755)

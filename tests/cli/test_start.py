@@ -1,4 +1,4 @@
-"""The command itself: it starts at once, explains itself, and ends with a status that means something."""
+"""Tests of the program: its start, its help, and its exit status."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_folder_without_a_run_is_said_to_be_one(arguments: tuple[str, ...], sf
 def test_a_dashboard_waits_for_the_node_of_a_folder_that_has_or_will_have_one(
     sfnode: Run, tmp_path: Path
 ) -> None:
-    """It gets as far as its port, which is taken."""
+    """The node starts until it finds its port in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = ("dashboard", "--data-dir", tmp_path / "node", "--listen", taken.getsockname()[1])
         with open_data_dir(tmp_path / "node") as of_a_node_that_has_no_run_yet:

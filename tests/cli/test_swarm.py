@@ -1,4 +1,4 @@
-"""What `sfnode swarm` shows, and what it does when the worst is true: digests that differ."""
+"""Tests of the output of `sfnode swarm`, also for digests that differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.wording import has
 
 
 def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
-    """A swarm of two nodes that ended with these digests."""
+    """Return the result of a swarm of two nodes with these digests."""
     nodes = [
         NodeResult(node=number, own_updates=50, digest=digest, core_digest=core)
         for number, (digest, core) in enumerate(zip(digests, cores, strict=True), 1)
@@ -44,14 +44,14 @@ def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
 
 
 def drawn(table: Table) -> list[str]:
-    """The table as a terminal of 80 columns shows it."""
+    """Return the lines of a table at a terminal of 80 columns."""
     screen = StringIO()
     Console(width=80, file=screen).print(table)
     return screen.getvalue().splitlines()
 
 
 def said_at_the_end(result: SwarmResult, run: Manifest = MANIFEST) -> list[str]:
-    """The card of a swarm, line by line."""
+    """Return the lines of a swarm's card."""
     return [
         line.strip() for line in closing(result, run, NONE, ["sfnode use"], DATA_DIR).splitlines() if line
     ]
@@ -132,7 +132,7 @@ def test_the_end_is_a_card_with_what_was_learnt_whose_work_it_was_and_what_comes
 
 
 def test_nodes_that_had_not_loaded_before_it_was_over_have_no_part_of_the_work() -> None:
-    """A run of four nodes that one of them did said `100 %, 0 %, 0 %, 0 %`."""
+    """Such nodes used to be listed with 0 %."""
     said = result("d", "d")
     first, second = said.nodes
     nodes = [first, *(second.model_copy(update={"own_updates": 0}) for _ in range(3))]

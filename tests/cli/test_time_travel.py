@@ -1,4 +1,4 @@
-"""The past of a run on the command line: log, checkout, fork, archive and import."""
+"""Tests of commands about the past of a run: log, checkout, fork, archive and import."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ HARM = 2
 
 @pytest.fixture(autouse=True)
 def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure little for forks."""
+    """Measure little in forks."""
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 8)
     monkeypatch.setattr(scalars, "SLOPES", 8)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an organiser's node that has sealed four epochs; in one b's updates are as large as may be."""
+    """Make the folder of an organiser's node that has sealed four epochs. In epoch HARM the updates of b have
+    the largest allowed scalar."""
     path = tmp_path_factory.mktemp("run") / "node"
     with Folder(path, RUN, "a", organises=True) as made:
         made.admit("a", "b")
@@ -73,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def parsed(sfnode: Run, folder: Path) -> Callable[..., dict]:  # type: ignore[type-arg]
-    """What a command prints with --json about the folder."""
+    """Return a function that runs a command on the folder and returns its JSON output."""
 
     def run(*arguments: object) -> dict:  # type: ignore[type-arg]
         ended = sfnode(*arguments, "--data-dir", folder, "--json").done()
@@ -341,7 +342,7 @@ def test_a_fork_starts_from_a_seal_and_says_so(sfnode: Run, folder: Path, tmp_pa
 
 
 def test_a_fork_may_train_other_layers_at_other_numbers(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    """It gets bases and numbers for what it trains; those that are given stay."""
+    """Such a fork gets new bases and numbers, except those that are given."""
     keys = ("model.target_modules=v_proj", "training.rank=2", "training.basis=gradients", "task.loss=plain")
     keys += ("training.epoch_updates=16", "training.update_budget=512", "training.batch_size=2")
     keys += ("training.epsilon=0.002",)
@@ -374,7 +375,7 @@ def test_a_fork_with_another_budget_keeps_the_numbers(sfnode: Run, folder: Path,
 def test_runs_that_come_from_each_other_are_told_as_one_story(
     sfnode: Run, folder: Path, tmp_path: Path, home: Path
 ) -> None:
-    """As far as this user has folders of them."""
+    """Only runs in this user's folders are shown."""
     runs = [RUN]
     for name in ("second", "third"):
         before = Parent(run_id=runs[-1].run_id.hex(), epoch=1, digest="ab" * 32)
@@ -405,12 +406,12 @@ def test_a_fork_that_cannot_be_says_why(sfnode: Run, folder: Path, tmp_path: Pat
 
 
 def begun_from(model: Path, folder: Path) -> None:
-    """Have a data folder remember a base model, as its node does that was started beside it."""
+    """Record a base model in a data folder, as a node does that was started with it."""
     NamedFiles(model=model).keep(Layout(folder))
 
 
 def test_a_fork_of_something_else_is_found_out(sfnode: Run, folder: Path, tmp_path: Path) -> None:
-    """Its manifest names another state, or the right one and a model that is not of it."""
+    """The manifest names another state, or a model that does not match the state."""
     assert sfnode("history", "fork", 1, "--out", tmp_path / "fork", "--data-dir", folder).status == 0
     assert sfnode("history", "checkout", 3, "--out", tmp_path / "other", "--data-dir", folder).status == 0
     fork, other = Manifest.from_toml(tmp_path / "fork/run.toml"), files.digest(tmp_path / "other")

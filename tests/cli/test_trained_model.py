@@ -1,5 +1,5 @@
-"""The model of a folder: everything in its log, or what a checkpoint stands for and the rest; and what is
-refused before any of it is computed."""
+"""Tests of the model of a folder: from its whole log or from a checkpoint, and refusals before anything is
+computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.store.test_verification import MEANT, train
 
 
 class Sum:
-    """As much of a trainer as adds up."""
+    """A trainer that only adds up updates."""
 
     manifest = MEANT
 
@@ -72,7 +72,7 @@ def test_what_was_let_go_is_in_the_model_all_the_same(made: Logged, tmp_path: Pa
 
 
 def test_updates_and_weights_one_by_one_add_up_to_the_same_model(made: Logged, tmp_path: Path) -> None:
-    """What `sfnode log` prints is all that a model follows from."""
+    """The model follows from the output of `sfnode log --updates` alone."""
     machine, log = made["a"].machine, made.logs["a"]
     counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
     whole, listed = Sum(), Sum()
@@ -102,7 +102,7 @@ def test_updates_and_weights_one_by_one_add_up_to_the_same_model(made: Logged, t
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a run that nobody is to load."""
+    """Make a node's folder. Loading its model fails."""
 
     def too_late(*_: object, **__: object) -> None:
         raise AssertionError("the model was to be loaded")
@@ -167,7 +167,7 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
 def test_a_busy_machine_has_no_more_threads_than_find_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that wait for a core took ten times the time of one that has it (docs/benchmarks.md)."""
+    """With more threads than free cores, computing took ten times as long (docs/benchmarks.md)."""
     folder = joined(tmp_path / "node", build({}))
     used: list[tuple[int | None, int | None]] = []
     monkeypatch.setattr(Trainer, "use_threads", lambda _, count, most: used.append((count, most)))
@@ -179,7 +179,7 @@ def test_a_busy_machine_has_no_more_threads_than_find_a_core(
 
 
 def test_what_measures_reads_the_data_that_came_with_the_link(home: Path, tmp_path: Path) -> None:
-    """Whoever joined by a link has them in the folder of the node alone."""
+    """A node that joined by a link has the data in its folder only."""
     layout, rows = Layout(tmp_path / "node"), tmp_path / "rows.tsv"
     rows.write_text("text\tlabel\nfine food\t1\nstale bread\t0\n")
     run = build({})

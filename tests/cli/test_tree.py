@@ -1,4 +1,4 @@
-"""The commands as people look for them: by purpose, few of them, each with an example that holds."""
+"""Tests of the list of commands: headings, number, help and examples."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TREE = {
 MOST_LEAVES, MOST_OPTIONS = 32, {"join": 32, "init": 12}
 
 LINES, COLUMNS = 50, 100
-"""Size of a help that somebody reads."""
+"""Maximum size of a help text."""
 
 
 def leaves(group: LazyGroup = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield all commands by what is typed for them, with their examples."""
+    """Yield the words that users type for each command, and its example."""
     for name, entry in group.entries.items():
         if entry.example:
             yield (*path, name), group.example(name)

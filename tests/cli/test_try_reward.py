@@ -1,4 +1,4 @@
-"""`sfnode organise try-reward`: answers, rewards and speed before a run; an error if all are alike."""
+"""Tests of `sfnode organise try-reward`: its figures, and the error if all rewards are equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.wording import has
 
 @pytest.fixture
 def manifest(sfnode: Run) -> Path:
-    """A reward run on the built-in model and rows of one's own."""
+    """Make a reward run with the built-in model and a file of rows."""
     Path("longer.toml").write_text(LENGTH)
     rows = [{"q": f"{how} {what}"} for how in ("fine", "stale", "good") for what in ("food", "room", "staff")]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Folders of runs of protocol 1: what was trained can be verified, measured and exported, and no more."""
+"""Tests of runs of protocol 1: they can be verified, measured and exported, but not trained."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OLD = build({"loss": "plain"}).model_copy(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a node of the run that `sfnode init` described in version 1, with five updates."""
+    """Make the folder of a node with five updates, for the run that `sfnode init` described in version 1."""
     layout, author = Layout(tmp_path / "node"), Author(1, 0, OLD.run_id)
     layout.path.mkdir()
     layout.manifest.write_text(OLD.to_toml())

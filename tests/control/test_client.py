@@ -1,4 +1,4 @@
-"""The clients: with and without an event loop, with and without validation, and what is not an answer."""
+"""Tests of both clients, with and without validation, and of answers that are invalid."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def models(module: Any) -> list[type[BaseModel]]:
 
 
 def test_every_number_that_json_may_have_no_word_for_is_read_as_one() -> None:
-    """Rates, shares, times and sizes are always finite; what a model computes may not be."""
+    """Rates, shares, times and sizes are always finite. Results of a model may be infinite or NaN."""
     times = ("rate", "seconds", "share", "per_second", "now", "interval", "differs_for", "latency", "uptime")
     finite = (*times, "noise", "clip", "delta", "evidence", "agreement", "bound")
     finite += ("cpu", "cores", "gpu", "busy", "celsius", "watts", "base_score")
@@ -109,7 +109,7 @@ def test_every_number_that_json_may_have_no_word_for_is_read_as_one() -> None:
 
 
 def flat(annotation: Any) -> set[Any]:
-    """The types that an annotation is made of."""
+    """Return the types in an annotation."""
     return {annotation}.union(*(flat(part) for part in get_args(annotation)))
 
 
@@ -157,7 +157,7 @@ def test_an_answer_is_read_to_its_end(tmp_path: Path) -> None:
 
 @contextmanager
 def answering(path: Path, received: bytes) -> Iterator[None]:
-    """Something that listens there, reads a question and sends these bytes."""
+    """Listen on a socket, and answer one request with these bytes."""
 
     def serve() -> None:
         connection, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""The control socket and its client: what a user asks of a running node, and what is answered to nonsense."""
+"""Tests of the control socket and its client: answers of a running node, and errors for invalid requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.wording import refusing
 
 
 async def ask(path: Path, method: str, route: str, body: bytes | None = None) -> tuple[int, Any]:
-    """A bare request; the status and the JSON of the answer."""
+    """Send a request without a client. Return the status, and the JSON of the answer."""
     async with (
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
         session.request(method, f"http://node{route}", data=body and io.BytesIO(body)) as response,
@@ -49,7 +49,7 @@ async def test_status_tells_who_and_where_and_how_far(swarm: Swarm) -> None:
 
 
 async def test_digest_is_that_of_the_cores_at_that_very_moment(swarm: Swarm) -> None:
-    """Also while updates pour in: what the machine has decided and the engine has not yet is not mixed."""
+    """This also holds while updates arrive. The digest never mixes two moments."""
     a, b = await swarm.first(), await swarm.join("b")
     await b.until(lambda: b.known > 50)
     for node in (a, b) * 10:
@@ -197,7 +197,7 @@ async def test_without_a_node_the_client_says_where_it_looked(tmp_path: Path) ->
 
 @asynccontextmanager
 async def impostor(path: Path, text: str, delay: float = 0.0) -> AsyncIterator[None]:
-    """Something that listens there and answers this to everything."""
+    """Answer every request at a socket with this text."""
 
     async def handle(_: web.BaseRequest) -> web.Response:
         await asyncio.sleep(delay)
@@ -239,5 +239,5 @@ async def test_a_question_under_way_does_not_hold_up_the_end(swarm: Swarm) -> No
 
 
 def let_go(node: Node) -> None:
-    """End the step that a stopped node has left behind."""
+    """End the step that a stopped node has not finished."""
     node.engine.steps.release()

@@ -1,4 +1,4 @@
-"""The web dashboard's server: what it answers, whom it lets in, and what its files may not do."""
+"""Tests of the web dashboard's server: answers, access, and its static files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def page_of(swarm: Swarm) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def visitor() -> AsyncIterator[aiohttp.ClientSession]:
-    """Yield a session of somebody who has the token."""
+    """Yield an HTTP session with the token."""
     async with aiohttp.ClientSession(headers=HEADERS) as session:
         yield session
 
@@ -50,7 +50,7 @@ async def visitor() -> AsyncIterator[aiohttp.ClientSession]:
 async def fetch(
     url: str, *, session: aiohttp.ClientSession | None = None, method: str = "GET", **options: Any
 ) -> tuple[int, str, Any]:
-    """Status, text and headers."""
+    """Return the status, the text and the headers of an answer."""
     if session is None:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as fresh:
             return await fetch(url, session=fresh, method=method, **options)
@@ -191,7 +191,7 @@ async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_i
 
 
 async def test_what_the_browser_keeps_opens_no_other_dashboard_and_none_after_a_restart(swarm: Swarm) -> None:
-    """Browsers send it to all ports of the machine, to servers of other users too."""
+    """Browsers send cookies to all ports of the machine, so also to servers of other users."""
     a = await swarm.first()
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         async with (

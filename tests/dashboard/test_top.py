@@ -1,4 +1,5 @@
-"""What `sfnode top` draws of real nodes: fits any terminal, tells what the node says, obeys no stranger."""
+"""Tests of the frames of `sfnode top`: they fit any terminal, show the node's answers, and escape texts of
+others."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.wording import has
 
 
 async def seen_of(swarm: Swarm) -> Shown:
-    """A trainer's view of a run of three that is complete."""
+    """Return what a trainer shows in a complete run of three nodes."""
     await swarm.first(role="relay")
     b = await swarm.join("b")
     c = await swarm.join("c")
@@ -138,7 +139,7 @@ def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
 
 
 def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
-    """Colour says nothing that words do not, and what to do is on the screen, however small."""
+    """All that a colour says is also in words. The advice is visible on small screens."""
     worse = with_status(seen, state="training", **organised())
     for width, height in ((40, 16), (80, 24)):
         lines = frame(worse, width, height)

@@ -1,4 +1,4 @@
-"""`sfnode doctor` on set-ups that are really broken: each finding names the cause and the fix."""
+"""Tests of `sfnode doctor` on broken machines, networks and peers: each finding has a cause and a fix."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PATIENCE = 60.0
 
 QM = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-"""The id of a peer that is nowhere."""
+"""Id of a peer that does not exist."""
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +180,7 @@ async def test_a_folder_of_another_run_is_found_as_join_would(case: CheckedCase,
 
 @pytest.fixture
 def behind_nat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a public address, as most are."""
+    """Let the machine have no public address, as most machines."""
     monkeypatch.setattr(network, "public_ipv4", lambda: None)
 
 
@@ -238,7 +238,7 @@ def test_without_a_time_server_the_peers_clocks_count() -> None:
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
+    """Mount a file system of 256 KiB."""
     place = tmp_path / "tiny"
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True)
@@ -324,7 +324,7 @@ def test_a_machine_with_ipv6_alone_has_to_listen_on_it(
 
 @pytest.mark.parametrize(("most", "verdict"), [(1024, "ok"), (256, "note"), (63, "problem")])
 def test_a_small_limit_of_descriptors_is_told(most: int, verdict: str) -> None:
-    """In a process of its own, which may not raise its limit again."""
+    """The check runs in a separate process, because a lower limit cannot be raised again."""
     asked = f"resource.setrlimit(resource.RLIMIT_NOFILE, (min({most}, 64), {most}))"
     look = "from sfnode.doctor import compute; print(compute.look_at_descriptors().verdict)"
     code = f"import resource; {asked}; {look}"
@@ -407,7 +407,7 @@ def test_a_device_that_is_not_here_is_a_problem() -> None:
 
 
 def test_whatever_join_would_refuse_is_a_problem(case: CheckedCase, run: Manifest, tmp_path: Path) -> None:
-    """Here the folder of another model, which the owner of this machine has named before."""
+    """The case here is the folder of another model, which the owner of this machine has named before."""
     folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "other"))
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
     layout = Layout(case.data_dir)

@@ -1,4 +1,4 @@
-"""`sfnode publish directory`: several runs on one page, whoever has written their files."""
+"""Tests of `sfnode publish directory`: files of several runs, signed or not, valid or not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.publish.runs import manifest_of
 from tests.wording import has, refusing
 
 Make = Callable[..., tuple[Page, Ended]]
-"""Makes the page of some files, as the fixture `directory` does."""
+"""Function that makes the page of some files, like the fixture `directory`."""
 
 EVALUATION = {
     "metric": "accuracy", "value": 0.8, "low": 0.78, "high": 0.82, "loss": 0.4, "count": 872, "epoch": 1,
@@ -74,7 +74,7 @@ def written(folder: Path, name: str, **changes: object) -> Path:
 
 @pytest.fixture
 def directory(sfnode: Run, tmp_path: Path) -> Make:
-    """Make a directory of these files; return the page, and what the command has said."""
+    """Return a function that makes a page of these files, and returns it with the output of the command."""
 
     def make(*sources: object) -> tuple[Page, Ended]:
         ended = sfnode("publish", "directory", *sources, "--out", tmp_path / "page").done()
@@ -177,7 +177,7 @@ def test_what_can_be_measured_at_most_is_drawn(directory: Make, tmp_path: Path) 
 
 DEPUTY = "deputy"
 TERM = ELECTED_TERMS
-"""The term that the first succession begins."""
+"""Term that the first succession begins."""
 
 SIGNED = manifest_of(
     protocol=4,
@@ -186,7 +186,7 @@ SIGNED = manifest_of(
 
 
 def succession(term: int, name: str) -> Succession:
-    """The deputy's decision that `name` organises from now on."""
+    """Return a succession by which `name` becomes the organiser."""
     authority = SIGNED.parameters().organised
     assert authority
     bare = Succession(term, 0, ControlFeed(authority).chain, origin_of(name), ())
@@ -197,7 +197,7 @@ def succession(term: int, name: str) -> Succession:
 def signed(
     folder: Path, title: str, by: str, last: Succession | ControlFeed | None = None, **changes: object
 ) -> Path:
-    """Write the file that this organiser publishes, who has a control feed, or nothing but a succession."""
+    """Write a file that `by` signed, with the proof in this control feed or succession."""
     authority = SIGNED.parameters().organised
     assert authority
     control = last if isinstance(last, ControlFeed) else ControlFeed(authority)
@@ -226,7 +226,7 @@ def decided(control: ControlFeed, by: str, *said: Decision) -> ControlFeed:
 
 
 def elected(control: ControlFeed, term: int, name: str, by: Sequence[str]) -> ControlFeed:
-    """Let these stand-ins elect one of them."""
+    """Add an election of `name` by these stand-ins to a control feed."""
     message = election_message(SIGNED.run_id, term, control.stop, control.chain, origin_of(name))
     places = {key: place for place, key in enumerate(control.stand_ins)}
     ballots = tuple(Ballot(places[origin_of(voter)], signing_key(voter).sign(message)) for voter in by)
@@ -289,7 +289,7 @@ def test_a_key_that_too_few_have_elected_signs_nothing(
 
 
 def forged(folder: Path, title: str, **changes: object) -> Path:
-    """Write a file about the same run that nobody has signed."""
+    """Write an unsigned file about the same run."""
     return written(folder, f"{title}.json", run_id=SIGNED.run_id.hex(), title=title, **changes)
 
 

@@ -1,4 +1,4 @@
-"""`sfnode publish page`: what is on a page, what is not, and that readers never see half of one."""
+"""Tests of `sfnode publish page`: contents of a page, hidden data, and complete files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ THEN, NOW = (
 
 @pytest.fixture
 def published(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Publish the run; return the folder of the page."""
+    """Return a function that publishes the run and returns the folder of its page."""
 
     def run(*options: object) -> Path:
         sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, *options).done()
@@ -87,7 +87,7 @@ def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnod
 
 
 def elect(folder: Path, manifest: Manifest, *members: int) -> None:
-    """Let the run's organiser name these members to stand in, who elect the last of them."""
+    """Add a decision that names these members as stand-ins, and an election of the last of them."""
     run = manifest.parameters()
     assert run.organised
     with UpdateLog.open(Layout(folder).log, run.run_id) as log:

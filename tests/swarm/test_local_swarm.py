@@ -1,4 +1,4 @@
-"""A local swarm: the order in which nodes start, when it ends, how nodes compare, what is left behind."""
+"""Tests of a local swarm: order of starts, end, comparison of nodes, and cleanup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary folder that a swarm takes if it is given none."""
+    """Return the path of the temporary folder of a swarm without a given folder."""
     folder = tmp_path / "scratch"
 
     def make(prefix: str) -> str:
@@ -49,7 +49,7 @@ async def ended(swarm: LocalSwarm) -> SwarmResult:
 
 
 def left(folder: Path) -> bool:
-    """Whether the folder is still there."""
+    """Return whether the folder still exists."""
     return folder.exists()
 
 
