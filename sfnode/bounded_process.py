@@ -36,8 +36,8 @@ NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""The bound that was broken, keyed by the exit status. Without memory, libraries abort and the system
-kills."""
+"""The bound that was broken, keyed by the exit status. If memory is short, a library aborts the process or
+the system kills it."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Environment variables of a bounded process: one thread, because stacks count as memory, and no network."""

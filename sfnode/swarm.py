@@ -377,8 +377,8 @@ class LocalSwarm:
     async def _evaluate_base(self) -> None:
         """Have the base model measured: as it is and, if it has a prior over the answers, less that prior.
 
-        The measurement waits for the node's first update. Otherwise a run of a minute would end without the
-        node's rows.
+        The measurement waits for the node's first update. Otherwise the node would contribute nothing to a
+        run of a minute.
         """
         while True:
             status = await self.nodes[-1].answering()

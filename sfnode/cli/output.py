@@ -33,8 +33,8 @@ def echo(
 ) -> None:
     """Print a text, in a colour if one is given.
 
-    Names, addresses and reasons in it may be strangers' texts. So long lines are cut, unless they are JSON or
-    the text is wanted as a `whole`.
+    Names, addresses and reasons in it may be texts of strangers. So long lines are cut, unless they are JSON
+    or `whole` is set.
     """
     state.printed = state.printed or not err
     shown = printable(text) if whole or state.as_json else lines(text)

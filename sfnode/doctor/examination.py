@@ -174,7 +174,7 @@ class Examiner:
         except TimeoutError:
             what = f"the check of the {name} did not end within {deadline:g} s"
             return [
-                note(Subject.UNFINISHED, what, "Try again; if that does not help, what it examines hangs.")
+                note(Subject.UNFINISHED, what, "Try again. If it happens again, the examined part hangs.")
             ]
         except Exception as error:  # one check must not take the others with it
             what = f"the check of the {name} failed: {type(error).__name__}: {error}"

@@ -69,8 +69,8 @@ class EvidenceStatus(Answer):
     """Log-likelihood ratio that the member's work is useful. One harmful epoch lowers it by a bounded
     amount."""
     bound: float
-    """Threshold of the evidence, at which skipped work counts at the run's last seals after all. There
-    harmful epochs lower the evidence in full, and the work of a frequent outlier does not count."""
+    """Minimum evidence with which skipped work still counts at the run's last seals. At these seals harmful
+    epochs lower the evidence in full, and the work of a frequent outlier does not count."""
     counts_at_last: bool
     """Whether its waiting work would count if the run ended now, as far as these figures show."""
     agreement: float
@@ -166,7 +166,7 @@ class MemberStatus(Answer):
     vouched: bool
     """Whether it has a quota of its own, by an invitation or the organiser's decision."""
     proven: bool
-    """Whether its new work counts at once, before it was measured, until a seal judges it."""
+    """Whether its new work counts before it was measured, until a seal judges it."""
     invitation: int | None
     """Number of the invitation by which it joined, counted from 1; None without one."""
     revoked: int | None
