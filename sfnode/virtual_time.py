@@ -72,7 +72,7 @@ class _Timers(selectors.BaseSelector):
         self.now += max(timeout, TURN)
         self.turns += 1
         if self.turns - self._since > MOST_TURNS:
-            self._since = self.turns  # what ends the program takes some, too
+            self._since = self.turns  # the end of the program takes turns, too
             raise NotInVirtualTimeError(f"{MOST_TURNS} turns, and nobody waits: time stands still")
         return []
 
@@ -178,7 +178,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._random.random() < 0.5:
             if begin > self.time():
                 self.call_at(begin, self._do, job)
-            else:  # not at once: whoever submits it may hold a lock that it needs
+            else:  # not at once: the caller may hold a lock that the job needs
                 self.call_soon(self._do, job)
         self.call_at(job.end, self._end, job)
         return future

@@ -81,7 +81,7 @@ def look_at_memory() -> CheckFinding:
 def look_at_descriptors() -> CheckFinding:
     """Examine how many files and connections the system lets a node have at a time."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node takes what it may have
+    allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node raises its limit to this one
     what = f"a process may have {'any number of' if allowed == math.inf else f'{allowed:,}'} descriptors"
     if allowed >= USUAL:
         return ok(Subject.DESCRIPTORS, what)
