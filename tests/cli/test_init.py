@@ -166,7 +166,8 @@ def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model:
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode: Run) -> None:
     flags = own(kind)
-    made = ("init", "--out", "own.toml", *sets("name=mine"), "--model", model, *MEASURED)
+    measured = MEASURED if kind in ("classification", "text", "reward") else ()
+    made = ("init", "--out", "own.toml", *sets("name=mine"), "--model", model, *measured)
     manifest = written(sfnode(*made, *flags, "--test", flags[-1]), "own.toml")
     assert (manifest.name, manifest.task.kind) == ("mine", kind)
     assert OWN[kind][0].partition("=")[2] in (manifest.task.template, manifest.task.messages_field)

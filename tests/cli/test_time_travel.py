@@ -206,18 +206,18 @@ def test_checkout_has_the_state_of_any_seal(
 def test_checkout_writes_the_model_of_the_seal_and_export_that_of_the_last(
     sfnode: Run, folder: Path, tmp_path: Path
 ) -> None:
-    for epoch in (0, 3):
-        ended = sfnode(
-            "history", "checkout", epoch, "--out", tmp_path / f"{epoch}", "--data-dir", folder
-        ).done()
-        assert f"after round {epoch}, " in ended.out
-    assert sfnode("export", "--out", tmp_path / "last", "--data-dir", folder).status == 0
-    assert files.difference(tmp_path / "3", tmp_path / "last") is None
-    assert sfnode("export", "--out", tmp_path / "first", "--seal", 0, "--data-dir", folder).status == 0
-    assert files.difference(tmp_path / "0", tmp_path / "first") is None
-    best = sfnode("export", "--out", tmp_path / "best", "--seal", "best", "--data-dir", folder)
+    here = ("--data-dir", folder)
+    first = sfnode("history", "checkout", 0, "--out", tmp_path / "first", *here).done()
+    assert "after round 0, " in first.out
+    third = sfnode("history", "checkout", 3, "--out", tmp_path / "third", *here, "--json").done()
+    assert CheckoutResult.model_validate(json.loads(third.out)).updates == 36
+    assert f"wrote {tmp_path / 'third'} (after round 3, " in third.err, "JSON stands alone"
+    sfnode("export", "--out", tmp_path / "last", *here).done()
+    assert files.difference(tmp_path / "third", tmp_path / "last") is None
+    best = sfnode("export", "--out", tmp_path / "best", "--seal", "best", *here).done()
     assert "after round 0, " in best.out, "the one that was evaluated"
-    told = files.difference(tmp_path / "0", tmp_path / "last")
+    assert files.difference(tmp_path / "first", tmp_path / "best") is None
+    told = files.difference(tmp_path / "first", tmp_path / "last")
     assert told
     assert "has other values" in told
 
