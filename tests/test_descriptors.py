@@ -12,7 +12,7 @@ import pytest
 from sfnode import descriptors
 from sfnode.errors import Code, UserError
 from sfnode.store.log import UpdateLog
-from tests.wording import refusing
+from tests.refusals import refused
 
 
 def test_a_process_may_have_as_many_as_the_system_allows() -> None:
@@ -75,5 +75,5 @@ def test_a_log_that_finds_no_descriptor_to_read_with_waits_for_one(
 
 def test_a_log_that_cannot_be_opened_for_another_reason_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    with refusing(Code.DATA_DIR_UNUSABLE):
+    with refused(Code.DATA_DIR_UNUSABLE):
         UpdateLog.open(tmp_path / "log", read_only=True)

@@ -16,7 +16,7 @@ from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.models import files
 from tests.hub_server import REVISION, Offer, Offering, offering
-from tests.wording import refusing
+from tests.refusals import refused
 
 __all__ = ["offering"]
 
@@ -156,5 +156,5 @@ def test_a_revision_is_no_place_here(revision: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
     with pytest.raises(ValueError, match="no revision"):
         hub.kept("nobody/model", revision, files.DOWNLOAD)
-    with refusing(Code.MODEL_NOT_FOUND):
+    with refused(Code.MODEL_NOT_FOUND):
         files.resolve("nobody/model", revision, None)

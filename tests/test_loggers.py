@@ -15,7 +15,7 @@ import pytest
 
 from sfnode.errors import Code
 from sfnode.loggers import KINDS, LONGEST_NAME, MAX_WAITING, BackgroundLogger, JsonLines, LoggedRecord, opened
-from tests.wording import refusing
+from tests.refusals import refused
 
 
 def record(step: int) -> LoggedRecord:
@@ -296,7 +296,7 @@ def test_wandb_without_credentials_asks_nobody_and_is_offline(
     "where", ["", "jsonl", "jsonl:", "csv:a", "JSONL:a", "wandb:../up", "wandb:a/b", "wandb:", "wandb:-a"]
 )
 def test_what_is_no_logger_is_refused(where: str) -> None:
-    with refusing(Code.BAD_OPTION):
+    with refused(Code.BAD_OPTION):
         opened([where])
 
 
@@ -305,7 +305,7 @@ def test_a_place_that_cannot_be_written_to_is_refused(kind: str, tmp_path: Path)
     if kind == "tensorboard":
         pytest.importorskip("tensorboard")
     (tmp_path / "file").touch()
-    with refusing(Code.LOGGER_UNUSABLE, "Not a directory"):
+    with refused(Code.LOGGER_UNUSABLE, "Not a directory"):
         opened([f"{kind}:{tmp_path}/file/below"])
 
 
@@ -316,7 +316,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.partition(".")[0] == kind]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, kind, None)
-    with refusing(Code.EXTRA_MISSING, f"pip install 'sfnode[{kind}]'"):
+    with refused(Code.EXTRA_MISSING, fix=f"pip install 'sfnode[{kind}]'"):
         opened([f"{kind}:{tmp_path.name[:3]}"])
 
 
@@ -337,5 +337,5 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("place", ["~nobody-of-this-name/records.jsonl", "rec\0rds.jsonl"])
 def test_a_place_that_cannot_be_is_refused(place: str) -> None:
-    with refusing(Code.LOGGER_UNUSABLE):
+    with refused(Code.LOGGER_UNUSABLE):
         opened([f"jsonl:{place}"])

@@ -24,7 +24,8 @@ from sfnode.store.data_folder import open_data_dir
 from sfprotocol import invitation
 from sfprotocol.messages import OLDEST_VERSION, PROTOCOL_VERSION
 from tests.cli.helpers import Run
-from tests.wording import has, refusing
+from tests.refusals import refused
+from tests.wording import has
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/31337/p2p/QmSelf"
 PRIVATE = "/ip4/192.168.1.7/tcp/31337/p2p/QmSelf"
@@ -79,7 +80,7 @@ def test_a_link_leads_where_it_helps_most(
 
 
 def test_a_node_that_nobody_can_reach_and_that_has_met_nobody_cannot_invite() -> None:
-    with refusing(Code.NO_ADDRESS):
+    with refused(Code.NO_ADDRESS):
         invitations.compose(bytes(32), [], [])
 
 
@@ -155,7 +156,7 @@ def test_a_link_to_another_run_than_the_folders_or_the_one_asked_for_is_refused(
         "sfnode: SF013: the link leads to run 0000000000000000, not to 01"
     )
     settings = Settings(data_dir=folder, **_following(link, {"run_id": "", "peers": ()}))
-    with open_data_dir(folder) as data_dir, refusing(Code.WRONG_RUN, "--data-dir"):
+    with open_data_dir(folder) as data_dir, refused(Code.WRONG_RUN, fix="--data-dir"):
         startup.local_manifest(settings, data_dir)
 
 

@@ -12,7 +12,8 @@ from sfnode.cli.groups import PROGRAM, VARIABLE
 from sfnode.cli.keys import Command
 from sfnode.cli.options import option
 from sfnode.errors import Code
-from tests.wording import has, refusing
+from tests.refusals import refused
+from tests.wording import has
 
 Parsed = dict[str, Any]
 
@@ -58,7 +59,7 @@ def test_set_goes_before_the_variable_and_that_before_the_file(monkeypatch: pyte
     ],
 )
 def test_a_key_that_is_unknown_or_has_no_value_is_refused_with_what_was_meant(pair: str, fix: str) -> None:
-    with refusing(Code.BAD_OPTION, f"--set {pair}", fix):
+    with refused(Code.BAD_OPTION, f"--set {pair}", fix=fix):
         baked("--set", pair)
 
 

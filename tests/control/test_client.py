@@ -24,7 +24,7 @@ from sfnode.limits import Limits
 from sfnode.schema import status, views
 from sfnode.schema.evaluation import Evaluation
 from tests.node.helpers import Swarm
-from tests.wording import refusing
+from tests.refusals import refused
 
 CALLS = [name for name, _ in inspect.getmembers(Client, inspect.iscoroutinefunction) if name[0] != "_"]
 
@@ -37,7 +37,7 @@ async def test_without_an_event_loop_the_answers_are_the_same(swarm: Swarm) -> N
     assert await asyncio.to_thread(blocking.digest) == await loop.digest()
     assert await asyncio.to_thread(blocking.every_feed) == await loop.every_feed() == []
     assert await asyncio.to_thread(blocking.limits) == await loop.limits()
-    with refusing(Code.BAD_OPTION):
+    with refused(Code.BAD_OPTION):
         await asyncio.to_thread(blocking.evaluate)
     with pytest.raises(UserError, match="the node refuses: hours: '10-12' is not an interval"):
         await loop.limit({"hours": "10-12"})
@@ -122,7 +122,7 @@ def test_a_name_like_a_number_stays_a_name_and_a_loss_becomes_a_number_again() -
 
 
 def test_a_field_that_is_missing_is_another_version_of_sfnode() -> None:
-    with refusing(Code.NODE_NOT_ANSWERING, "no field cores"):
+    with refused(Code.NODE_NOT_ANSWERING, "no field cores"):
         _ = unchecked(b'{"feeds": 3}').cores
 
 
@@ -144,7 +144,7 @@ def test_a_field_that_is_missing_is_another_version_of_sfnode() -> None:
 def test_what_is_no_whole_answer_is_refused(received: bytes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"."):
         client.http_response(received)
-    with answering(tmp_path / "s", received), refusing(Code.NODE_NOT_ANSWERING):
+    with answering(tmp_path / "s", received), refused(Code.NODE_NOT_ANSWERING):
         SyncClient(tmp_path / "s").status()
 
 

@@ -20,8 +20,8 @@ from sfnode.control.client import Client
 from sfnode.errors import Code, UserError
 from sfnode.schema.evaluation import Evaluation, NodeEvaluation
 from tests.node.helpers import Node, SmallEngine, Swarm
+from tests.refusals import refused
 from tests.swarm.helpers import COMMONEST, PROBE
-from tests.wording import refusing
 
 
 async def ask(path: Path, method: str, route: str, body: bytes | None = None) -> tuple[int, Any]:
@@ -113,7 +113,7 @@ async def test_the_status_does_not_take_waiting_for_a_step_for_what_is_asked(swa
 
 async def test_a_relay_evaluates_nothing_and_says_so(swarm: Swarm) -> None:
     a = await swarm.first(role="relay")
-    with refusing(Code.BAD_OPTION, "a relay holds no model"):
+    with refused(Code.BAD_OPTION, "a relay holds no model"):
         await a.client.evaluate()
     assert (await a.client.digest()).core_digest is None
     assert (await a.client.status()).state == "idle"
@@ -180,7 +180,7 @@ async def test_a_socket_that_a_killed_node_left_is_no_obstacle(swarm: Swarm) -> 
     a.folder.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(a.layout.control_socket))
-    with refusing(Code.NODE_NOT_RUNNING):
+    with refused(Code.NODE_NOT_RUNNING):
         await a.client.status()
     await swarm.first()
     assert (await a.client.status()).peer == "a"
@@ -191,7 +191,7 @@ async def test_a_socket_that_a_killed_node_left_is_no_obstacle(swarm: Swarm) -> 
 
 async def test_without_a_node_the_client_says_where_it_looked(tmp_path: Path) -> None:
     for path in (tmp_path / "control.sock", tmp_path / ("long" * 50) / "control.sock"):
-        with refusing(Code.NODE_NOT_RUNNING, str(path.parent)):
+        with refused(Code.NODE_NOT_RUNNING, str(path.parent)):
             await Client(path).status()
 
 
@@ -213,7 +213,7 @@ async def impostor(path: Path, text: str, delay: float = 0.0) -> AsyncIterator[N
 @pytest.mark.parametrize("text", ["", "hello", "{}", '{"version": 3}'])
 async def test_an_answer_of_something_else_is_an_error(tmp_path: Path, text: str) -> None:
     async with impostor(tmp_path / "control.sock", text):
-        with refusing(Code.NODE_NOT_ANSWERING, "another version"):
+        with refused(Code.NODE_NOT_ANSWERING, "another version"):
             await Client(tmp_path / "control.sock").status()
 
 
@@ -222,7 +222,7 @@ async def test_a_node_that_does_not_answer_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(client_module, "ANSWER_DEADLINE", 0.05)
     async with impostor(tmp_path / "control.sock", "{}", delay=1):
-        with refusing(Code.NODE_NOT_ANSWERING):
+        with refused(Code.NODE_NOT_ANSWERING):
             await Client(tmp_path / "control.sock").leave()
 
 
@@ -233,7 +233,7 @@ async def test_a_question_under_way_does_not_hold_up_the_end(swarm: Swarm) -> No
     asking = asyncio.create_task(a.client.evaluate())
     await a.until(lambda: a.node.model.thread and a.node.model.thread._open)
     await a.stop()
-    with refusing(Code.NODE_NOT_RUNNING):
+    with refused(Code.NODE_NOT_RUNNING):
         await asking
     let_go(a)
 

@@ -23,8 +23,8 @@ from sfnode.resources import policy
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
+from tests.refusals import refused
 from tests.schema.helpers import organised, rewarded, status
-from tests.wording import refusing
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -81,12 +81,12 @@ async def test_metrics_on_tcp_answer_there_and_nothing_else(swarm: Swarm) -> Non
 
 
 async def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, refusing(Code.PORT_IN_USE, "--metrics"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused(Code.PORT_IN_USE, fix="--metrics"):
         await prometheus.serve(Told(None).status, "127.0.0.1", taken.getsockname()[1])
 
 
 async def test_an_address_that_is_not_of_this_machine_is_an_error_of_the_user() -> None:
-    with refusing(Code.BAD_OPTION):
+    with refused(Code.BAD_OPTION):
         await prometheus.serve(Told(None).status, "203.0.113.7", 0)
 
 

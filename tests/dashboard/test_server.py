@@ -24,8 +24,9 @@ from sfnode.store.data_folder import Layout
 from tests.control.organised_node import OrganisedNode
 from tests.node.helpers import Swarm
 from tests.organising.bench import scores
+from tests.refusals import refused
 from tests.schema.helpers import organised, rewarded, status
-from tests.wording import has, refusing
+from tests.wording import has
 
 TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -256,7 +257,7 @@ async def test_a_node_that_is_gone_is_said_so_and_a_busy_port_too(swarm: Swarm) 
     async with serving(absent, "127.0.0.1", 0, TOKEN) as url:
         status, text, _ = await fetch(url.partition("?")[0] + "api/now", headers=HEADERS)
         assert (status, "no node answers" in text) == (503, True)
-        with refusing(Code.PORT_IN_USE):
+        with refused(Code.PORT_IN_USE):
             async with serving(absent, "127.0.0.1", int(url.split(":")[2].partition("/")[0])):
                 pass
 

@@ -19,7 +19,7 @@ from sfprotocol.decisions import Bases
 from sfprotocol.seeds import coordinates
 from tests.engine.helpers import data_file, live, part, same, trainer, updates
 from tests.engine.published import pairs, published
-from tests.wording import refused
+from tests.refusals import refused
 
 EPOCHS = (0, 2, 1)
 

@@ -26,7 +26,7 @@ from sfnode.preparing.manifest import build
 from sfprotocol.seeds import token_draws, token_keys, update_seeds
 from tests.engine.helpers import FAMILIES, manifest, passes_seen, trainer, weights
 from tests.engine.test_estimator import SEEDS, hand_moved
-from tests.wording import refused
+from tests.refusals import refused
 
 PROMPTS = [[1, 2, 4, 6, 8], [1, 3], [1, 2, 5, 7, 9, 10, 11, 12, 13]]
 """Of unequal lengths, the last one longer than any window."""

@@ -20,7 +20,7 @@ from sfnode.models.targets import Form, Selection, blocks_of, view
 from sfnode.tasks.encoding import Encoded, encode
 from tests.engine.helpers import ENCODERS, FAMILIES, ROWS, manifest, trainer, whole_gradients
 from tests.engine.test_estimator import loss
-from tests.wording import refused
+from tests.refusals import refused
 
 RANK = 2
 NUMBERS = Training(rank=RANK)

@@ -11,7 +11,7 @@ import torch
 from sfnode.engine.trainer import Trainer
 from sfnode.errors import Code, UserError
 from tests.engine.helpers import DEVICE, data_file, manifest, part, trainer, updates, weights
-from tests.wording import refused
+from tests.refusals import refused
 
 KINDS = ["float32", "bfloat16", "int8"]
 """Weights that updates are merged into, weights with a live core, and quantised ones with one."""

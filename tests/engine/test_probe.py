@@ -19,7 +19,7 @@ from sfnode.tasks.public_files import Places
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import data_file, manifest, trainer
 from tests.engine.test_head import headed, no_states_of_other_tests
-from tests.wording import refused
+from tests.refusals import refused
 
 __all__ = ["no_states_of_other_tests"]
 

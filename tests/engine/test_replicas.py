@@ -18,7 +18,7 @@ from sfnode.manifest import Manifest
 from sfnode.models import loader
 from tests.engine.helpers import data_file, manifest, model_folder, trainer, updates, weights
 from tests.engine.test_offloading import KINDS
-from tests.wording import refused
+from tests.refusals import refused
 
 SEEDS = list(range(100, 112))
 

@@ -34,7 +34,7 @@ from sfprotocol.seeds import batch_rows, token_keys, update_seeds
 from tests.engine.helpers import manifest, trainer, updates
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_export import ABOUT
-from tests.wording import refused
+from tests.refusals import refused
 
 VERIFIER: dict[str, Any] = {
     "kind": "sum",

@@ -22,7 +22,7 @@ from sfnode.tasks.encoding import Encoded
 from sfprotocol.seeds import I64
 from tests.engine.helpers import ROWS, TASK, trainer, updates, weights
 from tests.engine.helpers import manifest as described
-from tests.wording import refused
+from tests.refusals import refused
 
 manifest = partial(described, name="engine-2")
 

@@ -34,7 +34,7 @@ from tests.engine.helpers import (
     own_states,
     trainer,
 )
-from tests.wording import refused
+from tests.refusals import refused
 
 SEEDS = update_seeds(5, 0, 6).tolist()
 WORDED = TASK.model_copy(update={"verbalizer": {"0": "bad film .", "1": "good story ."}})

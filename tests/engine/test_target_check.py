@@ -40,7 +40,7 @@ from tests.engine.helpers import (
     model_folder,
     trainer,
 )
-from tests.wording import refused
+from tests.refusals import refused
 
 EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 DTYPES = ("float32", "bfloat16", "float16", "int8")

@@ -37,7 +37,7 @@ from tests.engine.helpers import (
     trainer,
     updates,
 )
-from tests.wording import refused
+from tests.refusals import refused
 
 
 def test_a_step_repeats_itself_and_changes_nothing_until_it_is_applied(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.engine.helpers import (
     updates,
     weights,
 )
-from tests.wording import refused
+from tests.refusals import refused
 
 EVERYTHING = Selection(embeddings=True, biases=True, norms=True)
 WEIGHTS = "model.safetensors"

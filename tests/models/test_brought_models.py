@@ -31,7 +31,7 @@ from sfnode.models import loader
 from sfnode.models.files import broken
 from sfnode.preparing.manifest import build
 from tests.engine.helpers import model_folder
-from tests.wording import refusal
+from tests.refusals import refusal
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"

@@ -20,7 +20,7 @@ from tests import refusals
 from tests.models import hostile
 from tests.models.families import model_folder
 from tests.models.hostile import added, configured, nested, sequence
-from tests.wording import refused
+from tests.refusals import refused
 
 LITTLE = 512 << 20
 """Bytes that an examination may take here: its libraries take most of it."""

@@ -21,7 +21,7 @@ from sfnode.tasks.encoding import encode
 from tests.engine.helpers import manifest, model_folder
 from tests.models import hostile
 from tests.models.families import WORDS
-from tests.wording import refusal
+from tests.refusals import refusal
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"

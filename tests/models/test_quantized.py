@@ -14,7 +14,7 @@ from sfnode.models.loader import LoadedModel
 from sfnode.models.quantized import INT8_STEPS, Int8Linear, Nf4Linear, QuantisedLinear, quantise_layers
 from sfnode.models.targets import TargetSite
 from tests.engine.helpers import DEVICE, FAMILIES, held_weights, manifest, trainer, updates, weights
-from tests.wording import refused
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 HAS_NF4 = importlib.util.find_spec("bitsandbytes") is not None

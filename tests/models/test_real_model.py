@@ -24,7 +24,7 @@ from sfnode.manifest.training import Training
 from sfnode.models import loader
 from sfnode.tasks.encoding import encode
 from sfprotocol.seeds import update_seeds
-from tests.wording import refused
+from tests.refusals import refused
 
 CPU = torch.device("cpu")
 TASK = Task(kind="classification", template="{text} It was", verbalizer={"0": "terrible", "1": "great"})

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sfnode.errors import Code, UserError
 from sfnode.models import files, loader, shapes, vetting
 from tests.engine.helpers import manifest, model_folder
-from tests.wording import refusal
+from tests.refusals import refusal
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE, ListedFile, encode, hash_data
 from tests.modelshare.test_modelshare import ask
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 SwarmOf = Callable[..., Swarm]
 ROWS = "text\n" + "".join(f"row {number} of the organiser's\n" for number in range(50_000))

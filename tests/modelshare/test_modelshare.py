@@ -24,7 +24,7 @@ from sfprotocol import wire_codec
 from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import PIECE, ListedFile, decode, encode, hash_listing
 from tests.node.helpers import Node, SmallEngine, Swarm, eventually, manifest
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 SwarmOf = Callable[..., Swarm]
 """Makes a swarm of a run."""

@@ -13,7 +13,7 @@ from sfnode.peers import address_book
 from sfnode.peers import address_book as book_module
 from sfnode.transport.base import PeerRecord
 from sfnode.transport.roster import MAX_ADDRESSES
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 
 def address(peer: str, number: int = 0) -> str:

@@ -14,7 +14,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.peers import contacts
 from sfprotocol import invitation
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 RELAY = "/ip4/9.9.9.9/tcp/31337/p2p/QmRelay"
 NODE = "/dns4/run.example/tcp/31337/p2p/QmNode"

@@ -18,7 +18,7 @@ from sfprotocol import wire_codec
 from sfprotocol.messages import Goodbye, ManifestReply
 from tests.node.helpers import manifest
 from tests.peers.inn import Inn, from_the_future, serving
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 RUN = manifest()
 OLD = RUN.model_copy(update={"protocol": 1})

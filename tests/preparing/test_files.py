@@ -20,7 +20,7 @@ from sfnode.preparing.measuring import prepare
 from sfnode.preparing.scalars import PRIOR_ROWS, Advance, Means
 from sfnode.tasks import public_files
 from tests.node.helpers import manifest
-from tests.wording import refused
+from tests.refusals import refused
 
 LOADING = 7
 """Short sequences with which the layers are checked when a model is loaded."""

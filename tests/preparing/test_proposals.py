@@ -18,7 +18,7 @@ from sfnode.preparing.proposals import FITTING, NOTHING, estimator, joins, propo
 from sfnode.preparing.table import DataTable, read_table
 from sfnode.tasks import dataset
 from sfnode.tasks.templates import ASKING
-from tests.wording import refused
+from tests.refusals import refused
 
 Rows = list[dict[str, Any]]
 

@@ -25,7 +25,7 @@ from sfnode.preparing.scalars import seeds_of
 from sfprotocol.decisions import RATE_ONE
 from tests.engine.test_estimator import hand_moved, written_directions
 from tests.engine.test_reward_objective import log_prob
-from tests.wording import refused
+from tests.refusals import refused
 
 LONGER = {
     "kind": "sum",

@@ -24,7 +24,7 @@ from sfnode.preparing.manifest import build
 from sfnode.preparing.scalars import SlopeSample
 from sfprotocol.seeds import update_seeds
 from tests.engine.helpers import HEADED_TASK, ROWS, data_file, manifest, trainer
-from tests.wording import refused
+from tests.refusals import refused
 
 FORWARDS = measuring.FORWARDS - scalars.PRIOR_ROWS
 """Example-forwards that `sfnode init` has for it."""

@@ -10,7 +10,7 @@ import pytest
 from sfnode.errors import Code, UserError
 from sfnode.preparing.table import DataTable, number, read_table
 from sfnode.tasks.row_files import NOT_UTF_8
-from tests.wording import refused
+from tests.refusals import refused
 
 ROWS = "Betreff;Text;Anzahl;Note\nBitte;Die Rechnung stimmt nicht;1;2,5\n;Wo bleibt mein Paket;2;3,5\n"
 

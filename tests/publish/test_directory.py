@@ -28,7 +28,8 @@ from tests.peers.test_contacts import page, web_server
 from tests.protocol.feeds import origin_of, signing_key
 from tests.publish.helpers import Page, link_to
 from tests.publish.runs import manifest_of
-from tests.wording import has, refusing
+from tests.refusals import refused
+from tests.wording import has
 
 Make = Callable[..., tuple[Page, Ended]]
 """Function that makes the page of some files, like the fixture `directory`."""
@@ -423,7 +424,7 @@ def test_what_is_to_be_copied_is_for_a_shell_just_a_command(directory: Make, tmp
     ],
 )
 def test_what_is_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
-    with refusing(Code.BAD_RUN_FILE):
+    with refused(Code.BAD_RUN_FILE):
         RunFile.parse(json.dumps(SAID | changes).encode(), "it")
 
 

@@ -20,8 +20,8 @@ from sfnode.store import archive
 from sfnode.store.log import UpdateLog
 from sfnode.store.verification import verify_log
 from tests.node.helpers import manifest, record
+from tests.refusals import fails_with
 from tests.store.folders import Folder, organised
-from tests.wording import fails_with
 
 RUN = organised(manifest("archived", update_budget=1000, scalar_limit=1000))
 

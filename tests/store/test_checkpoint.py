@@ -16,9 +16,9 @@ from sfnode.store.replay import changes, frontier_of
 from sfprotocol.decisions import Void
 from sfprotocol.run_state import RunState
 from sfprotocol.weighing import named
+from tests.refusals import fails_with
 from tests.store.organised import ORGANISED, Logged
 from tests.store.test_verification import MEANT, train
-from tests.wording import fails_with
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from sfnode.store.log import LOOSE_ROWS, CutRecord, UpdateLog
 from sfprotocol import seeds
 from sfprotocol.checkpoints import Base
 from sfprotocol.messages import Feed
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author
-from tests.wording import fails_with
 
 
 class Row(NamedTuple):

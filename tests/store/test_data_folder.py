@@ -19,8 +19,8 @@ from sfnode.errors import Code, UserError
 from sfnode.store import data_folder
 from sfnode.store.log import UpdateLog
 from sfnode.store.tables import inode_generation
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author
-from tests.wording import fails_with
 
 HOLD = """
 import sys

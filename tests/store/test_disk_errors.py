@@ -18,8 +18,8 @@ from sfnode.errors import Code, UserError
 from sfnode.store import records
 from sfnode.store.disk_errors import BrokenRowError, private, write_whole
 from sfnode.store.log import Record, UpdateLog
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author, scalar_of
-from tests.wording import fails_with
 
 HERE = Path(__file__).parent
 

@@ -34,10 +34,10 @@ from sfprotocol.signing import extend, head_message
 from sfprotocol.weighing import Counted, Rates
 from tests.node.helpers import manifest
 from tests.protocol.feeds import origin_of, signing_key
+from tests.refusals import fails_with
 from tests.store.folders import Folder, first_order
 from tests.store.helpers import RUN_ID, Author
 from tests.store.test_log import from_step
-from tests.wording import fails_with
 
 RUN = first_order(manifest("vectors", update_budget=1000))
 CELLS = 24

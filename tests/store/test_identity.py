@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sfnode.errors import Code, UserError
 from sfnode.store.identity import load_or_create
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 
 @pytest.fixture

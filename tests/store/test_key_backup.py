@@ -17,7 +17,7 @@ from sfnode.store import key_backup, run_keys
 from sfnode.store.data_folder import Layout, open_data_dir
 from sfnode.store.identity import Identity, load_or_create
 from sfnode.store.run_keys import RunKeys, organiser_key
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 RUN, OTHER = bytes(range(32)), bytes(32)
 PASSPHRASE = b"correct horse"

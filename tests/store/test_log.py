@@ -25,8 +25,8 @@ from sfprotocol.events import KeepControl
 from sfprotocol.messages import Entry, EpochScalars
 from sfprotocol.segments import MAX_SEGMENT_UPDATES, merge
 from sfprotocol.signing import extend, genesis
+from tests.refusals import fails_with
 from tests.store.helpers import RUN_ID, Author, unpacked
-from tests.wording import fails_with
 
 
 @pytest.fixture

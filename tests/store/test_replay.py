@@ -25,8 +25,8 @@ from sfprotocol.segments import merge
 from sfprotocol.weighing import NOTHING, Counted, Rates, once
 from tests.node.helpers import batch, feed_of, manifest, record
 from tests.protocol.organised import admit, close, seal
+from tests.refusals import fails_with
 from tests.store.helpers import Author, scalar_of
-from tests.wording import fails_with
 
 RUN = manifest()
 A, B = feed_of("a"), feed_of("b")

@@ -14,7 +14,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.sections import OrganisedSection
 from sfnode.store import run_keys
 from sfnode.store.identity import Identity
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 RUN = bytes(range(32))
 

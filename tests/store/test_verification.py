@@ -24,8 +24,8 @@ from sfprotocol.events import KeepControl
 from sfprotocol.messages import EpochScalars, RunParameters
 from sfprotocol.segments import without_front
 from tests.node.helpers import batch, feed_of, machine, manifest, record
+from tests.refusals import fails_with
 from tests.store.organised import ORGANISED, Logged
-from tests.wording import fails_with
 
 RUN = manifest(update_budget=100, scalar_limit=1000)
 HONEST = [record(RUN, "a", [1, -2, 3]), record(RUN, "b", [4] * 50), record(RUN, "a", [5], before=[1, -2, 3])]

@@ -19,9 +19,9 @@ from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
 from sfnode.swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
+from tests.refusals import refused
 from tests.swarm import helpers
 from tests.swarm.helpers import Script
-from tests.wording import refusing
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""
@@ -67,7 +67,7 @@ def test_a_swarm_of_no_nodes_or_of_too_many_is_refused(nodes: int) -> None:
 
 
 def test_a_run_of_version_1_is_refused() -> None:
-    with refusing(Code.OLDER_PROTOCOL):
+    with refused(Code.OLDER_PROTOCOL):
         LocalSwarm(helpers.MANIFEST.model_copy(update={"protocol": 1}))
 
 
@@ -211,7 +211,7 @@ async def test_the_temporary_folder_is_kept_only_if_the_nodes_do_not_agree(
 
 async def test_a_node_that_ends_ends_the_swarm_and_its_folder_is_kept(script: Script, scratch: Path) -> None:
     script.dies = 2
-    with refusing(Code.SWARM_FAILED):
+    with refused(Code.SWARM_FAILED):
         await ended(LocalSwarm(helpers.MANIFEST, nodes=2))
     assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
     assert left(scratch)
@@ -281,7 +281,7 @@ async def test_an_interrupted_start_stops_what_has_started_and_leaves_nothing(
 
 async def test_a_folder_that_cannot_be_written_is_named(script: Script, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with refusing(Code.BAD_OPTION):
+    with refused(Code.BAD_OPTION):
         await LocalSwarm(helpers.MANIFEST, folder=tmp_path / "file" / "nodes").start()
     assert script.events == []
 

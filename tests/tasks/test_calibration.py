@@ -15,8 +15,8 @@ from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
 from sfnode.tasks.presets import preset
 from sfnode.tasks.prompts import Row
 from tests.engine.helpers import ROWS, SHARED, TASK
+from tests.refusals import refused
 from tests.tasks.test_encoding import CHOICE, CHOICES, MINI, SST2, TEXT, _loaded, forward, scored, tokenizer
-from tests.wording import refused
 
 
 def test_it_is_the_mean_score_of_each_answer() -> None:

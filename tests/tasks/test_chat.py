@@ -19,7 +19,7 @@ from sfnode.errors import Code, UserError
 from sfnode.manifest.task import Task
 from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import Encoded, Scored, encode, evaluate
-from tests.wording import refused
+from tests.refusals import refused
 
 CHAT = Task(kind="chat")
 MARKED = (

@@ -23,7 +23,7 @@ from sfnode.tasks.dataset import HeldOut, Row, load_rows, select, shard
 from sfnode.tasks.public_files import typed
 from sfprotocol.model_listing import MAX_DATA
 from tests.hub_server import REVISION, Offer, Offering, offering
-from tests.wording import refused
+from tests.refusals import refused
 
 __all__ = ["offering"]
 

@@ -23,7 +23,7 @@ from sfnode.tasks.dataset import load_rows
 from sfnode.tasks.encoding import LONG_ANSWER, Encoded, Scored, encode, evaluate
 from sfnode.tasks.presets import preset
 from tests.engine.helpers import FAMILIES, ROWS, SHARED, TASK, WORDS, model_folder
-from tests.wording import refused
+from tests.refusals import refused
 
 SST2, MINI = SHARED / "data" / "sst2" / "test.tsv", SHARED / "models" / "opt-mini-sst"
 STORY = Task(kind="completion", template="{sentence} It was", completion="{more}")

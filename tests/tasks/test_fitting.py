@@ -17,10 +17,10 @@ from sfnode.tasks.encoding import encode
 from sfnode.tasks.fitting import BROKEN, Fitting, RowExamination
 from sfnode.tasks.mini_batches import Shard
 from sfprotocol.seeds import update_seeds
+from tests.refusals import refused
 from tests.tasks.test_chat import CHAT, STRICT, talk
 from tests.tasks.test_chat import tokenizer as talking
 from tests.tasks.test_encoding import tokenizer, words_of
-from tests.wording import refused
 
 LONG = " ".join(["film"] * 40)
 ANSWERS = Task(kind="completion", template="{q}", completion="{a}", max_tokens=16)

@@ -12,9 +12,9 @@ from sfnode.tasks.mini_batches import REFERENCES, Shard
 from sfnode.tasks.prompts import Row
 from sfprotocol.seeds import balanced_rows, batch_rows, update_seeds
 from tests.engine.helpers import ROWS, TASK
+from tests.refusals import refused
 from tests.tasks.test_encoding import tokenizer, words_of
 from tests.tasks.test_fitting import ANSWERS, LONG
-from tests.wording import refused
 
 SEEDS = [int(seed) for seed in update_seeds(7, 0, 20)]
 CENTRED = TASK.model_copy(update={"loss": "centred"})

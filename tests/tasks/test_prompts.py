@@ -24,7 +24,7 @@ from sfnode.tasks.prompts import (
     render_row,
 )
 from sfnode.tasks.verifying import score_of
-from tests.wording import refused
+from tests.refusals import refused
 
 LABELLED = Task(kind="classification", template="{a} or {b}?", verbalizer={"0": "no", "true": "yes"})
 CLOZE = Task(

@@ -14,7 +14,7 @@ from sfnode.manifest.task import Task
 from sfnode.tasks import dataset, prompts, public_files
 from sfnode.tasks.presets import PRESETS
 from sfnode.tasks.public_files import NOWHERE, Places
-from tests.wording import refused
+from tests.refusals import refused
 
 ROWS = "text\nonce upon a time\n"
 TEXT = Task(kind="text", template="{text}")

@@ -17,7 +17,7 @@ from sfnode.tasks import tokenizer_calls
 from sfnode.tasks.tokenizer_calls import decode, encode, encode_pair, encode_with_places
 from tests.models.families import ENCODERS, FAMILIES, model_folder
 from tests.models.hostile import LONG, NORMALISERS, SENTENCE, replace, sequence
-from tests.wording import refusal
+from tests.refusals import refusal
 
 TEXTS = ["the film was bright .", "", "a dull story , Ünd mehr", "<s> good good"]
 PAIRS = [("the film was bright .",), ("a dull story", "is bad . " * 9), ("a slow film", "")]

@@ -9,8 +9,8 @@ import pytest
 from sfnode.errors import Code
 from sfnode.transport.base import CONNECT_DEADLINE, LinkClosed, PeerRecord, TransportError
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
+from tests.refusals import fails_with
 from tests.transport.helpers import read_all
-from tests.wording import fails_with
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sfnode.errors import Code
 from sfnode.transport import roster
 from sfnode.transport.base import PeerRecord, best_first, peer_of
-from tests.wording import fails_with
+from tests.refusals import fails_with
 
 PEER = "QmWv4MDNkJnWMTaHJxSwZ8dnkwJPZvLScPZzYD9bCHMgdB"
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"

@@ -30,8 +30,8 @@ from sfnode.transport.libp2p.daemon_process import start_daemon
 from sfnode.transport.libp2p.health import HANG_TICK, HANG_TICKS
 from sfnode.transport.libp2p.transport import LINK_PROTOCOL, REQUEST_PROTOCOL, HivemindTransport
 from sfnode.transport.roster import roster_key
+from tests.refusals import fails_with
 from tests.transport.helpers import POOL, eventually, read_all
-from tests.wording import fails_with
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
