@@ -54,6 +54,11 @@ class Described(NamedTuple):
     read: Callable[[Status], Iterable[MetricSample]]
     labels: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """The metric's type. By Prometheus's convention names of counters end in _total."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
 
 def _info(status: Status) -> list[MetricSample]:
     """Return the sample of sfnode_info, which is always 1. A label without a value, such as the origin of a
@@ -212,8 +217,7 @@ many."""
 
 
 def _family(described: Described, status: Status) -> Metric:
-    # by Prometheus's convention names of counters end in _total
-    make = CounterMetricFamily if described.name.endswith("_total") else GaugeMetricFamily
+    make = CounterMetricFamily if described.kind == "counter" else GaugeMetricFamily
     family = make(described.name, described.text, labels=described.labels)
     for sample in described.read(status):
         family.add_metric(sample.labels, sample.value)
