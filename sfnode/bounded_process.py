@@ -36,8 +36,8 @@ NO_TIME = "it takes more time than it may"
 NO_MEMORY = "it takes more memory than it may"
 
 ENDS = {-signal.SIGPROF: NO_TIME, -signal.SIGABRT: NO_MEMORY, -signal.SIGKILL: NO_MEMORY}
-"""The bound that was broken, keyed by the exit status. Without memory, libraries abort and the system
-kills."""
+"""The bound that was broken, keyed by the exit status. If memory is short, a library aborts the process or
+the system kills it."""
 
 ALONE = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Environment variables of a bounded process: one thread, because stacks count as memory, and no network."""
@@ -84,7 +84,7 @@ class BoundedProcess:
     def _ask(self, request: Any) -> dict[str, Any] | None:
         """Return the reply; None if the process has ended for lack of requests."""
         if self._process is not None and self._process.poll() is not None:
-            self._end()  # somebody has killed it, or it was left alone for long
+            self._end()  # it was killed, or it ended for lack of requests
         if self._process is None:
             self._process = _start(self._program, *self._bounds)
             self._ending = weakref.finalize(self, _kill, self._process)
@@ -176,10 +176,10 @@ Answer = Callable[[Any], dict[str, Any]]
 def serve(answer: Answer) -> None:
     """Answer requests until there are no more, each within the bounds that the command line names."""
     seconds, memory, idle = map(float, sys.argv[1:])
-    with suppress(ValueError, OSError):  # macOS keeps no such limit: whoever asks watches the memory as well
+    with suppress(ValueError, OSError):  # macOS has no such limit; the caller checks the memory, too
         most = int(memory) + _address_space()
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    signal.setitimer(signal.ITIMER_REAL, idle)  # the signals of either timer end a process, whatever it does
+    signal.setitimer(signal.ITIMER_REAL, idle)  # the signal of either timer ends the process
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -1,7 +1,7 @@
 """One node of one run, started and stopped by any program with an event loop.
 
-It installs no signal handlers, ends no process and does not configure logging: the program does
-(`sfnode.cli.join` is one). Stopping takes apart whatever starting made, in reverse order.
+It installs no signal handlers, ends no process and does not configure logging. Programs such as
+`sfnode.cli.join` do that. Stopping closes everything that starting opened, in reverse order.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class Node:
             await asyncio.wait([joined, self._life], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             call_off(self._life)
-            await asyncio.wait([self._life])  # what it fails with meanwhile is raised by `stop`
+            await asyncio.wait([self._life])  # `stop` raises the error of this end, if there is one
             raise
         if joined.done():
             return
         if self._life.cancelled():
             raise RuntimeError("the node was stopped while it started")
-        self._life.result()  # raises what kept it from joining
+        self._life.result()  # raises the error that kept the node from joining
 
     async def wait(self) -> None:
         """Wait for the node's end. Raises the fault that ended it.

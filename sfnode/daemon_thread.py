@@ -1,5 +1,5 @@
-"""Daemon threads, for which nobody waits when the process ends. A call that hangs there costs its caller one
-answer, but not the whole process."""
+"""Daemon threads, which the end of the process does not wait for. A call that hangs in one costs its caller
+the answer, but not the whole process."""
 
 from __future__ import annotations
 

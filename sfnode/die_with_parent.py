@@ -15,12 +15,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def tied(command: list[str]) -> list[str]:
-    """Return the command line of a child that is killed when this process ends in whatever way (on Linux)."""
+    """Return the command line of a child that the system kills when this process ends (on Linux)."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def tie(parent: int) -> None:
-    """Have the system kill this process when its parent ends in whatever way (on Linux)."""
+    """Have the system kill this process when its parent ends (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # Elsewhere p2pd ends by itself when its control connection closes, unless it hangs.

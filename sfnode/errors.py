@@ -12,9 +12,9 @@ from sfnode.printable import paragraph
 
 
 class Code(IntEnum):
-    """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x others, 7x a run
-    that is organised, 8x experiments, loggers, published bases, archives, parents, pages, rewards;
-    9x rewards, what teaches nothing, backups of keys."""
+    """The numbers of the errors: 1x command line, 2x model, 3x data, 4x disk, 5x network, 6x other nodes, 7x
+    organised runs, 8x experiments, loggers, published bases, archives, parents, pages, rewards; 9x rewards,
+    flat losses, backups of keys."""
 
     BAD_OPTION = 10
     BAD_MANIFEST = 11
@@ -94,8 +94,8 @@ NO_ANSWER = (Code.NODE_NOT_RUNNING, Code.NODE_NOT_ANSWERING)
 class UserError(Exception):
     """An error that the user can act on.
 
-    `code` is its number, `what` says what happened and why, `fix` what to do. Both may quote others: what is
-    not printable is escaped.
+    `code` is its number, `what` the event and its cause, and `fix` the advice. Both texts may quote others,
+    so invisible characters in them are escaped.
     """
 
     def __init__(self, code: Code, what: str, fix: str) -> None:

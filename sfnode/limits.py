@@ -63,7 +63,7 @@ class Hours:
     """Intervals of the day in local time, to the minute. An interval may pass midnight."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError."""
+        """Parse intervals such as `22:00-07:00, 12:00-13:00`. Raises ValueError."""
         self._spans = [_span(part.strip()) for part in text.split(",")]
 
     def __contains__(self, moment: time) -> bool:

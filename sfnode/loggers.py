@@ -47,15 +47,12 @@ class Logger(Protocol):
 
     def begin(self, name: str, settings: Mapping[str, object]) -> None:
         """Begin a run, once, with its name and the settings that produced its numbers."""
-        ...
 
     def record(self, record: LoggedRecord) -> None:
         """Write a record. Must not block for long. Raises nothing for the errors of others."""
-        ...
 
     def close(self) -> None:
         """Write all remaining records, and end."""
-        ...
 
 
 MAX_WAITING = 1024

@@ -43,10 +43,8 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record for people: a line that only this program can begin, and further ones indented."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    """Formats a record for people. Further lines of a record are indented, so that none of them looks like a
+    separate record."""
 
     def format(self, record: logging.LogRecord) -> str:
         return paragraph(super().format(record))
@@ -83,7 +81,8 @@ def set_up_logging(level: str, form: str = "text") -> None:
     """Send the log to standard error; from other libraries only warnings. Changes the global logging, so only
     the command line calls it."""
     handler = _Stderr()
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    text = TextFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.getLogger().handlers = [handler]
     logging.getLogger().setLevel(logging.WARNING)
     logging.captureWarnings(form == "json")  # Python's warnings would not be JSON lines otherwise

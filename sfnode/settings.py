@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 
 def _name(value: str) -> str:
-    """The name as it may be published (SPEC K2). Raises ValueError."""
+    """Return the name if it may be published (SPEC K2). Raises ValueError."""
     if fault := fields.text_fault(value):
         raise ValueError(f"{fault}; take up to {fields.MAX_NAME} bytes of visible characters")
     return value
 
 
 def _url(value: str) -> str:
-    """The URL in the form of links (SPEC N6). Raises ValueError."""
+    """Return the URL if a link may name it (SPEC N6). Raises ValueError."""
     if value and not invitation.is_url(value):
         raise ValueError(f"give it as {invitation.URL_FORM}")
     return value
 
 
 def _command(value: str) -> str:
-    """The command, if it can be split into words. Raises ValueError."""
+    """Return the command if it can be split into words. Raises ValueError."""
     if value and not any(shlex.split(value)[:1]):
         raise ValueError("name the program to run, such as notify-send, with what it is told first")
     return value

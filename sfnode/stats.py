@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sfnode.manifest.training import Training
 from sfnode.organising.reporting.run_history import RunHistory
@@ -104,16 +104,14 @@ class LogIndex:
             of=len(self._ranked),
             updates=updates,
             share=updates / max(1, self._contributions.updates),
-            counted=member.counted if member else None,
-            worth=member.worth if member and self._has_worths else None,
-            gain_share=self._gain(member),
+            **self._judged(member),
         )
 
     def history(self, points: int) -> views.History:
         """Return the history of the run in at most `points` equal spans of epochs."""
         self._refresh()
         if points not in self._history:
-            self._history = {points: self._summarise(points)}
+            self._history = {points: _history(self._contributions, self._names, points)}
         return self._history[points]
 
     def timeline(self, limit: int) -> views.Timeline:
@@ -151,12 +149,14 @@ class LogIndex:
         now = time.monotonic()
         self._valid_until = now + max(MIN_AGE, AGE_FACTOR * (now - began) if complete else 0.0)
 
-    def _gain(self, member: Ranked | None) -> float | None:
-        """Return a member's worth as a share of all absolute worths (`Origin.gain_share`); None for no
-        member, or if no worth was measured."""
-        if member is None or not self._has_worths:
-            return None
-        return member.worth / max(1, self._all_worths)
+    def _judged(self, member: Ranked | None) -> dict[str, Any]:
+        """Return the counted updates, the worth and the gain of a member, as fields of `Origin`."""
+        worth = member.worth if member and self._has_worths else None
+        return {
+            "counted": member.counted if member else None,
+            "worth": worth,
+            "gain_share": None if worth is None else worth / max(1, self._all_worths),
+        }
 
     def _worth(self, origin: bytes) -> int:
         return self._members[origin].worth if origin in self._members else 0
@@ -170,21 +170,11 @@ class LogIndex:
             share=one.updates / self._contributions.updates,
             first_step=0,
             own=one.origin == own,
-            counted=member.counted if member else None,
-            worth=member.worth if member and self._has_worths else None,
-            gain_share=self._gain(member),
+            **self._judged(member),
             left_out=member.left_out if member else None,
             name=names.name or None,
             team=names.team or None,
         )
-
-    def _summarise(self, points: int) -> views.History:
-        ranked = self._contributions.ranked
-        leaders = [one.origin for one in ranked[:LEADERS]]
-        spans = _Spans(max((one.last_epoch for one in ranked), default=-1), points)
-        for feed, count in self._contributions.counts.items():
-            spans.add(feed.origin, count.epochs, leading=feed.origin in leaders)
-        return spans.history(leaders, self._names)
 
 
 def timeline_entry(entry: HistoryEntry) -> views.TimelineEntry:
@@ -218,52 +208,40 @@ def _teams(contributions: Contributions, names: Mapping[bytes, Names]) -> list[v
     ]
 
 
-class _Spans:
-    """Sums of updates over equal spans of epochs."""
-
-    def __init__(self, last_epoch: int, points: int) -> None:
-        self._epochs = last_epoch + 1
-        self._points = min(points, self._epochs)
-        self._updates = [0] * self._points
-        self._origins: list[set[bytes]] = [set() for _ in range(self._points)]
-        self._leading: dict[bytes, list[int]] = {}
-
-    def add(self, origin: bytes, epochs: dict[int, int], *, leading: bool) -> None:
-        """Add one feed's numbers of updates, keyed by epoch."""
-        own = self._leading.setdefault(origin, [0] * self._points) if leading else None
-        for epoch, updates in epochs.items():
-            span = epoch * self._points // self._epochs
-            self._updates[span] += updates
-            self._origins[span].add(origin)
-            if own is not None:
-                own[span] += updates
-
-    def history(self, leaders: list[bytes], names: Mapping[bytes, Names]) -> views.History:
-        known = list(accumulate(self._updates))
-        led = [
-            views.Leader(
-                origin=origin.hex(),
-                name=names.get(origin, NAMELESS).name or None,
-                known=list(accumulate(self._leading[origin])),
+def _history(contributions: Contributions, names: Mapping[bytes, Names], points: int) -> views.History:
+    """Return the sums of updates over at most `points` equal spans of epochs."""
+    ranked = contributions.ranked
+    epochs = max((one.last_epoch for one in ranked), default=-1) + 1
+    spans = min(points, epochs)
+    updates, origins = [0] * spans, [set[bytes]() for _ in range(spans)]
+    leading = {one.origin: [0] * spans for one in ranked[:LEADERS]}
+    for feed, count in contributions.counts.items():
+        for epoch, made in count.epochs.items():
+            span = epoch * spans // epochs
+            updates[span] += made
+            origins[span].add(feed.origin)
+            if feed.origin in leading:
+                leading[feed.origin][span] += made
+    known = list(accumulate(updates))
+    led = {origin: list(accumulate(own)) for origin, own in leading.items()}
+    return views.History(
+        indexed=known[-1] if known else 0,
+        points=[
+            views.HistoryPoint(
+                first_epoch=-(-span * epochs // spans),
+                last_epoch=-(-(span + 1) * epochs // spans) - 1,
+                updates=updates[span],
+                known=known[span],
+                origins=len(origins[span]),
             )
-            for origin in leaders
-        ]
-        return views.History(
-            indexed=known[-1] if known else 0,
-            points=[self._point(span, known[span]) for span in range(self._points)],
-            leaders=led,
-            others=[total - sum(leader.known[span] for leader in led) for span, total in enumerate(known)],
-        )
-
-    def _point(self, span: int, known: int) -> views.HistoryPoint:
-        first = -(-span * self._epochs // self._points)
-        return views.HistoryPoint(
-            first_epoch=first,
-            last_epoch=-(-(span + 1) * self._epochs // self._points) - 1,
-            updates=self._updates[span],
-            known=known,
-            origins=len(self._origins[span]),
-        )
+            for span in range(spans)
+        ],
+        leaders=[
+            views.Leader(origin=origin.hex(), name=names.get(origin, NAMELESS).name or None, known=own)
+            for origin, own in led.items()
+        ],
+        others=[total - sum(own[span] for own in led.values()) for span, total in enumerate(known)],
+    )
 
 
 READ_UPDATES = 512

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -145,7 +145,11 @@ class LocalSwarm:
         self._beside = beside
         self._split_data = split_data and nodes > 1
         self._evaluates = evaluate and bool(manifest.data.test)
-        self._measuring: asyncio.Task[tuple[Evaluation, Evaluation | None]] | None = None
+        self.before: Evaluation | None = None
+        """The evaluation of the base model; None until both evaluations of it are finished."""
+        self.calibrated: Evaluation | None = None
+        """The evaluation of the base model less its prior over the answers; None without such a prior."""
+        self._measuring: asyncio.Task[None] | None = None
         self._started = self._first_update = self._complete_since = 0.0
         """Monotonic times of the start, the first update, and the moment since which the run is complete; 0
         before each."""
@@ -273,38 +277,18 @@ class LocalSwarm:
 
     # -- watching ----------------------------------------------------------------------------------
 
-    @property
-    def before(self) -> Evaluation | None:
-        """The evaluation of the base model; None until it is finished."""
-        return self._base[0]
-
-    @property
-    def calibrated(self) -> Evaluation | None:
-        """The evaluation of the base model less its prior over the answers; None until it is finished, or
-        without such a prior."""
-        return self._base[1]
-
-    @property
-    def _base(self) -> tuple[Evaluation | None, Evaluation | None]:
-        task = self._measuring
-        done = task and task.done() and not (task.cancelled() or task.exception())
-        return task.result() if task and done else (None, None)
-
     async def look(self) -> SwarmProgress:
         """Ask the nodes once. Raises UserError SWARM_FAILED if one ended."""
         with self._keeping():
             statuses = tuple(await asyncio.gather(*(node.look() for node in self.nodes)))
-            organised = await self._organiser_status() if self._organised and statuses[0] else None
+            organised = None
+            if self._organised and statuses[0]:
+                with suppress(UserError):
+                    organised = await self.nodes[0].client.organising()
         now = time.monotonic()
         if not self._first_update and any(status and status.known for status in statuses):
             self._first_update = now
         return SwarmProgress(now - self._started, statuses, organised)
-
-    async def _organiser_status(self) -> OrganiserStatus | None:
-        try:
-            return await self.nodes[0].client.organising()
-        except UserError:
-            return None
 
     async def __aiter__(self) -> AsyncIterator[SwarmProgress]:
         """Ask the nodes regularly until the run is complete and the base model is measured."""
@@ -317,9 +301,10 @@ class LocalSwarm:
 
     def _measured(self) -> bool:
         """Return whether the base model was measured, or need not be. Raises the measurement's error."""
-        if self._measuring is None:
-            return True
-        return self._measuring.done() and bool(self._measuring.result())
+        if self._measuring is None or not self._measuring.done():
+            return self._measuring is None
+        self._measuring.result()
+        return True
 
     def _finished(self, progress: SwarmProgress) -> bool:
         if not progress.complete:
@@ -389,21 +374,21 @@ class LocalSwarm:
             await node.answering()
             return await node.ask(node.client.evaluate(base=base, calibrated=calibrated, probe=probe))
 
-    async def _evaluate_base(self) -> tuple[Evaluation, Evaluation | None]:
+    async def _evaluate_base(self) -> None:
         """Have the base model measured: as it is and, if it has a prior over the answers, less that prior.
 
-        The measurement waits for the node's first update. Otherwise a run of a minute would end without the
-        node's rows.
+        The measurement waits for the node's first update. Otherwise the node would contribute nothing to a
+        run of a minute.
         """
         while True:
             status = await self.nodes[-1].answering()
             if status.contributed or _is_over(status):
                 break
             await asyncio.sleep(POLL_INTERVAL)
-        before = await self._evaluate(base=True)
-        task, data = self.manifest.task, self.manifest.data
-        has_prior = task.labelled and (data.train or task.prior)
-        return before, await self._evaluate(base=True, calibrated=True) if has_prior else None
+        before, task = await self._evaluate(base=True), self.manifest.task
+        if task.labelled and (self.manifest.data.train or task.prior):
+            self.calibrated = await self._evaluate(base=True, calibrated=True)
+        self.before = before
 
 
 def _with_keys(manifest: Manifest, *, organiser: str, deputies: tuple[str, ...]) -> Manifest:

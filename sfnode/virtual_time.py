@@ -1,8 +1,8 @@
-"""An asyncio loop whose time jumps to the next timer: hours of waiting pass in moments.
+"""An asyncio loop whose time jumps to the next timer, so that waiting takes no real time.
 
 A seed determines the order of all events, so a run repeats to the byte. Calls that cannot be repeated raise:
 waiting for files, subprocesses, and waiting for an event that never comes. A job of an executor is done at
-its beginning or at its end, as the seed says, and its posted callbacks come at its end. So a race between a
+its beginning or at its end, as the seed says. Its posted callbacks come at its end. So a race between a
 thread and the loop shows with some seed.
 """
 
@@ -72,7 +72,7 @@ class _Timers(selectors.BaseSelector):
         self.now += max(timeout, TURN)
         self.turns += 1
         if self.turns - self._since > MOST_TURNS:
-            self._since = self.turns  # what ends the program takes some, too
+            self._since = self.turns  # the end of the program takes turns, too
             raise NotInVirtualTimeError(f"{MOST_TURNS} turns, and nobody waits: time stands still")
         return []
 
@@ -178,7 +178,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._random.random() < 0.5:
             if begin > self.time():
                 self.call_at(begin, self._do, job)
-            else:  # not at once: whoever submits it may hold a lock that it needs
+            else:  # not at once: the caller may hold a lock that the job needs
                 self.call_soon(self._do, job)
         self.call_at(job.end, self._end, job)
         return future
@@ -193,7 +193,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return None
 
     def _do(self, job: _Job) -> None:
-        if job.before:  # of two things at one moment the loop may come to either first
+        if job.before:  # the loop runs two callbacks of one moment in any order
             before, job.before = job.before, None
             self._do(before)
         if job.future.cancelled() or job.gone:

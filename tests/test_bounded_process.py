@@ -1,4 +1,4 @@
-"""A process that answers requests is there when it is asked, whatever has become of the one before."""
+"""Tests of a bounded process: it answers every request, even after the process before it ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def made(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Processes that end with the test."""
+    """Return a constructor of processes that end with the test."""
     processes: list[BoundedProcess] = []
 
     def make(program: str = PROGRAM, **options: Any) -> BoundedProcess:

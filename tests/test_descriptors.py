@@ -1,4 +1,4 @@
-"""A process that has no descriptor left waits for one, and may have all that the system allows."""
+"""Tests of file descriptors: waiting for one, and the limit of their number."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from sfnode import descriptors
 from sfnode.errors import Code, UserError
 from sfnode.store.log import UpdateLog
+from tests.refusals import refused
 
 
 def test_a_process_may_have_as_many_as_the_system_allows() -> None:
@@ -74,6 +75,5 @@ def test_a_log_that_finds_no_descriptor_to_read_with_waits_for_one(
 
 def test_a_log_that_cannot_be_opened_for_another_reason_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    with pytest.raises(UserError) as refused:
+    with refused(Code.DATA_DIR_UNUSABLE):
         UpdateLog.open(tmp_path / "log", read_only=True)
-    assert refused.value.code is Code.DATA_DIR_UNUSABLE

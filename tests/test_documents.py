@@ -1,4 +1,4 @@
-"""Whatever others write where JSON, TOML or MessagePack is expected ends in an error with a number."""
+"""Tests that invalid JSON, TOML and MessagePack of others end in a numbered error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def within(opened: bytes, closed: bytes, depth: int) -> bytes:
 
 
 def as_json(**task: object) -> bytes:
-    """What an export says of its task, and what else is read from the same keys."""
+    """Return the description of a task with these fields, and valid fields for other readers, as JSON."""
     said = RUN.task.model_dump(mode="json") | task
     return json.dumps({"task": said, "run_id": "ab" * 32, "addresses": ["/ip4/1.2.3.4/tcp/1/p2p/Q"]}).encode()
 
@@ -134,7 +134,7 @@ AS_THEY_ARE = {
     for reader in (model, model_to_hash)
     for name in ("a deep field", "a deep verifier", "NaN", "an infinite number")
 }
-"""Configurations of models have the like at times; what is made of them is looked at elsewhere."""
+"""Configurations of models may contain such values. Their use is tested elsewhere."""
 
 
 @pytest.mark.parametrize("name", JSON)

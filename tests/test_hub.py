@@ -1,4 +1,4 @@
-"""Whether the hub can be reached, and what is taken from it: asked of real sockets on loopback."""
+"""Tests of the hub: whether it is reachable, and downloads, with real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from sfnode import hub
 from sfnode.errors import Code, UserError
 from sfnode.models import files
 from tests.hub_server import REVISION, Offer, Offering, offering
+from tests.refusals import refused
 
 __all__ = ["offering"]
 
 NOBODY = "http://192.0.2.1"
-"""A network for documentation."""
+"""Address in a network that is reserved for documentation."""
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine has to go through."""
+    """Unset the proxies of this machine."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -56,7 +57,7 @@ def test_behind_a_proxy_it_is_the_proxy_that_counts(door: str, monkeypatch: pyte
 def test_a_model_on_a_hub_that_is_silent_is_given_up_in_time(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library would ask for half a minute."""
+    """The library would retry for half a minute."""
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     begun = time.monotonic()
     with pytest.raises(UserError, match="from the hub: it does not answer") as refusal:
@@ -75,7 +76,7 @@ def test_a_hub_that_is_not_to_be_asked_is_not_asked(door: str, monkeypatch: pyte
 def test_what_was_fetched_before_serves_while_the_hub_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the layout of the hub's own cache."""
+    """The files are in the layout of the hub's own cache."""
     revision = "27dcfa74d334bc871f3234de431e71c6eeba5dd6"
     kept = tmp_path / "models--nobody--kept" / "snapshots" / revision
     kept.parent.mkdir(parents=True)
@@ -88,7 +89,7 @@ def test_what_was_fetched_before_serves_while_the_hub_is_silent(
 
 
 def model(**changes: Offer) -> dict[str, Offer]:
-    """The files of the smallest model, some of them changed."""
+    """Return the files of the smallest model, some of them changed."""
     files_here = (file for file in (files.EMBEDDED / "tiny").iterdir() if not file.name.startswith("."))
     honest = {file.name: Offer(file.stat().st_size, file.read_bytes()) for file in files_here}
     return honest | {name.replace("_json", ".json"): offer for name, offer in changes.items()}
@@ -150,11 +151,10 @@ def test_what_was_downloaded_before_serves_while_the_hub_refuses(offering: Offer
 
 @pytest.mark.parametrize("revision", ["../../../../secret", "/etc/passwd", "..", ".hidden", "a/b", "x\0"])
 def test_a_revision_is_no_place_here(revision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The library would read a file of that name in its cache, for the commit in it."""
+    """The library would read a commit from a file of that name in its cache."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "unreachable", lambda: "it does not answer")
     with pytest.raises(ValueError, match="no revision"):
         hub.kept("nobody/model", revision, files.DOWNLOAD)
-    with pytest.raises(UserError) as refused:
+    with refused(Code.MODEL_NOT_FOUND):
         files.resolve("nobody/model", revision, None)
-    assert refused.value.code is Code.MODEL_NOT_FOUND

@@ -1,4 +1,4 @@
-"""The notation of limits: what a person types and what a program sends mean the same."""
+"""Tests of the notation of limits, for people and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loggers: each kind is read back, and whoever measures neither waits nor fails whatever becomes of it."""
+"""Tests of loggers: each kind is read back, and callers neither wait nor fail."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.loggers import KINDS, LONGEST_NAME, MAX_WAITING, BackgroundLogger, JsonLines, LoggedRecord, opened
+from tests.refusals import refused
 
 
 def record(step: int) -> LoggedRecord:
@@ -22,14 +23,14 @@ def record(step: int) -> LoggedRecord:
 
 
 class Memory:
-    """A logger that remembers; fails when told to, and waits while its gate is closed."""
+    """A logger that keeps its records. It can be made to fail or to wait."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.steps: list[int] = []
         self.closed = 0
         self.fails = 0
-        """How many calls are still to fail."""
+        """Number of calls that will fail."""
         self.gate = threading.Event()
         self.gate.set()
         self.waits = threading.Event()
@@ -141,7 +142,7 @@ def test_a_run_s_name_is_a_stranger_s_text() -> None:
 
 
 NAME = "../../run; rm -rf /\n"
-"""The name of somebody else's run."""
+"""Name of a run that a stranger chose."""
 
 LINK = "sfnode:an-invitation-that-is-nobody-else-s-business"
 
@@ -242,7 +243,7 @@ def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 def small_leveldb_log(path: Path) -> Iterator[bytes]:
-    """The records of wandb's file, which come as in a log of LevelDB: checksum, length, kind, data."""
+    """Yield the records of a file of wandb. As in LevelDB's log, each has checksum, length, kind and data."""
     data, at = path.read_bytes(), 7
     assert len(data) < 32_768  # all of it is one block
     while at + 7 <= len(data):
@@ -295,9 +296,8 @@ def test_wandb_without_credentials_asks_nobody_and_is_offline(
     "where", ["", "jsonl", "jsonl:", "csv:a", "JSONL:a", "wandb:../up", "wandb:a/b", "wandb:", "wandb:-a"]
 )
 def test_what_is_no_logger_is_refused(where: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with refused(Code.BAD_OPTION):
         opened([where])
-    assert refused.value.code is Code.BAD_OPTION
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "tensorboard"])
@@ -305,10 +305,8 @@ def test_a_place_that_cannot_be_written_to_is_refused(kind: str, tmp_path: Path)
     if kind == "tensorboard":
         pytest.importorskip("tensorboard")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError) as refused:
+    with refused(Code.LOGGER_UNUSABLE, "Not a directory"):
         opened([f"{kind}:{tmp_path}/file/below"])
-    assert refused.value.code is Code.LOGGER_UNUSABLE
-    assert "Not a directory" in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"jsonl"}))
@@ -318,10 +316,8 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     for name in [name for name in sys.modules if name.partition(".")[0] == kind]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(UserError) as missing:
+    with refused(Code.EXTRA_MISSING, fix=f"pip install 'sfnode[{kind}]'"):
         opened([f"{kind}:{tmp_path.name[:3]}"])
-    assert missing.value.code is Code.EXTRA_MISSING
-    assert f"pip install 'sfnode[{kind}]'" in str(missing.value)
 
 
 def test_a_logger_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,6 +337,5 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("place", ["~nobody-of-this-name/records.jsonl", "rec\0rds.jsonl"])
 def test_a_place_that_cannot_be_is_refused(place: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with refused(Code.LOGGER_UNUSABLE):
         opened([f"jsonl:{place}"])
-    assert refused.value.code is Code.LOGGER_UNUSABLE

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, whatever is logged; and no global effect of an import."""
+"""Tests of logs: one JSON object per line, and no global effect of an import."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_garbage_sent_to_a_port_is_not_logged_and_our_own_fault_is() -> None:
 
 @pytest.fixture(scope="module")
 def lines() -> list[dict[str, Any]]:
-    """The lines that a process logs as JSON."""
+    """Return the lines that a process logs as JSON."""
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     return [json.loads(line) for line in ended.stderr.splitlines()]
 

@@ -1,4 +1,4 @@
-"""What is installed where, and how sfnode is cited: files beside the code that have to agree with it."""
+"""Tests of files that must agree with the code: packages, extras and citation."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PINNED = {name_of(line) for line in (ROOT / "constraints" / "ci.txt").read_text(
 
 
 def of_makefile(name: str) -> str:
-    """The value of a variable of the Makefile."""
+    """Return the value of a variable of the Makefile."""
     found = re.search(rf"^{name} := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert found
     return found[1]
 
 
 def installed_for_tests() -> list[str]:
-    """The extras that `make test` installs."""
+    """Return the extras that `make test` installs."""
     return of_makefile("EXTRAS").split(",")
 
 
@@ -59,7 +59,7 @@ def test_make_real_installs_what_the_extra_names_without_what_that_needs() -> No
 
 
 def test_everybody_else_installs_no_package_of_an_extra() -> None:
-    """Such as datasets, which brings 0.2 GB and is needed by runs with data on the hub alone."""
+    """An example is datasets, which takes 0.2 GB and is needed for data on the hub only."""
     needed = {name_of(requirement) for requirement in PROJECT["dependencies"]}
     assert needed.isdisjoint(name_of(one) for extra in EXTRAS.values() for one in extra)
 
@@ -70,7 +70,7 @@ def test_the_image_has_what_limits_and_data_of_the_hub_need_and_no_other_extra()
 
 
 def test_the_citation_is_of_this_version_and_names_what_it_builds_on() -> None:
-    """The keys that the schema of CFF 1.2.0 requires, of the work and of each reference."""
+    """Return the keys that the schema of CFF 1.2.0 requires, of the work and of each reference."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     assert cited["cff-version"] == "1.2.0"

@@ -1,4 +1,4 @@
-"""The pages of the documentation: links lead somewhere, and what is said to be typed exists."""
+"""Tests of the documentation: links, commands and options exist, and pages are short."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PAGES = [
 ]
 
 TYPED = [page for page in PAGES if page.name not in ("research-log.md", "cli.md")]
-"""All but what tells of earlier versions, and what the commands tell of themselves."""
+"""Pages, except those about earlier versions and those generated from commands."""
 
 GENERATED = {"cli.md", "json.md", "errors.md", "metrics.md"}
 
 MOST_WORDS = {"README.md": 900, "written": 35_000, "generated": 20_000}
-"""Who is in a hurry reads no more."""
+"""Maximum number of words of README.md, of all written pages, and of all generated pages."""
 
 FOREIGN = {
     "--index-url",
@@ -48,7 +48,8 @@ FOREIGN = {
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Yield the `sh` blocks of a page: why it is not run, if it is not, and the commands."""
+    """Yield, for each `sh` block of a page, the reason why it is not run, or an empty text, and its
+    commands."""
     for marked, reason, text in re.findall(
         r"^ *```sh( elsewhere)?:? ?([^\n]*)\n(.*?)^ *```", page.read_text(), flags=re.MULTILINE | re.DOTALL
     ):
@@ -100,7 +101,7 @@ def check(words: list[str]) -> None:
 
 
 def flagged(command: click.Command) -> list[click.Parameter]:
-    """What a command takes as flags, and not as keys of --set."""
+    """Return the flags of a command. Keys of --set are no flags."""
     found = command.get_params(click.Context(command, parent=click.Context(cli, **cli.context_settings)))
     return [one for one in found if not getattr(one, "key", "")]
 
@@ -146,7 +147,7 @@ def test_links_lead_to_a_page_and_to_a_heading_of_it(page: Path) -> None:
 
 @cache
 def headings(page: Path) -> set[str]:
-    """The names by which GitHub's links find the headings of a page, and anchors written by hand."""
+    """Return the anchors of the headings of a page, as GitHub makes them, and explicit anchors."""
     text = page.read_text()
     lines = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), flags=re.M)
     slugs = {
@@ -177,5 +178,5 @@ def count(page: Path) -> int:
 
 
 def test_the_picture_shows_the_figures() -> None:
-    """`python scripts/picture.py` draws it."""
+    """The script `scripts/picture.py` draws it."""
     assert subprocess.run([sys.executable, ROOT / "scripts" / "picture.py", "--check"]).returncode == 0

@@ -1,5 +1,4 @@
-"""Nothing that others write reaches a terminal or a log as anything but visible characters, and a shell as
-anything but a word."""
+"""Tests that texts of others reach terminals and logs as visible characters, and shells as single words."""
 
 from __future__ import annotations
 
@@ -31,11 +30,12 @@ from sfprotocol.errors import RemoteProtocolError
 from tests.node.helpers import manifest
 
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\u202e\u2066\u200b\x9b31m\r\n12:00:00 ERROR   forged \ud800"
-"""Sets the title, erases the screen, turns the text round, colours it, and writes a line of its own."""
+"""Text that sets the title, erases the screen, changes the direction of writing, sets a colour, and adds a
+line."""
 
 
 def is_harmless(text: str) -> bool:
-    """Whether a text is visible characters only, and its first line the only one not indented."""
+    """Return whether a text has visible characters only, and all lines after the first are indented."""
     first, *others = text.split("\n")
     return first.isprintable() and all(line.isprintable() and line.startswith("  ") for line in others)
 
@@ -76,13 +76,13 @@ def test_a_shell_runs_nothing_of_a_hostile_word(tmp_path: Path) -> None:
 
 
 VALUE = "\0"
-"""Stands for what is put into a text."""
+"""Placeholder for a value in a text."""
 
 PACKAGE = Path(__file__).parents[1] / "sfnode"
 
 
 def put_together(source: str) -> list[str]:
-    """Return the texts of a module into which values are put."""
+    """Return the texts of a module that contain values."""
     nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.JoinedStr))
     return [
         "".join(str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values)

@@ -1,4 +1,4 @@
-"""References lead somewhere: comments, docstrings and pages name modules, functions, files that exist."""
+"""Tests of references: modules, functions and files that comments, docstrings and pages name exist."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ FOLDERS = (
 )
 
 PAST = ("CHANGELOG.md", "docs/research-log.md")
-"""Pages that tell of earlier versions, and of what these had."""
+"""Pages about earlier versions."""
 
 PAST_LINE = "of version 0.1"
-"""Words in a line that names what only that version has."""
+"""Words that mark lines about other versions."""
 
 FOREIGN = {
     *("large_models/templates.py", "large_models/utils.py", "run.py", "tasks.py", "utils.py"),
     *("my_verifiers.py", "sfnode/states"),
 }
-"""Files of MeZO's repository, of a reader of docs/verifiers.md, and of the user's cache."""
+"""Files that are not in this repository: MeZO's, those of readers of docs/verifiers.md, and those in the
+user's cache."""
 
 FILE_SUFFIXES = {"json", "md", "py", "safetensors", "toml"}
-"""Last parts of dotted names that are names of files."""
+"""File name extensions, at the end of dotted names of files."""
 
 FILE = re.compile(
     r"(?<![\w/.:~$}}{{-])(?:[\w-]+/)*[\w-]+\.py\b|(?<![\w/.:~$}}{{-])(?:{})/[\w/-]+(?:\.\w+)?".format(
@@ -93,7 +94,7 @@ class Tree:
         self.pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
         self.pages += [page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md"))]
         self.defined: dict[str, set[str]] = defaultdict(set)
-        """Names defined in modules, by every end of a module's dotted name."""
+        """Names that modules define, keyed by every suffix of the module's dotted name."""
         for file in self.modules:
             names = defined_in(ast.parse(file.read_text(encoding="utf-8")))
             for end in ends(dotted(file)):
@@ -103,7 +104,7 @@ class Tree:
         self.documents = {page.stem for page in self.pages if page.stem.isupper()}
 
     def has(self, name: str) -> bool:
-        """Return whether a name is that of something here."""
+        """Return whether a name is defined in the repository."""
         if "/" in name or name.endswith(".py"):
             return name in FOREIGN or bool({name.rstrip("/"), f"{name}.py"} & self.paths)
         if "." not in name:
@@ -162,10 +163,8 @@ def named_in(text: str) -> Iterator[str]:
 
 
 def named_in_code(source: str) -> Iterator[str]:
-    """Yield what comments and docstrings name, parts of packages included.
-
-    Not what the code there calls so, what is a library's, and what is the name of a file.
-    """
+    """Yield the names in comments and docstrings, also of parts of packages. Local names, names of libraries
+    and names of files are left out."""
     module = ast.parse(source)
     known = called(module)
     for text in prose(source, module):

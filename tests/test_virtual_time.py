@@ -1,4 +1,5 @@
-"""Virtual time: hours pass in moments, in an order that follows from a seed; what takes real time raises."""
+"""Tests of virtual time: waiting takes no real time, a seed determines the order, and calls that take real
+time raise."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def test_an_hour_passes_in_a_moment_and_timers_come_in_their_order() -> None:
 
 
 async def race() -> list[str]:
-    """What is seen of work between its beginning and its end."""
+    """Return the work that was done at half of a job's duration."""
     done: list[str] = []
     working = asyncio.create_task(asyncio.to_thread(done.append, "work"))
     await asyncio.sleep(virtual_time.WORK[0] / 2)

@@ -52,7 +52,8 @@ class Learnt(NamedTuple):
     before: Evaluation | None
     now: Evaluation | None
     classes: Evaluation | None = None
-    """Result whose scores by class are shown, if `now` has none (as an organiser's published result)."""
+    """Result with scores by class, which are shown if `now` has none. An organiser's published result has
+    none."""
     beside: Sequence[str] = ()
     """Results of baselines on the same rows, in words."""
 

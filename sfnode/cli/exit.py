@@ -84,8 +84,8 @@ def leave(status: int) -> NoReturn:
 def ended_at_once() -> Iterator[None]:
     """Let signals end the process at once within the block, as without any handler.
 
-    For work during which the event loop sees no signals and which leaves nothing half done, such as importing
-    a large library. On a slow machine that takes longer than a service manager waits.
+    The block is work that leaves nothing half done and during which the event loop sees no signals, such as
+    importing a large library. On a slow machine that takes longer than a service manager waits.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}

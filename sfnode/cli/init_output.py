@@ -44,7 +44,8 @@ def bases_words(file: Path, size: int, out: Path) -> str:
 
 
 def rows_words(manifest: Manifest, unread: int, *, counted: bool) -> list[str]:
-    """Describe problems with the rows for measurements, and the `unread` rows, which were not encoded.
+    """Describe problems with the rows for measurements, and the number of rows that were not encoded,
+    `unread`.
 
     With `counted`, also describe the numbers of training and held-out rows. For first-order runs, also
     describe the updates. Only rows in files are read: nodes check other sources.
@@ -186,8 +187,9 @@ def _unmeasured(training: Training, reason: str) -> str:
 
 
 def notes(manifest: Manifest, home: Path | None, epsilon_given: bool) -> list[str]:
-    """Return a note for each case that applies. The base model has a head for other classes. It is a mixture
-    of experts, and no epsilon was given. It is only on this machine, in the folder `home`."""
+    """Return notes about the base model. There is one if its head is for other classes, one if it is a
+    mixture of experts and no epsilon was given, and one if it is only on this machine, in the folder
+    `home`."""
     notes = []
     base = manifest.model
     folder = files.resolve(base.source, base.revision, home)

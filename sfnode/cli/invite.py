@@ -13,7 +13,7 @@ import click
 from sfnode.cli.data_folder import running_node, used_folder
 from sfnode.cli.options import data_dir_option, json_option, option
 from sfnode.cli.output import echo
-from sfnode.control.client import unchecked
+from sfnode.control.client import if_running, unchecked
 from sfnode.dashboard.formatting import REACHES
 from sfnode.errors import Code, UserError
 from sfnode.printable import command
@@ -65,7 +65,7 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
     running node it holds only the peers' addresses. Anybody with the link can join. It holds no secret of
     this node.
     """
-    found = _from_running_node(data_dir)
+    found = if_running(running_node(data_dir).invitation)
     invitation = {**vars(found or _from_folder(data_dir))}
     invitation.pop("updated", None)  # the time of the file, not of this output
     if contacts_url:
@@ -89,16 +89,6 @@ def invite(data_dir: Path, qr: bool | None, contacts_url: str, run_json: Path | 
         echo(note, err=True)
 
 
-def _from_running_node(data_dir: Path) -> InviteResult | None:
-    """Return the invitation of the running node in this folder; None if it does not run."""
-    try:
-        return running_node(data_dir).invitation()
-    except UserError as error:
-        if error.code != Code.NODE_NOT_RUNNING:
-            raise
-        return None
-
-
 def _from_folder(data_dir: Path) -> InviteResult:
     """Return an invitation with the peers that the node of this folder met and recorded."""
     layout = used_folder(data_dir)
@@ -114,25 +104,19 @@ def _from_folder(data_dir: Path) -> InviteResult:
 
 
 def _draw(link: str) -> None:
-    """Print the QR code, and a warning if the terminal is too narrow for it."""
-    drawing = _drawn(link)
-    columns = len(drawing.partition("\n")[0])
-    click.echo(drawing)
-    if sys.stdout.isatty() and columns > shutil.get_terminal_size().columns:
-        echo(f"The code is {columns} columns wide: make the window wider to see it whole.", err=True)
-
-
-def _drawn(link: str) -> str:
-    """Return the link as a QR code of half blocks, light on dark; readers accept either."""
+    """Print the link as a QR code of half blocks, light on dark, and a warning if the terminal is too narrow
+    for it. Readers accept light codes and dark ones."""
     from io import StringIO
 
     import segno
 
     drawing = StringIO()
-    segno.make(link, error="l", boost_error=False, micro=False).terminal(
-        drawing, border=QR_BORDER, compact=True
-    )
-    return drawing.getvalue()
+    code = segno.make(link, error="l", boost_error=False, micro=False)
+    code.terminal(drawing, border=QR_BORDER, compact=True)
+    columns = len(drawing.getvalue().partition("\n")[0])
+    click.echo(drawing.getvalue())
+    if sys.stdout.isatty() and columns > shutil.get_terminal_size().columns:
+        echo(f"The code is {columns} columns wide: make the window wider to see it whole.", err=True)
 
 
 # -- peer-id -------------------------------------------------------------------------------------------

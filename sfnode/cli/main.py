@@ -236,8 +236,7 @@ def _given(command: click.Command, texts: Mapping[str, str | list[str]]) -> dict
 
 
 def _known(values: Iterable[str], own: Options, others: Iterator[click.Command]) -> Options:
-    """Return the command's own options and, until all keys in `values` are known, options of other
-    commands."""
+    """Return the options of the command, and those of other commands until all keys in `values` are known."""
     known, unknown = dict(own), set(values) - own.keys()
     while unknown and (command := next(others, None)) is not None:
         known = _options(command) | known

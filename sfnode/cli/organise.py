@@ -40,9 +40,6 @@ KEY_DIGITS = 8
 """Minimum number of hex digits with which a key names a member. Fewer digits are the member's number, which
 is below 2^24."""
 
-SECRET_BYTES = 16
-"""Size of a new invitation's secret, in bytes: it cannot be guessed, and the link stays short."""
-
 MAX_U32 = (1 << 32) - 1
 
 
@@ -173,7 +170,7 @@ def invite(uses: int, dry_run: bool, data_dir: Path, as_json: bool) -> None:
 
     node = running_node(data_dir)
     said = invitation.read(node.invitation().link)  # first: an invitation needs a link
-    secret = secrets.token_bytes(SECRET_BYTES)
+    secret = secrets.token_bytes(invitation.SECRET_BYTES[0])  # not to be guessed, and short
     key = invitation_key(said.run_id, secret).public_key().public_bytes_raw()
     result = _decide(node, Invite(key, uses), dry_run)
     if not result.signed:

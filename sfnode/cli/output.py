@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from sfnode.logging import TextFormatter
 from sfnode.printable import lines, paragraph, printable
 
 state = SimpleNamespace(as_json=False, printed=False)
@@ -24,7 +25,7 @@ def begin(as_json: bool) -> None:
     state.as_json, state.printed = as_json, False
     warnings.formatwarning = lambda said, kind, *_: f"{kind.__name__}: {paragraph(str(said))}\n"
     if logging.lastResort:
-        logging.lastResort.setFormatter(_Plain())
+        logging.lastResort.setFormatter(TextFormatter())  # of commands that set up no logging
 
 
 def echo(
@@ -32,8 +33,8 @@ def echo(
 ) -> None:
     """Print a text, in a colour if one is given.
 
-    Names, addresses and reasons in it may be strangers' texts. So long lines are cut, unless they are JSON or
-    the text is wanted as a `whole`.
+    Names, addresses and reasons in it may be texts of strangers. So long lines are cut, unless they are JSON
+    or `whole` is set.
     """
     state.printed = state.printed or not err
     shown = printable(text) if whole or state.as_json else lines(text)
@@ -69,10 +70,3 @@ def echo_usage(error: click.ClickException) -> None:
     said = StringIO()
     error.show(said)
     echo(said.getvalue(), err=True, end="")
-
-
-class _Plain(logging.Formatter):
-    """Formats log messages of a command without its own logging setup."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return paragraph(super().format(record))

@@ -165,13 +165,13 @@ class Narration:
         for handler in logging.getLogger().handlers:
             handler.removeFilter(self.heard)
         self._ended.set()
-        self._done()
+        self.rest()
 
     def heard(self, record: logging.LogRecord) -> bool:
         """Take note of a log record: it may begin new work, which ends the work before. Return whether to
         print the record. On a terminal, records that begin work are not printed."""
         if getattr(record, BEGINS, False):
-            self._done()
+            self.rest()
             self._what, self._since = record.getMessage(), self._clock()
             self._draw()
             return not self._terminal
@@ -188,13 +188,9 @@ class Narration:
         self._far = far
         self._draw()
 
-    def rest(self) -> None:
-        """Report nothing until other work begins."""
-        self._done()
-
     def end(self, last: str = "") -> None:
         """Stop reporting. Print `last`, if it is not empty."""
-        self._done()
+        self.rest()
         self._ended.set()
         if last:
             log.info("%s, %.1f s after the start", last, self._clock() - self._begun)
@@ -211,7 +207,8 @@ class Narration:
         while not self._ended.wait(LINES / 8):
             self.beat()
 
-    def _done(self) -> None:
+    def rest(self) -> None:
+        """End the current work, and report nothing until other work begins."""
         what, self._what, self._far = self._what, "", ""
         self._said = self._clock()
         if self._bars is not None:

@@ -182,13 +182,10 @@ def _write(file: Path, said: SuccessionFile) -> None:
 
 
 def _succession(said: SuccessionFile) -> tuple[Authority, Succession]:
-    from sfprotocol.messages import Authority, Succession, Vote
+    from sfprotocol.messages import Authority
 
     deputies = tuple(bytes.fromhex(deputy) for deputy in said.deputies)
-    votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in said.votes)
-    chain, key = bytes.fromhex(said.chain), bytes.fromhex(said.key)
-    authority = Authority(bytes.fromhex(said.run_id), b"", deputies, said.needed)
-    return authority, Succession(said.term, said.kept, chain, key, votes)
+    return Authority(bytes.fromhex(said.run_id), b"", deputies, said.needed), said.message()
 
 
 def _valid(said: SuccessionFile) -> int:

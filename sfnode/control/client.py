@@ -156,9 +156,7 @@ class Client:
         return await self._ask(lambda: schema.views.Swarm, "/views/swarm")
 
     async def feeds(self, *, offset: int = 0, limit: int = 100) -> schema.views.Feeds:
-        return await self._ask(
-            lambda: schema.views.Feeds, f"/views/feeds?{urlencode({'offset': offset, 'limit': limit})}"
-        )
+        return await self._ask(lambda: schema.views.Feeds, f"/views/feeds?offset={offset}&limit={limit}")
 
     async def every_feed(self) -> list[schema.views.FeedStatus]:
         """Return all feeds, page by page. A feed that begins meanwhile may be missing."""
@@ -234,39 +232,40 @@ class Client:
 
     async def succeed(self, succession: Mapping[str, Any]) -> None:
         """Submit a succession that deputies signed."""
-        await self._send("POST", "/organising/succession", dict(succession), ANSWER_DEADLINE)
+        await self._send("POST", "/organising/succession", dict(succession))
 
     async def stand_in(self) -> None:
         """Have the node offer to stand in for the organiser."""
-        await self._send("POST", "/organising/stand-in", None, ANSWER_DEADLINE)
+        await self._send("POST", "/organising/stand-in")
 
     async def hand_over(self, key: str) -> None:
         """Have the organiser on the node hand over to the stand-in with this key (hex)."""
-        await self._send("POST", "/organising/hand-over", {"key": key}, ANSWER_DEADLINE)
+        await self._send("POST", "/organising/hand-over", {"key": key})
 
     async def finish(self) -> None:
         """Ask the node to complete its step, hand it over, and leave."""
-        await self._send("POST", "/finish", None, ANSWER_DEADLINE)
+        await self._send("POST", "/finish")
 
     async def leave(self) -> None:
         """Ask the node to end at once."""
-        await self._send("POST", "/leave", None, ANSWER_DEADLINE)
+        await self._send("POST", "/leave")
 
     async def _ask(self, kind: Kind[T], path: str, *, deadline: float | None = None) -> T:
-        return self._read(kind, await self._send("GET", path, None, deadline or ANSWER_DEADLINE))
+        return self._read(kind, await self._send("GET", path, deadline=deadline))
 
     async def _tell(self, kind: Kind[T], path: str, body: Any = None, deadline: float | None = None) -> T:
-        return self._read(kind, await self._send("POST", path, body, deadline or ANSWER_DEADLINE))
+        return self._read(kind, await self._send("POST", path, body, deadline))
 
     def _read(self, kind: Kind[T], text: bytes) -> T:
         try:
             return kind().model_validate_json(text) if self._checked else cast(T, unchecked(text))
         except ValueError as error:  # also pydantic's ValidationError
-            raise other_version(self._socket) from error
+            raise _other_version(f"the node at {self._socket} says something else") from error
 
-    async def _send(self, method: str, path: str, body: Any, deadline: float) -> bytes:
+    async def _send(self, method: str, path: str, body: Any = None, deadline: float | None = None) -> bytes:
+        request = http_request(method, path, body)
         try:
-            received = await self._exchange(self._socket, http_request(method, path, body), deadline)
+            received = await self._exchange(self._socket, request, deadline or ANSWER_DEADLINE)
             status, text = http_response(received)
         except (OSError, ValueError) as error:
             raise _no_answer(self._socket, error) from error
@@ -332,11 +331,20 @@ def _limits() -> type[Limits]:
     return Limits
 
 
-def other_version(socket: Path) -> UserError:
-    """Return the error for an answer of another version of sfnode."""
+def if_running(question: Callable[[], R]) -> R | None:
+    """Return the answer to a question to a node; None if the node does not run."""
+    try:
+        return question()
+    except UserError as error:
+        if error.code is not Code.NODE_NOT_RUNNING:
+            raise
+        return None
+
+
+def _other_version(what: str) -> UserError:
     return UserError(
         Code.NODE_NOT_ANSWERING,
-        f"the node at {socket} says something else; is it of another version of sfnode?",
+        f"{what}; is it of another version of sfnode?",
         "Start the node again, with this version.",
     )
 
@@ -352,8 +360,8 @@ def _finished(call: Coroutine[Any, Any, R]) -> R:
 
 def _no_answer(socket: Path, error: Exception) -> UserError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    there = isinstance(error, ValueError | TimeoutError | PermissionError | ConnectionResetError)
-    if there:  # somebody owns the socket
+    if isinstance(error, ValueError | TimeoutError | PermissionError | ConnectionResetError):
+        # a process owns the socket
         return UserError(
             Code.NODE_NOT_ANSWERING,
             f"the node at {socket} does not answer: {reason}",
@@ -380,9 +388,9 @@ def _refused(answer: bytes) -> UserError:
 
 # -- answers as plain records --------------------------------------------------------------------------
 
-# Answers as plain records, for commands that print them and end. Validation needs pydantic, whose import
-# alone takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but
-# not its methods. So it may be used, and type-checked, in place of the model.
+# Commands that print an answer and end do not validate it. Validation needs pydantic, whose import alone
+# takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but not
+# its methods. So it may be used, and type-checked, in place of the model.
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
 """Names of the fields whose numbers can be infinite or NaN. JSON has these values as strings."""
 
@@ -397,11 +405,7 @@ class UncheckedAnswer(SimpleNamespace):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UserError(
-            Code.NODE_NOT_ANSWERING,
-            f"the node's answer has no field {name}; is it of another version of sfnode?",
-            "Start the node again, with this version.",
-        )
+        raise _other_version(f"the node's answer has no field {name}")
 
 
 def unchecked(text: bytes) -> Any:

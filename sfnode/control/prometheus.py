@@ -7,7 +7,7 @@ entry of `METRICS`; docs/metrics.md documents them. This module counts nothing i
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -66,15 +66,15 @@ def _info(status: Status) -> list[MetricSample]:
     return [MetricSample(tuple(getattr(status, name) or "" for name in INFO), 1.0)]
 
 
-def _state(status: Status) -> list[MetricSample]:
-    """Return a sample for each state: 1 for the current one, else 0. A past state that disappeared would look
-    as if it lasted."""
-    return [MetricSample((state.value,), float(state is status.state)) for state in NodeState]
+def _flags(names: Iterable[str], true: Collection[str]) -> list[MetricSample]:
+    """Return a sample for each name: 1 if it is in `true`, else 0. If the sample of a past state disappeared
+    instead, the state would look as if it lasted."""
+    return [MetricSample((name,), float(name in true)) for name in names]
 
 
-def _paused(status: Status) -> list[MetricSample]:
-    """Return a sample for each reason for a pause: 1 if it applies, else 0, so that its end is visible."""
-    return [MetricSample((reason,), float(reason in status.paused_by)) for reason in PAUSES]
+def _alarms(status: Status) -> list[MetricSample]:
+    """Return a sample for each alarm; none in an open run."""
+    return _flags(ALARMS if status.organised else (), {alarm.code for alarm in status.alarms})
 
 
 def _trained(status: Status, trained: Trained) -> float | None:
@@ -87,15 +87,6 @@ def _trained(status: Status, trained: Trained) -> float | None:
 def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
     """Return the loss or reward of an evaluation; None if its run trains another quantity than `trained`."""
     return trained.of(found.loss) if metric_of(found.metric).trained is trained else None
-
-
-def _alarms(status: Status) -> list[MetricSample]:
-    """Return a sample for each alarm: 1 if it is raised, else 0, so that its end is visible. Empty in an open
-    run."""
-    if status.organised is None:
-        return []
-    rung = {alarm.code for alarm in status.alarms}
-    return [MetricSample((code,), float(code in rung)) for code in ALARMS]
 
 
 Labelled = Iterable[tuple[tuple[str, ...], Any]]
@@ -148,7 +139,8 @@ _of_link = _each(lambda status: {(one.peer, one.role): one for one in status.lin
 # fmt: off
 METRICS: Sequence[Described] = (
     Described("sfnode_info", "Always 1; its labels say which node this is.", _info, INFO),
-    Described("sfnode_state", "1 for the state that the node is in, 0 for the others.", _state, ("state",)),
+    Described("sfnode_state", "1 for the state that the node is in, 0 for the others.",
+              lambda s: _flags([state.value for state in NodeState], (s.state.value,)), ("state",)),
     _of_node("sfnode_uptime_seconds", "uptime", "Since the process started."),
     _of_node("sfnode_updates_known_total", "known", "Updates in the log, of all origins."),
     _of_node("sfnode_update_budget", "update_budget", "Updates after which the run is complete."),
@@ -180,7 +172,8 @@ METRICS: Sequence[Described] = (
              "The part of the bytes sent that carried updates."),
     _of_node("sfnode_updates_sent_total", "updates_sent", "Updates sent, counted once for each link."),
     _of_node("sfnode_log_bytes", "log_bytes", "Size of the update log on disk."),
-    Described("sfnode_paused", "1 while the node pauses for this reason, else 0.", _paused, ("reason",)),
+    Described("sfnode_paused", "1 while the node pauses for this reason, else 0.",
+              lambda s: _flags(PAUSES, s.paused_by), ("reason",)),
     _of_machine("sfnode_cpu_cores", "cpu",
                 "Cores that the node and its network daemon keep busy, over the last ten seconds."),
     _of_machine("sfnode_cpu_cores_allowed", "cores", "Cores that the node may use."),

@@ -47,7 +47,7 @@ from sfprotocol.control_feed import genesis, valid_votes
 from sfprotocol.decisions import Decision, StandIns
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.events import OwnSuccession
-from sfprotocol.messages import Succession, Vote
+from sfprotocol.messages import Succession
 
 if TYPE_CHECKING:
     from sfnode.node.running import RunningNode
@@ -92,30 +92,20 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return error(500, f"{type(fault).__name__}: {fault}")
 
 
-def answer(said: Any) -> web.Response:
-    """Return records, or other values, as JSON."""
-    return web.Response(body=to_json(said, inf_nan_mode="strings"), content_type="application/json")
-
-
 def get(path: str, read: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers with the result of `read`, awaited if need be. Its arguments are fields of
-    the query, typed as `read` declares them."""
+    """Return a route that answers with the result of `read` as JSON. `read` may return an awaitable. Its
+    arguments are fields of the query, typed as it declares them."""
     return web.get(path, _handler(read, lambda request: dict(request.query)))
 
 
 def post(path: str, act: Callable[..., Any]) -> web.RouteDef:
-    """Return a route that answers with the result of `act`, awaited if need be. Its arguments are fields of
-    the body, typed as `act` declares them."""
+    """Return a route that answers with the result of `act` as JSON. `act` may return an awaitable. Its
+    arguments are fields of the body, typed as it declares them."""
 
     async def fields_of(request: web.Request) -> dict[str, Any]:
-        return fields(await request.read())
+        return _FIELDS.validate_json(await request.read() or b"{}")
 
     return web.post(path, _handler(act, fields_of))
-
-
-def fields(body: bytes) -> dict[str, Any]:
-    """Return the fields of a request's body. Raises pydantic's ValidationError."""
-    return _FIELDS.validate_json(body or b"{}")
 
 
 def _handler(act: Callable[..., Any], given: Callable[[web.Request], Any]) -> Handler:
@@ -124,7 +114,8 @@ def _handler(act: Callable[..., Any], given: Callable[[web.Request], Any]) -> Ha
 
     async def handle(request: web.Request) -> web.StreamResponse:
         said = checked(**await _awaited(given(request))) if takes else checked()
-        return answer(await _awaited(said))
+        body = to_json(await _awaited(said), inf_nan_mode="strings")
+        return web.Response(body=body, content_type="application/json")
 
     return handle
 
@@ -344,11 +335,8 @@ def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:
             f"the succession is of run {said.run_id[:16]}, and this node is of {manifest.run_id.hex()[:16]}",
             "Name the folder of a node of that run with --data-dir.",
         )
-    votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in said.votes)
-    chain, key = bytes.fromhex(said.chain), bytes.fromhex(said.key)
-    authority = manifest.parameters().organised
+    authority, succession = manifest.parameters().organised, said.message()
     assert authority is not None  # the caller checked that the run is organised
-    succession = Succession(said.term, said.kept, chain, key, votes)
     valid = valid_votes(authority, succession)
     if len(valid) < authority.votes:
         raise UserError(
@@ -356,7 +344,7 @@ def _succession(manifest: Manifest, said: SuccessionFile) -> Succession:
             f"{len(valid)} of its votes hold, and it takes {authority.votes}",
             "Have more deputies sign the file with `sfnode organise sign`.",
         )
-    if said.kept == 0 and chain != genesis(manifest.run_id):
+    if said.kept == 0 and succession.chain != genesis(manifest.run_id):
         raise UserError(
             Code.SUCCESSION_REFUSED,
             "it keeps no decision, and its chain hash is not that of the beginning of the run",

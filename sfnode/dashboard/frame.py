@@ -193,9 +193,7 @@ def _doing(now: Now, width: int) -> list[Text]:
 def _bars(now: Now, width: int) -> list[Text]:
     p = now.progress
     run = f"{part_of(p.known, p.update_budget)} updates"
-    number = (
-        p.epoch if now.status.organised else p.epoch + 1
-    )  # in an organised run the label, as in decisions
+    number = p.epoch if now.status.organised else p.epoch + 1  # an organised run counts from 0
     epoch = f"{number} of {max(number, p.epochs)}, {part_of(p.epoch_known, p.epoch_updates)}"
     wide = max(10, width - 62)
     return [

@@ -50,8 +50,8 @@ class Quality:
     across: str
     """Unit of the x-axis, `round` or `updates`."""
     compared: list[Point]
-    """Results of the base model: first the one measured like the model, then, if there is one, the result
-    with or without calibration instead."""
+    """Results of the base model. The first is measured like the model. The second, if there is one, is
+    measured the other way: with calibration or without."""
     now: Point | None
     best: Point | None
     points: list[Point]

@@ -299,9 +299,7 @@ def _orders(client: Client, control: bool) -> list[web.RouteDef]:
 
 
 @web.middleware
-async def _errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors as JSON. Status 503 means that no node answers yet and the page should wait."""
     try:
         return await handler(request)

@@ -110,7 +110,10 @@ class Top:
                 loop.remove_reader(sys.stdin.fileno())
                 for number in (signal.SIGWINCH, signal.SIGCONT):
                     loop.remove_signal_handler(number)
-                await self._stop(watching, quitting, self._measuring)
+                tasks = [task for task in (watching, quitting, self._measuring) if task]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         if not watching.cancelled():
             watching.result()  # it ends only by an error
 
@@ -170,12 +173,6 @@ class Top:
         except UserError as error:
             self._note = error.what
         self._wake.set()
-
-    async def _stop(self, *tasks: asyncio.Task[object] | None) -> None:
-        there = [task for task in tasks if task is not None]
-        for task in there:
-            task.cancel()
-        await asyncio.gather(*there, return_exceptions=True)
 
 
 def _fitting(lines: list[Text], console: Console) -> list[Text]:

@@ -1,5 +1,5 @@
-"""`sfnode doctor`: finds what would keep a node from working on this machine before it runs.
+"""`sfnode doctor`: finds problems that would keep a node from working on this machine before it runs.
 
-Checks are plain functions that return findings; `examine` runs them all at once, each with a deadline. They
-observe and measure; whatever they create they also remove.
+Checks are plain functions that return findings. `examine` runs them all at once, each with a deadline. They
+observe and measure, and remove everything that they create.
 """

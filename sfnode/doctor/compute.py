@@ -81,7 +81,7 @@ def look_at_memory() -> CheckFinding:
 def look_at_descriptors() -> CheckFinding:
     """Examine how many files and connections the system lets a node have at a time."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node takes what it may have
+    allowed = math.inf if most == resource.RLIM_INFINITY else most  # a node raises its limit to this one
     what = f"a process may have {'any number of' if allowed == math.inf else f'{allowed:,}'} descriptors"
     if allowed >= USUAL:
         return ok(Subject.DESCRIPTORS, what)
@@ -143,28 +143,22 @@ def look_at_device(name: str) -> CheckFinding:
     if device.type == "cpu" and has_cuda:
         return note(Subject.DEVICE, "there is a GPU that torch can use", "Use it with --device cuda.")
     if device.type == "cpu" and NVIDIA_DRIVER.exists():
-        return note(Subject.DEVICE, f"there is a GPU that torch cannot use: {_reason(said)}", _gpu_fix())
+        reason, fix = _why_unused(said)
+        return note(Subject.DEVICE, f"there is a GPU that torch cannot use: {reason}", fix)
     return ok(Subject.DEVICE, f"{name} computes, with {torch.get_num_threads()} threads")
 
 
-def _reason(said: list[warnings.WarningMessage]) -> str:
-    """Return torch's reason not to use the GPU: its warning, or a build without CUDA."""
+def _why_unused(said: list[warnings.WarningMessage]) -> tuple[str, str]:
+    """Return torch's reason not to use the GPU, which is a build without CUDA or a warning, and the fix."""
     import torch
 
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is a build for CPUs"
+    cuda = torch.version.cuda
+    if cuda is None:
+        fix = "Install torch for CUDA (https://pytorch.org/get-started/locally)."
+        return f"torch {torch.__version__} is a build for CPUs", fix
     words = [str(warning.message).strip().splitlines()[0] for warning in said]
-    return words[0] if words else "it does not say why"
-
-
-def _gpu_fix() -> str:
-    import torch
-
-    if torch.version.cuda is None:
-        return "Install torch for CUDA (https://pytorch.org/get-started/locally)."
-    return (
-        f"Update Nvidia's driver to one for CUDA {torch.version.cuda}, or install a torch for an older one."
-    )
+    fix = f"Update Nvidia's driver to one for CUDA {cuda}, or install a torch for an older one."
+    return (words[0] if words else "it does not say why"), fix
 
 
 def _driver() -> str:
@@ -234,14 +228,15 @@ def _count(parameters: int) -> str:
 def _size(case: CheckedCase, manifest: Manifest | None) -> Size | None:
     """Return the size of the run's model or the named one; None if no model is known. Raises UserError
     MODEL_*."""
-    from sfnode.models import shapes
+    from sfnode.models import files, shapes
 
     named = case.source or (manifest.model.source if manifest else "")
     if named and shapes.is_shape(named):
         return shapes.parameters(shapes.describe(named)), True
     folder = _folder(case, manifest)
     if folder is not None:
-        return _stored(folder), True
+        tensors = files.stored_tensors(folder).values()
+        return sum(math.prod(tensor.shape) for tensor in tensors), True
     if manifest is None:
         return None
     targets = manifest.model.parsed_targets()
@@ -267,12 +262,6 @@ def _folder(case: CheckedCase, manifest: Manifest | None) -> Path | None:
             "Download the model first, or name one of its size: --model shape:NAME (shape:? lists them).",
         )
     return files.resolve(source, "", folder)
-
-
-def _stored(place: Path) -> int:
-    from sfnode.models import files
-
-    return sum(math.prod(tensor.shape) for tensor in files.stored_tensors(place).values())
 
 
 def look_at_speed(case: CheckedCase, manifest: Manifest | None) -> CheckFinding | None:

@@ -79,12 +79,8 @@ _RELAYED = {
 }
 """Beginnings of the advice, keyed by the number of peers that may relay."""
 
-ABOUT_PEERS = frozenset(
-    number(subject)
-    for subject in (
-        Subject.PEER_NAME, Subject.PEER_TCP, Subject.PEER_HANDSHAKE, Subject.PEER_MANIFEST,
-    )
-)  # fmt: skip
+_PEER_STEPS = Subject.PEER_NAME, Subject.PEER_TCP, Subject.PEER_HANDSHAKE, Subject.PEER_MANIFEST
+ABOUT_PEERS = frozenset(map(number, _PEER_STEPS))
 """Numbers of the problems with a peer that become notes if another peer answers."""
 
 
@@ -152,7 +148,7 @@ class Examiner:
 
     async def _caller(self) -> HivemindTransport:
         await self._libraries()
-        return await self._once("caller", lambda: network.start_caller(self._stack))
+        return await self._once("caller", lambda: network.start(self._stack))
 
     async def _visits(self) -> list[Visit]:
         return await self._once("visits", self._visit_all)
@@ -178,7 +174,7 @@ class Examiner:
         except TimeoutError:
             what = f"the check of the {name} did not end within {deadline:g} s"
             return [
-                note(Subject.UNFINISHED, what, "Try again; if that does not help, what it examines hangs.")
+                note(Subject.UNFINISHED, what, "Try again. If it happens again, the examined part hangs.")
             ]
         except Exception as error:  # one check must not take the others with it
             what = f"the check of the {name} failed: {type(error).__name__}: {error}"
@@ -241,7 +237,7 @@ class Examiner:
     async def _relay(self, relays: Sequence[str]) -> str | None:
         try:
             caller = await self._caller()
-            host = await network.start_host(self._stack, relays)
+            host = await network.start(self._stack, relays)
             async with asyncio.timeout(RELAY_DEADLINE):
                 return await network.through_relay(caller, host, relays)
         except (TimeoutError, TransportError, UserError):

@@ -52,7 +52,6 @@ INEXACT = 3.0
 """Threshold, in seconds, above which a clock's difference is worth a note: other programs on hivemind's DHT
 refuse such a peer."""
 
-NTP_PORT = 123
 NTP_DEADLINE = 2.5
 """Deadline, in seconds, for one packet there and back. Where UDP is blocked no answer comes."""
 
@@ -65,24 +64,18 @@ _CLIENT = b"\x23" + bytes(47)
 _SERVER_MODE = 4
 
 
-async def start_caller(stack: AsyncExitStack) -> HivemindTransport:
-    """Start a transport that listens nowhere. Raises UserError NETWORK_DAEMON."""
-    return await _start(stack, client_mode=True)
-
-
-async def start_host(stack: AsyncExitStack, relays: Sequence[str]) -> HivemindTransport:
-    """Start a transport that listens only through these peers as its relays.
+async def start(stack: AsyncExitStack, relays: Sequence[str] = ()) -> HivemindTransport:
+    """Start a transport that listens through these relays; without relays it listens nowhere.
 
     Raises UserError NETWORK_DAEMON.
     """
-    return await _start(stack, client_mode=True, use_auto_relay=True, trusted_relays=tuple(relays))
-
-
-async def _start(stack: AsyncExitStack, **settings: object) -> HivemindTransport:
     from sfnode.transport.libp2p.transport import HivemindTransport
 
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sfnode-doctor-")))
-    transport = HivemindTransport(HivemindSettings(identity_path=folder / "key", **settings))  # type: ignore[arg-type]
+    key = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sfnode-doctor-"))) / "key"
+    settings = HivemindSettings(
+        identity_path=key, client_mode=True, use_auto_relay=bool(relays), trusted_relays=tuple(relays)
+    )
+    transport = HivemindTransport(settings)
     stack.push_async_callback(transport.stop)
     await transport.start()
     return transport
@@ -210,7 +203,7 @@ def public_ipv4() -> str | None:
 # -- the clock -----------------------------------------------------------------------------------------
 
 
-async def ntp_ahead(host: str, port: int = NTP_PORT) -> float:
+async def ntp_ahead(host: str, port: int) -> float:
     """Return the seconds by which a time server is ahead of this clock. Raises OSError or TimeoutError."""
     async with asyncio.timeout(NTP_DEADLINE):
         (family, address), *_ = await in_daemon_thread(lambda: _udp(host, port))

@@ -5,11 +5,11 @@ Without a running node the page has the contacts that the folder remembers, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from sfnode.control.client import SyncClient
+from sfnode.control.client import SyncClient, if_running
 from sfnode.errors import Code, UserError
 from sfnode.manifest import Manifest
 from sfnode.node.contacts import known_url
@@ -21,8 +21,6 @@ from sfnode.publish.page import PageSample
 from sfnode.schema.results import Reach
 from sfnode.store.data_folder import Layout
 from sfnode.store.log import UpdateLog
-
-T = TypeVar("T")
 
 
 class PageContact(NamedTuple):
@@ -59,7 +57,7 @@ def ask(
     errors with which the node refuses.
     """
     node = SyncClient(Layout(data_dir).control_socket)
-    progress = _answer(node.progress)
+    progress = if_running(node.progress)
     if link:
         said = read_link(link)
         check_same_run(said, manifest.run_id.hex())
@@ -81,7 +79,7 @@ def ask(
 
 def _samples(node: SyncClient, data_dir: Path) -> Sequence[PageSample]:
     """Return the last answers that a node has recorded, with the base model's answers."""
-    found = _answer(node.samples) or kept(Layout(data_dir).samples)
+    found = if_running(node.samples) or kept(Layout(data_dir).samples)
     if not found.moments:
         return ()
     last = found.moments[-1]
@@ -93,7 +91,7 @@ def _samples(node: SyncClient, data_dir: Path) -> Sequence[PageSample]:
 
 def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> PageContact:
     try:
-        found = _answer(node.invitation)
+        found = if_running(node.invitation)
         if found is None:
             met, url = remembered_peers(update_log), known_url("", update_log)
             found = invite(manifest, compose(manifest.run_id, [], met, url=url))
@@ -102,13 +100,3 @@ def _contact(node: SyncClient, manifest: Manifest, update_log: UpdateLog) -> Pag
             raise
         return PageContact()
     return PageContact(found.link, found.addresses, found.reach)
-
-
-def _answer(question: Callable[[], T]) -> T | None:
-    """Return the node's answer; None if the node does not run."""
-    try:
-        return question()
-    except UserError as error:
-        if error.code != Code.NODE_NOT_RUNNING:
-            raise
-        return None

@@ -61,7 +61,7 @@ class Signer(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A signature, with the proof of which key must have made it: the first key, or one that deputies or
+    """A signature, with the proof of the key that must have made it: the first key, or one that deputies or
     stand-ins chose."""
 
     authority: Authority

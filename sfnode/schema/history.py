@@ -170,7 +170,7 @@ class CheckoutResult(Answer):
     """Digest of the cores, computed from the log (SPEC D5)."""
 
 
-# -- of an exported model, as far as a log tells: what its card says of it (`engine.model_card`) ----------
+# -- facts about an exported model, from the log, for its card (`engine.model_card`) -----------------------
 
 
 class Contributor(NamedTuple):

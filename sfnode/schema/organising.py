@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import ConfigDict, Field
 
 from sfnode.schema.evaluation import Answer, Evaluation
 from sfnode.schema.node_state import RunHealth
+
+if TYPE_CHECKING:
+    from sfprotocol.messages import Succession
 
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 """A key or a hash, 32 bytes."""
@@ -66,8 +69,8 @@ class EvidenceStatus(Answer):
     """Log-likelihood ratio that the member's work is useful. One harmful epoch lowers it by a bounded
     amount."""
     bound: float
-    """Threshold of the evidence, at which skipped work counts at the run's last seals after all. There
-    harmful epochs lower the evidence in full, and the work of a frequent outlier does not count."""
+    """Minimum evidence with which skipped work still counts at the run's last seals. At these seals harmful
+    epochs lower the evidence in full, and the work of a frequent outlier does not count."""
     counts_at_last: bool
     """Whether its waiting work would count if the run ended now, as far as these figures show."""
     agreement: float
@@ -163,7 +166,7 @@ class MemberStatus(Answer):
     vouched: bool
     """Whether it has a quota of its own, by an invitation or the organiser's decision."""
     proven: bool
-    """Whether its new work counts at once, before it was measured, until a seal judges it."""
+    """Whether its new work counts before it was measured, until a seal judges it."""
     invitation: int | None
     """Number of the invitation by which it joined, counted from 1; None without one."""
     revoked: int | None
@@ -259,3 +262,10 @@ class SuccessionFile(Answer):
     needed: int = Field(ge=1)
     """Number of votes that are required."""
     votes: list[DeputyVote] = Field(default=[], max_length=64)
+
+    def message(self) -> Succession:
+        """Return the succession as the protocol's message."""
+        from sfprotocol.messages import Succession, Vote
+
+        votes = tuple(Vote(vote.deputy, bytes.fromhex(vote.signature)) for vote in self.votes)
+        return Succession(self.term, self.kept, bytes.fromhex(self.chain), bytes.fromhex(self.key), votes)

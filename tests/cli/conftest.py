@@ -1,4 +1,4 @@
-"""The command line as a user has it: no configuration of the developer's, whatever ends it is looked at."""
+"""Fixtures of the command line, without a configuration of the developer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.helpers import Ended
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own, no variables of ours, and a current folder that may be written to."""
+    """Set a new home folder and a new current folder, and unset sfnode's variables."""
     for name in [
         name for name in os.environ if name.startswith(("SFNODE_", "XDG_")) and name != "SFNODE_DEVICE"
     ]:
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def config(home: Path) -> Callable[[str], Path]:
-    """Write the configuration file that is read without being named."""
+    """Return a function that writes the default configuration file."""
 
     def write(text: str) -> Path:
         file = home / CONFIG.relative_to("~")
@@ -45,7 +45,7 @@ def config(home: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sit at a terminal and type these lines."""
+    """Return a function that makes standard input a terminal with these lines."""
 
     def type_in(*lines: str) -> None:
         keyboard, terminal = os.openpty()
@@ -57,7 +57,8 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def sfnode(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Run a command line in this process (not `join`, which ends the process it runs in)."""
+    """Return a function that runs a command line in this process. It cannot run `join`, which ends the
+    process."""
 
     def run(*arguments: object) -> Ended:
         with pytest.raises(SystemExit) as end:
@@ -70,7 +71,7 @@ def sfnode(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """What a command is given as its parameters, without running it."""
+    """Return a function that parses a command line without running it, and returns the parameters."""
 
     def parse(command: str, *arguments: object) -> dict[str, Any]:
         seen: dict[str, Any] = {}

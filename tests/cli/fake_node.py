@@ -1,4 +1,4 @@
-"""A control socket that answers as a node would, without one."""
+"""A control socket with prepared answers, without a node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ANSWERS: Mapping[str, str] = {
 
 @contextmanager
 def fake_node(folder: Path, answers: Mapping[str, str] = ANSWERS) -> Iterator[None]:
-    """Answer in the place of a node of this folder."""
+    """Answer requests to the node of this folder."""
     folder.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(Layout(folder).control_socket))

@@ -1,4 +1,4 @@
-"""`sfnode keys`: what is asked, what is said, and that a run goes on with keys that came back."""
+"""Tests of `sfnode keys`: prompts, messages, and a run that continues with restored keys."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def passphrase(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(sfnode: Run) -> Manifest:
-    """A run that this user organises, and whose node has a key."""
+    """Make a run that this user organises, and a key for its node."""
     assert sfnode("init", "--task", "reviews", "--set", "init.measure=no").status == 0
     with open_data_dir(located(DATA_DIR)) as folder:
         load_or_create(folder.identity)
@@ -45,8 +45,7 @@ def test_an_organised_run_goes_on_with_keys_from_a_backup(
     identity, organised = load_or_create(Layout(node).identity), run.organised
     assert organised
     by_file = ("--passphrase-file", passphrase)
-    said = sfnode("keys", "backup", "--out", "backup", *by_file)
-    assert said.status == 0
+    said = sfnode("keys", "backup", "--out", "backup", *by_file).done()
     own = [
         f"the node's key, {identity.public.hex()[:16]}",
         f"the organiser's key of run {run.run_id.hex()[:16]}, {organised.organiser[:16]}",
@@ -56,8 +55,7 @@ def test_an_organised_run_goes_on_with_keys_from_a_backup(
     for folder in (node, keys):
         shutil.rmtree(folder)
 
-    said = sfnode("keys", "restore", "backup", *by_file)
-    assert said.status == 0
+    said = sfnode("keys", "restore", "backup", *by_file).done()
     assert said.out.splitlines() == [f"restored: {line}" for line in own]
     assert load_or_create(Layout(node).identity) == identity
     with held_organiser_key(run.run_id, [bytes.fromhex(organised.organiser)], keys) as key:
@@ -84,15 +82,13 @@ def test_a_passphrase_is_asked_for_twice_and_none_is_not_taken(
 
 def test_an_empty_passphrase_file_makes_no_backup(sfnode: Run, run: Manifest, passphrase: Path) -> None:
     passphrase.write_text("\n")
-    said = sfnode("keys", "backup", "--out", "backup", "--passphrase-file", passphrase)
-    assert (said.status, "SF010" in said.err) == (1, True)
+    sfnode("keys", "backup", "--out", "backup", "--passphrase-file", passphrase).failed("SF010")
     assert not Path("backup").exists()
 
 
 def test_a_file_that_is_there_is_not_replaced(sfnode: Run, run: Manifest, passphrase: Path) -> None:
     Path("backup").write_text("mine")
-    said = sfnode("keys", "backup", "--out", "backup", "--passphrase-file", passphrase)
-    assert (said.status, "SF010" in said.err) == (1, True)
+    sfnode("keys", "backup", "--out", "backup", "--passphrase-file", passphrase).failed("SF010")
     assert Path("backup").read_text() == "mine"
 
 

@@ -29,7 +29,7 @@ def test_every_shell_accepts_its_script(shell: str, sfnode: Run, tmp_path: Path)
 
 
 def test_bash_completes_with_the_script(sfnode: Run, tmp_path: Path) -> None:
-    """The script itself, in a real bash, with a program of our name that notes how it was asked."""
+    """Run the script in bash, with a program called sfnode that records its environment."""
     (tmp_path / "script").write_text(sfnode("completion", "bash").out)
     program = tmp_path / "sfnode"
     program.write_text('#!/bin/sh\n[ "$_SFNODE_COMPLETE" = bash_complete ] && echo plain,trainer\n')

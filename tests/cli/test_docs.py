@@ -1,4 +1,4 @@
-"""What the documentation lists is what there is: every error, every field of every JSON output."""
+"""Tests that the documentation lists every error and every field of JSON output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCS, REFERENCE = ROOT / "docs", ROOT / "scripts" / "reference.py"
 
 
 def sections(name: str) -> dict[str, str]:
-    """The text under each second-level heading of a page, by the heading."""
+    """Return the text under each second-level heading of a page, keyed by heading."""
     _, *parts = re.split(r"^## ", (DOCS / name).read_text(), flags=re.MULTILINE)
     return {heading: text for heading, _, text in (part.partition("\n") for part in parts)}
 
@@ -51,12 +51,12 @@ def test_every_answer_is_in_the_reference_of_json() -> None:
         for one in reference["within"](model)
     }
     within = {EvaluationOfRows}
-    """What stays in a process."""
+    """Types that are never written as JSON."""
     assert {one for one in subclasses(Answer) if not one.__subclasses__()} - reached == within
 
 
 def subclasses(kind: type) -> set[type]:
-    """Those of sfnode.schema, whatever else is imported: the dashboard's own are for its page alone."""
+    """Return the subclasses in sfnode.schema. The dashboard's own types are not documented."""
     found = {one for one in kind.__subclasses__() if one.__module__.startswith("sfnode.schema")}
     return found | {one for inner in found for one in subclasses(inner)}
 

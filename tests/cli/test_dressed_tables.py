@@ -1,5 +1,5 @@
-"""`sfnode init --yes` on tables in random dress: it is the task that they were made from, or an error that
-names the trouble, and never another task. Nothing is loaded but the table."""
+"""Tests of `sfnode init --yes` on random tables. The result is the task of which a table was made, or an
+error that names the problem, but never another task. No model is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sfnode.tasks import prompts
 
 TABLES = 200
 ENOUGH = 0.95
-"""Share of unambiguous tables that end in their task."""
+"""Minimum share of unambiguous tables for which the right task is found."""
 
 SAID = """
 Die Rechnung stimmt leider nicht mein Paket ist verspätet Größe Gerät hängt Übergabe wäre möglich
@@ -49,14 +49,14 @@ Rows = list[dict[str, Any]]
 
 
 class Made(NamedTuple):
-    """A table, and what it was made from."""
+    """A table, and the task of which it was made."""
 
     kind: str
     texts: tuple[str, ...]
     right: str
     rows: Rows
     truth: list[tuple[str, Any]]
-    """What is read in each row, and what is right."""
+    """Text and right answer of each row."""
 
 
 def sentence(draw: random.Random, number: int) -> str:
@@ -144,7 +144,7 @@ def label_in_dress(draw: random.Random, dress: str, label: str) -> Any:
 
 
 def written(draw: random.Random, folder: Path, rows: Rows) -> Path:
-    """Write a table in the way of some program."""
+    """Write a table in a random format."""
     form = draw.choice(["csv"] * 5 + ["tsv", "txt", "jsonl", "json"])
     if form in ("jsonl", "json"):
         lines = [json.dumps(row, ensure_ascii=draw.random() < 0.5) for row in rows]
@@ -225,7 +225,8 @@ def test_a_table_in_any_dress_is_the_task_that_it_was_made_from(tmp_path: Path) 
 
 
 def outcome(file: Path, known: Made) -> str:
-    """Return whether `--yes` refuses a table; what it takes must be the task that the table was made from."""
+    """Return whether `--yes` refuses a table. If it does not, require the task of which the table was
+    made."""
     try:
         read, answers = read_table(str(file)), Answers(Path("run.toml"))
         found = plan(read, answers, {})

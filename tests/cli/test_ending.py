@@ -1,4 +1,4 @@
-"""The card at the end of a run: what was learnt, three examples, whose work it was, and what comes next."""
+"""Tests of the card at the end of a run: figures, examples, contributions, next commands."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_examples_are_three_those_first_that_have_become_right() -> None:
 
 @pytest.fixture
 def home_of(home: Path) -> Callable[[Path], str]:
-    """What the commands say of a folder."""
+    """Return a function that returns the options which name a folder in the commands."""
     return lambda folder: commands(MANIFEST, folder)[-1].partition("verify")[2].strip()
 
 
@@ -135,7 +135,7 @@ TASKS = (
 
 
 def parse(line: str) -> None:
-    """Have the command of a line take all its words."""
+    """Parse the command of a line; fails if a word is not accepted."""
     words = shlex.split(line.partition("sfnode ")[2])
     context = click.Context(cli, **cli.context_settings)  # by which commands know of -h, from then on
     command = cli.get_command(context, words[0])

@@ -1,7 +1,5 @@
-"""`sfnode eval`: the base model and the trained one, each with a figure and how sure one can be of it.
-
-And which model it speaks of, as `export` and `verify` do.
-"""
+"""Tests of `sfnode eval`: figures with intervals of the base model and of the trained model, and the seal
+that they belong to."""
 
 from __future__ import annotations
 
@@ -28,13 +26,12 @@ from tests.store.helpers import Author
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a node of the built-in run with the plain loss that has joined it and knows no update yet."""
+    """Make the folder of a node without updates, for the built-in run with the plain loss."""
     return joined(tmp_path / "node", build({"loss": "plain"}))
 
 
 def test_as_data_it_has_the_ends_of_the_interval(folder: Path, sfnode: Run) -> None:
-    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json")
-    assert ended.status == 0, ended.err
+    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 40, "--json").done()
     result = EvalResult.model_validate(json.loads(ended.out))  # progress goes to standard error
     assert result.before == result.after  # there are no updates
     assert result.calibrated
@@ -80,7 +77,7 @@ def test_for_people_it_has_the_interval_in_brackets(folder: Path, sfnode: Run) -
 
 @pytest.fixture
 def rewarded(tmp_path: Path) -> Path:
-    """A node's folder of a run whose answers are rewarded, without updates."""
+    """Make the folder of a node without updates, for a reward run."""
     verifier = {"kind": "format", "contains": ["good"]}
     task = {"kind": "reward", "template": "{text} it was", "verifier": verifier, "answer_tokens": 3}
     data = {"train": "builtin:reviews:train", "test": "builtin:reviews:test"}
@@ -136,7 +133,7 @@ def test_log_prints_every_update_that_counts_as_a_line_of_json(folder: Path, sfn
 
 @pytest.fixture
 def behind(tmp_path: Path) -> Path:
-    """The folder of a node that has the decisions of an organised run, and none of the updates."""
+    """Make the folder of a node that has the decisions of an organised run but no updates."""
     node = OrganisedNode()
     node.decide(Admit(origin_of("a"), 40, 0))
     node.decide(Close(0, bytes(8), (Move(0, 5, bytes(8)),)), Seal(0, (), (), bytes(32), FACTOR_ONE, ()))
@@ -155,9 +152,7 @@ def test_nothing_is_said_of_a_seal_of_which_updates_are_lacking(
     command: tuple[str, ...], behind: Path, sfnode: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = sfnode(*command, "--data-dir", behind)
-    assert (ended.status, ended.out) == (1, "")
-    assert "SF074: the log lacks 5 updates of its 1 rounds" in ended.err
+    sfnode(*command, "--data-dir", behind).refused("SF074: the log lacks 5 updates of its 1 rounds")
     assert not Path("out").exists()
     asked = sfnode(*command, "--data-dir", behind, "--as-of-now")
     assert (asked.status, "SF074" in asked.err) == (0, False)

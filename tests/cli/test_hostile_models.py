@@ -1,4 +1,4 @@
-"""A model that means ill ends `sfnode init` and `sfnode doctor` with a number, a cause and a fix."""
+"""Tests that a hostile model ends `sfnode init` and `sfnode doctor` with a numbered error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CASES = {
 
 
 def spoilt(folder: Path, name: str, content: str) -> Path:
-    """A copy with this content in one of its files."""
+    """Make a copy of a model with this content in one of its files."""
     hostile.copy(folder)
     (folder / name).write_text(content)
     return folder
@@ -71,7 +71,7 @@ def spoilt(folder: Path, name: str, content: str) -> Path:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Rows with the text for which the tokenizers were made, and little memory to encode them."""
+    """Write rows with the text for which the tokenizers were made, and reduce the memory for encoding."""
     monkeypatch.setattr(tokenizer_calls, "MEMORY", 256 << 20)
     lines = [json.dumps({"sentence": hostile.SENTENCE, "label": str(n % 2)}) for n in range(8)]
     Path(FILE).write_text("\n".join(lines))
@@ -87,9 +87,9 @@ def shown(case: Case, text: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_who_starts_a_run_with_it_is_told_so(name: str, rows: str, tmp_path: Path, sfnode: Run) -> None:
     case = CASES[name]
-    ended = sfnode("init", rows, "--model", case.make(tmp_path / "model"), "--task", "sst2")
-    assert ended.status == 1
-    assert f"SF{case.number:03d}" in ended.err
+    ended = sfnode("init", rows, "--model", case.make(tmp_path / "model"), "--task", "sst2").failed(
+        f"SF{case.number:03d}"
+    )
     shown(case, ended.err)
     assert not Path("run.toml").exists()
 
@@ -101,7 +101,6 @@ def test_who_looks_at_a_run_with_it_is_told_so(name: str, rows: str, tmp_path: P
     hostile_model: dict[str, Any] = {"source": str(folder), "digest": files.digest(folder)}
     run = sound.model_copy(update={"model": sound.model.model_copy(update=hostile_model)})
     Path("run.toml").write_text(run.to_toml())
-    ended = sfnode("doctor", "--run", "run.toml", "--ntp", "none")
-    assert ended.status == 1
+    ended = sfnode("doctor", "--run", "run.toml", "--ntp", "none").failed()
     shown(case, ended.out + ended.err)
     assert "a trainer would not start" in ended.out

@@ -1,8 +1,6 @@
-"""No command prints a control character, one that turns the writing, or a line without an end, whatever those
-have written whose runs, nodes, exports, tables and pages it reads.
-
-A new command without a row here fails.
-"""
+"""Tests that no command prints control characters, characters that change the direction of writing, or lines
+of unbounded length, whatever is in the runs, answers, exports, tables and pages that it reads. A new command
+must be added to ROWS or OWN."""
 
 from __future__ import annotations
 
@@ -46,11 +44,12 @@ from tests.store.folders import Folder, organised
 
 MARK = "mine"
 HOSTILE = f"\x1bc\x1b]0;{MARK}\x07\x9b2J\u202e\u2066\u200b\x7f[bold]"
-"""Resets the terminal, sets its title, erases the screen, turns the writing round, and is markup of rich."""
+"""Text that resets the terminal, sets its title, erases the screen, changes the direction of writing, and is
+markup of rich."""
 
 LONG = HOSTILE + "x" * 10_000
 FIELD = LONG.removesuffix("[bold]").replace("[", "")
-"""Name of a column: no template has a bracket that is not closed."""
+"""Name of a column. It has no brackets, because a template cannot have unclosed ones."""
 
 
 def plainly(ended: Ended, as_json: bool) -> None:
@@ -122,11 +121,11 @@ VALID: dict[str, dict[str, Any]] = {
     "/organising/succession": dict.fromkeys(("run_id", "chain", "key"), "ab" * 32)
     | {"run_name": HOSTILE, "deputies": [], "votes": []},
 }
-"""Answers of which a command makes a file or a link; a node that lies in these is the owner's own."""
+"""Valid answers, for commands that make a file or a link of them. These come from the owner's own node."""
 
 
 class HostileNode(dict[str, str]):
-    """Answers to `POST /pause` and whatever else one is asked."""
+    """A node whose answers are hostile. Keys are requests such as `POST /pause`."""
 
     def __missing__(self, asked: str) -> str:
         path, _, query = asked.split()[1].partition("?")
@@ -140,7 +139,7 @@ class HostileNode(dict[str, str]):
 
 
 class World(NamedTuple):
-    """Files and folders that others have made."""
+    """Files and folders with hostile contents."""
 
     folder: Path
     """The folder of a node, which does not run."""
@@ -148,7 +147,7 @@ class World(NamedTuple):
     """The folder of a hostile node."""
     export: Path
     choice: Path
-    """An export whose rows bring their answers, and read several columns."""
+    """An export of a choice task that reads several columns."""
     run: Path
     """The manifest."""
     table: Path
@@ -157,7 +156,7 @@ class World(NamedTuple):
 
 
 def hostile_run() -> Manifest:
-    """A run of which every text is hostile that its organiser may choose."""
+    """Return a run in which every text that an organiser may choose is hostile."""
     run = run_of("head")
     words = {f"0{HOSTILE}": LONG, "1": f"good{HOSTILE}"}
     task = Task(kind="sequence-classification", template=f"{{{FIELD}}}", label_field=LONG, verbalizer=words)
@@ -262,7 +261,7 @@ ROWS: dict[str, list[str]] = {
     "service install": ["--profile {hostile}"],
     "lab simulate report": ["{files}"],
 }
-"""Words after a command, as a shell splits them: what it reads is others'."""
+"""Arguments of each command, whose input is hostile."""
 
 OWN = {
     "swarm": "makes its own run, of its own nodes and rows",
@@ -275,7 +274,7 @@ OWN = {
     "lab simulate paper": "trains models of its own",
     "lab bench": "measures this machine",
 }
-"""Commands that read nothing of others, and why."""
+"""Commands without foreign input, and the reasons."""
 
 
 def commands() -> Iterator[str]:
@@ -294,7 +293,7 @@ def test_every_command_has_a_row() -> None:
 
 
 def words(text: str, world: World) -> list[str]:
-    """Return the words of a row, filled in."""
+    """Return the arguments in a row of ROWS, with its placeholders replaced."""
     there = {
         "node": world.folder,
         "running": world.running,
@@ -399,7 +398,7 @@ def test_a_name_is_no_markup_of_a_progress_bar() -> None:
 
 
 def test_logs_and_warnings_of_libraries_are_printable(tmp_path: Path) -> None:
-    """Also in commands that have set up no logging."""
+    """Commands without their own logging are meant, too."""
     told = "import logging, warnings; from sfnode.cli.output import begin; begin(False); "
     told += f"logging.getLogger('of.a.library').warning({LONG!a}); warnings.warn({LONG!a})"
     ended = subprocess.run(

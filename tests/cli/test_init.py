@@ -1,4 +1,4 @@
-"""`sfnode init` with options that say all: a manifest that, read again, is the same run."""
+"""Tests of `sfnode init` without a dialogue: the written manifest, refusals, measurements, keys and files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,9 @@ from sfnode.store.run_keys import load_organiser_key, recovery_key
 from sfnode.tasks import calibration, public_files
 from sfnode.tasks.presets import PRESETS, task_of
 from sfnode.verifiers import plugins
-from tests.cli.helpers import Ended, sets
+from tests.cli.helpers import LENGTH, Ended, Run, bases_file, sets
+from tests.wording import has
 
-Run = Callable[..., Ended]
 Flags = tuple[object, ...]
 
 
@@ -68,11 +67,6 @@ OWN = {
         r"task.stop= .\n",
     ),
 }
-LENGTH = 'kind = "sum"\n' + "".join(
-    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
-)
-"""A verifier that likes longer answers better."""
-
 FILES = {
     "rows.tsv": "text\tlabel\nfine\t1\npoor\t0\n",
     "few.tsv": "text\tlabel\n" + "tasty\t1\nawful\t0\n" * 10,
@@ -85,12 +79,12 @@ FILES = {
 }
 
 FEW = 8
-"""Slopes that most of these tests measure: what follows from them does not depend on their number."""
+"""Number of slopes that most of these tests measure. Their results do not depend on it."""
 
 
 @pytest.fixture(autouse=True)
 def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure where a test asks for it, and little; bring files with rows."""
+    """Measure little, and only if a test asks for it. Write the files."""
     monkeypatch.setattr(scalars, "SLOPES", FEW)
     monkeypatch.setattr(calibration, "CALIBRATION_ROWS", FEW)
     monkeypatch.setattr(rewards, "UPDATES", FEW)
@@ -101,7 +95,8 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A base model in a folder of the user's, with a chat template, that knows the answers of presets."""
+    """Make a base model in a folder, with a chat template and with the answers of the ready-made tasks as
+    tokens."""
     folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "model"))
     words = (folder / "tokenizer.json").read_text()
     for known, word in (("monday", "Yes"), ("sunday", "No")):
@@ -112,21 +107,21 @@ def model(tmp_path: Path) -> Path:
 
 
 def own(kind: str) -> Flags:
-    """A task of one's own, with rows for it."""
+    """Return the options of a task without --task, with a file of rows."""
     (file,) = Path().glob(f"{kind}.*")
     label = ("--label", "answer") if kind == "choice" else ()
     return (*sets(f"task.kind={kind}", *OWN[kind]), *label, file.resolve())
 
 
 READING = r"(loading libraries.*\n)+(reading the model and the data.*\n)+"
-"""What is said at first; on a slow machine more than once."""
+"""Pattern of the first messages. On a slow machine they are repeated."""
 
 MEASURING = r"(measuring what suits the model(: about \d+ (s|min) left)?\n(measuring what suits .*\n)*)?"
-"""What is said while numbers are measured, with the time that it takes unless the model writes answers."""
+"""Pattern of the messages during measurements. They have a duration unless the model writes answers."""
 
 
 def written(ended: Ended, file: str = "run.toml") -> Manifest:
-    """The manifest that was written; what was printed of it is right."""
+    """Return the written manifest, after checking the output."""
     assert ended.status == 0, ended.err
     manifest = Manifest.from_toml(Path(file))
     assert re.fullmatch(READING + MEASURING, ended.err)
@@ -134,18 +129,17 @@ def written(ended: Ended, file: str = "run.toml") -> Manifest:
     assert printed is not None
     assert printed.groups() == (manifest.name, manifest.run_id.hex())
     _, _, following = ended.out.partition("What happens next:\n")
-    assert f"  sfnode join --run {file} " in following
-    assert "  sfnode invite " in following
+    has(following, f"  sfnode join --run {file} ", "  sfnode invite ")
     return manifest
 
 
 def default_manifest() -> Manifest:
-    """Return the built-in run as `sfnode init --open` writes it: with work for newcomers."""
+    """Return the built-in run with proof of work, as `sfnode init --open` writes it."""
     return build({}).model_copy(update={"open": OpenSection(work_bits=OPEN_WORK_BITS)})
 
 
 def but_for_prior(manifest: Manifest) -> Manifest:
-    """The manifest as it was before its base model's prior was measured."""
+    """Return the manifest without the measured prior."""
     return manifest.model_copy(update={"task": manifest.task.model_copy(update={"prior": ()})})
 
 
@@ -172,7 +166,8 @@ def test_a_preset_brings_its_prompt_its_answers_and_its_data(preset: str, model:
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_task_of_ones_own_is_described_by_flags(kind: str, model: Path, sfnode: Run) -> None:
     flags = own(kind)
-    made = ("init", "--out", "own.toml", *sets("name=mine"), "--model", model, *MEASURED)
+    measured = MEASURED if kind in ("classification", "text", "reward") else ()
+    made = ("init", "--out", "own.toml", *sets("name=mine"), "--model", model, *measured)
     manifest = written(sfnode(*made, *flags, "--test", flags[-1]), "own.toml")
     assert (manifest.name, manifest.task.kind) == ("mine", kind)
     assert OWN[kind][0].partition("=")[2] in (manifest.task.template, manifest.task.messages_field)
@@ -271,8 +266,8 @@ MADE: dict[str, tuple[Flags, dict[str, object]]] = {
         {"data.train": "rows.tsv"},
     ),
 }
-"""What is in a manifest, by the options that it is made of. MODEL stands for a model of the user's own, and a
-kind for such a task with rows."""
+"""Options, and fields of the resulting manifest. MODEL stands for a model in a folder, and a kind for a task
+of that kind with rows."""
 
 
 @pytest.mark.parametrize(("flags", "found"), MADE.values(), ids=MADE)
@@ -299,8 +294,7 @@ def test_a_plug_in_is_named_by_the_digest_of_its_file(
     digest = hashlib.sha256(source.encode()).hexdigest()
     assert manifest.task.verifier == {"kind": "plugin", "digest": digest, "function": "longer"}
     monkeypatch.setattr(plugins, "_allowed", {})
-    unasked = sfnode("organise", "try-reward", "run.toml")
-    assert (unasked.status, "sfnode: SF090: " in unasked.err) == (1, True)
+    sfnode("organise", "try-reward", "run.toml").failed("sfnode: SF090: ")
     assert "answers/s" in sfnode("organise", "try-reward", "run.toml", "--verifier", "mine:longer").out
 
 
@@ -332,12 +326,11 @@ def test_a_manifest_has_the_name_of_a_folder_with_a_model_and_the_command_its_pl
 def test_data_that_nodes_are_not_to_give_away_stay_beside_the_manifest(
     model: Path, sfnode: Run, flags: tuple[str, ...]
 ) -> None:
-    """A private run gives away nothing that its owner has not asked it to."""
+    """A private run shares no data unless its owner asks for that."""
     ended = sfnode("init", "text.jsonl", "--model", model, *TEXT, *flags)
     found = written(ended).data
     assert (found.train, found.digests) == ("text.jsonl", {})
-    assert "Nodes do not give them to each other" in ended.out
-    assert "sfnode join --data FILE" in ended.out
+    has(ended.out, "Nodes do not give them to each other", "sfnode join --data FILE")
 
 
 def test_one_is_told_what_others_need_that_lies_on_this_machine_alone(model: Path, sfnode: Run) -> None:
@@ -359,8 +352,7 @@ def test_the_same_options_give_the_same_run(model: Path, sfnode: Run) -> None:
 
 def test_nothing_is_overwritten_unasked(sfnode: Run) -> None:
     Path("run.toml").write_text("precious")
-    ended = sfnode("init", *REVIEWS)
-    assert (ended.status, "sfnode: SF010: run.toml exists already" in ended.err) == (1, True)
+    sfnode("init", *REVIEWS).failed("sfnode: SF010: run.toml exists already")
     assert Path("run.toml").read_text() == "precious"
     assert written(sfnode("init", *REVIEWS, "--force", "--open")).model == default_manifest().model
 
@@ -423,10 +415,7 @@ def test_what_cannot_be_is_refused_with_the_option_that_says_it(
     flags: Flags, number: int, says: str, model: Path, sfnode: Run
 ) -> None:
     given = [part for one in flags for part in (("--model", model) if one == "MODEL" else (one,))]
-    ended = sfnode("init", *given)
-    assert (ended.status, ended.out) == (1, "")
-    assert f"sfnode: SF{number:03d}: " in ended.err
-    assert says in ended.err
+    sfnode("init", *given).refused(f"sfnode: SF{number:03d}: ", says)
     assert not Path("run.toml").exists()
     assert not list(Path().rglob("*.recovery"))
 
@@ -459,7 +448,7 @@ def test_a_number_that_is_given_counts_and_is_warned_of_if_most_scalars_then_say
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A trial that takes no time; whether it kept the epsilon that was given."""
+    """Replace the trial of numbers. Return a list of whether each trial kept the given epsilon."""
     kept: list[bool] = []
 
     def run(_trainer: Any, *, keep_epsilon: bool, **_: Any) -> scalars.Suited:
@@ -474,7 +463,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def in_words(model: Path) -> Flags:
-    """The built-in task for a model that nothing has been measured of."""
+    """Return the command for the built-in task, in words, with a model in a folder."""
     return ("init", "--model", model, *REVIEWS, *sets("task.kind=classification"), *MEASURED)
 
 
@@ -553,7 +542,7 @@ def test_without_data_only_the_largest_update_is_checked(
 def test_an_organised_run_comes_with_the_keys_of_its_organiser_and_of_its_only_deputy(
     sfnode: Run, home: Path
 ) -> None:
-    """And runs are organised unless asked otherwise."""
+    """Runs are organised by default."""
     for folder, flags in ((home / ".local/share/sfnode/keys", ()), (KEYS, sets(f"keys.dir={KEYS}"))):
         ended = sfnode("init", *REVIEWS, "--force", *flags)
         manifest = written(ended)
@@ -614,9 +603,7 @@ def test_bad_rows_are_an_error_unless_they_are_left_out_of_a_file_that_the_run_t
 ) -> None:
     Path(name).write_text(SPOILT[name])
     flags = ("init", "--open", *CLASSES, name, "--test", name)
-    refused = sfnode(*flags)
-    assert refused.status == 1
-    assert "SF031: 4 of the 6 rows of " in refused.err
+    refused = sfnode(*flags).failed("SF031: 4 of the 6 rows of ")
     assert refused.err.count(f"{name}, line ") == 3
     assert sfnode(*flags, "--skip-bad-rows").status == 0
     data = Manifest.from_toml(Path("run.toml")).data
@@ -656,22 +643,14 @@ def test_who_interrupts_it_finds_no_run_no_key_and_no_other_file(
 # -- published bases -----------------------------------------------------------------------------------
 
 
-def bases_file(folder: Path) -> Path:
-    """Bases for the built-in model at rank 32."""
-    sizes = [(one.out_features, one.in_features) for one in default_manifest().model.parsed_targets()]
-    pairs = [(np.full((out, 32), 8, np.int8), np.full((inner, 32), 8, np.int8)) for out, inner in sizes]
-    return bases.path_in(folder, bases.write(folder, pairs))
-
-
 def test_a_run_with_published_bases_names_them_and_has_them_beside_its_manifest(
     sfnode: Run, tmp_path: Path
 ) -> None:
-    file = bases_file(tmp_path / "made").rename(tmp_path / "mine")
+    file = bases_file(tmp_path / "made", 32).rename(tmp_path / "mine")
     (tmp_path / "runs").mkdir()
     out = str(tmp_path / "runs" / "run.toml")
     made = ("init", *REVIEWS, "--out", out, "--open", *sets(f"training.bases={file}"), *MEASURED)
-    refused = sfnode(*made, *sets("training.rank=8"))
-    assert (refused.status, "SF082" in refused.err) == (1, True)
+    sfnode(*made, *sets("training.rank=8")).failed("SF082")
     assert not list((tmp_path / "runs").iterdir())
     ended = sfnode(*made)
     training = written(ended, out).training

@@ -1,10 +1,9 @@
-"""`sfnode init` chooses the form of a task by the model: encoders class bare texts, chat needs a template."""
+"""Tests of `sfnode init` with other models: encoders classify bare texts, and chats need a template."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from sfnode.manifest import Manifest
 from sfnode.models.files import EMBEDDED
 from sfnode.tasks import fitting
 from sfnode.tasks.presets import PRESETS
-from tests.cli.helpers import Ended, sets
-
-Run = Callable[..., Ended]
+from tests.cli.helpers import Ended, Run, sets
+from tests.wording import has
 
 UNMEASURED = sets("init.measure=no")
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -25,7 +23,7 @@ SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> Path:
-    """A tiny BERT with a classification head and the built-in model's tokenizer."""
+    """Make a tiny BERT with a classification head and the built-in model's tokenizer."""
     build: Any = AutoModelForSequenceClassification
     settings = AutoConfig.for_model("bert", vocab_size=200, max_position_embeddings=40, **SIZES)
     build.from_config(settings).save_pretrained(tmp_path / "bert")
@@ -76,10 +74,9 @@ def test_a_tokenizer_that_takes_less_than_the_model_counts(encoder: Path, sfnode
 def test_a_task_that_an_encoder_cannot_do_is_refused_with_those_that_it_can(
     encoder: Path, sfnode: Run
 ) -> None:
-    ended = sfnode("init", "--model", encoder, "--task", "record")
-    assert ended.status == 1
-    assert "sfnode: SF010: an encoder" in ended.err
-    assert "reviews, sst2, rte, boolq, wic, multirc" in ended.err
+    sfnode("init", "--model", encoder, "--task", "record").failed(
+        "sfnode: SF010: an encoder", "reviews, sst2, rte, boolq, wic, multirc"
+    )
 
 
 @pytest.fixture
@@ -95,16 +92,14 @@ def conversations() -> Path:
 
 def test_a_chat_task_needs_a_model_with_a_chat_template(model: Path, sfnode: Run) -> None:
     flags = ("--model", model, *sets("task.kind=chat", "task.messages_field=talk"), conversations())
-    ended = sfnode("init", *flags)
-    assert ended.status == 1
-    assert "sfnode: SF022: the model's tokenizer has no chat template" in ended.err
+    sfnode("init", *flags).failed("sfnode: SF022: the model's tokenizer has no chat template")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
     task = manifest(sfnode("init", *flags)).task
     assert (task.kind, task.messages_field) == ("chat", "talk")
 
 
 def test_a_chat_template_is_a_part_of_the_model(model: Path, sfnode: Run) -> None:
-    """Two nodes that word conversations differently would train different models."""
+    """Nodes with different chat templates would train different models."""
     flags = ("--model", model, "--set", "task.kind=chat", "--set", "task.messages_field=talk", "--force")
     digests = []
     for text in ("{{ messages[0].content }}", "{{ messages[1].content }}"):
@@ -116,9 +111,9 @@ def test_a_chat_template_is_a_part_of_the_model(model: Path, sfnode: Run) -> Non
 def test_a_metric_may_be_chosen_for_a_classification_only(model: Path, sfnode: Run) -> None:
     chosen = manifest(sfnode("init", "--model", model, "--task", "sst2", "--set", "task.metric=f1"))
     assert chosen.task.metric == "f1"
-    ended = sfnode("init", "--model", model, "--task", "record", "--set", "task.metric=f1", "--force")
-    assert ended.status == 1
-    assert "cannot be measured by f1" in ended.err
+    sfnode("init", "--model", model, "--task", "record", "--set", "task.metric=f1", "--force").failed(
+        "cannot be measured by f1"
+    )
 
 
 HEADED = ("--set", "task.kind=sequence-classification", "--set", "task.template={text}")
@@ -133,18 +128,14 @@ WRITTEN = ("--set", "task.kind=text", "--set", "task.template={text}", "builtin:
 def test_a_task_that_the_encoder_cannot_do_is_refused(
     encoder: Path, sfnode: Run, options: tuple[str, ...], reason: str
 ) -> None:
-    ended = sfnode("init", "--model", encoder, *options)
-    assert (ended.status, ended.out) == (1, "")
-    assert "sfnode: SF022" in ended.err
-    assert reason in ended.err
+    sfnode("init", "--model", encoder, *options).refused("sfnode: SF022", reason)
 
 
 def test_a_model_without_its_tokenizer_is_refused(encoder: Path, sfnode: Run) -> None:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (encoder / file).unlink()
     ended = sfnode("init", "--model", encoder, "--task", "sst2")
-    assert "sfnode: SF022" in ended.err
-    assert "tokenizer" in ended.err
+    has(ended.err, "sfnode: SF022", "tokenizer")
 
 
 def test_of_a_mixture_of_experts_it_says_that_slopes_may_be_jumps(tmp_path: Path, sfnode: Run) -> None:
@@ -159,8 +150,7 @@ def test_of_a_mixture_of_experts_it_says_that_slopes_may_be_jumps(tmp_path: Path
     given = ("init", "--open", "--model", tmp_path / "mixtral", "--task", "reviews", *UNMEASURED)
     ended = sfnode(*given)
     assert manifest(ended).training.epsilon == 1e-3
-    assert "mixture of experts" in ended.out
-    assert "training.epsilon=1e-5" in ended.out
+    has(ended.out, "mixture of experts", "training.epsilon=1e-5")
     assert "mixture" not in sfnode(*given, "--set", "training.epsilon=1e-5", "--force").out
     assert "mixture" not in sfnode("init", "--task", "reviews", "--open", *UNMEASURED, "--force").out
 
@@ -174,7 +164,7 @@ STRICT = (
 
 
 def talks(file: str, *roles: str) -> None:
-    """Write conversations, of which the 11th and the 16th begin with another role."""
+    """Write conversations, of which the 11th and the 16th begin with a message of these roles."""
     said = [
         {"messages": [{"role": role, "content": f"hi no. {n}"} for role in (*before, "user", "assistant")]}
         for n in range(20)
@@ -189,14 +179,13 @@ def test_a_conversation_that_the_template_refuses_is_found_before_anybody_joins(
     (model / "chat_template.jinja").write_text(STRICT)
     talks("talks.jsonl", "system")
     flags = ("init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED)
-    refused = sfnode(*flags)
-    assert refused.status == 1
-    assert "SF031: 2 of the 20 rows of " in refused.err
-    assert "talks.jsonl, line 11: the model's chat template refuses the conversation" in refused.err
-    assert "--skip-bad-rows" in refused.err
+    sfnode(*flags).failed(
+        "SF031: 2 of the 20 rows of ",
+        "talks.jsonl, line 11: the model's chat template refuses the conversation",
+        "--skip-bad-rows",
+    )
     assert not Path("run.toml").exists()
-    ended = sfnode(*flags, "--skip-bad-rows")
-    assert ended.status == 0, ended.err
+    ended = sfnode(*flags, "--skip-bad-rows").done()
     assert "Left out: 2 of the 20 rows of " in ended.out
     data = Manifest.from_toml(Path("run.toml")).data
     assert len(Path(data.train).read_text().splitlines()) == 18
@@ -204,7 +193,7 @@ def test_a_conversation_that_the_template_refuses_is_found_before_anybody_joins(
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_an_answer_that_is_too_long_is_refused_or_left_out(skip: bool, model: Path, sfnode: Run) -> None:
-    """Also where the table says what is to be learnt, and rows are held out."""
+    """The same holds for a proposed task with held-out rows."""
     answers = [f"{n + 1} it is" for n in range(19)] + ["so " * 300]
     lines = ["question,answer", *(f"What is {n}+1?,{said}" for n, said in enumerate(answers))]
     Path("asked.csv").write_text("\n".join(lines))
@@ -222,6 +211,7 @@ def test_rows_that_there_was_no_time_for_are_counted(
     monkeypatch.setattr(fitting, "SECONDS", 0.0)
     (model / "chat_template.jinja").write_text(STRICT)
     talks("talks.jsonl", "system")
-    ended = sfnode("init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED)
-    assert ended.status == 0, ended.err
+    ended = sfnode(
+        "init", "--open", *sets("task.kind=chat"), "--model", model, "talks.jsonl", *UNMEASURED
+    ).done()
     assert "Warning: 20 rows have not been read as the model reads them, as 0 s were over." in ended.out

@@ -1,4 +1,4 @@
-"""`sfnode invite` and `sfnode join LINK`: what the link says, and which links are refused."""
+"""Tests of `sfnode invite` and `sfnode join LINK`: contents of links, and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from sfnode.cli.join import _following, _link_unless_run
 from sfnode.cli.main import cli
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.manifest import Manifest
 from sfnode.node import contacts as kept_contacts
 from sfnode.node import startup
@@ -24,6 +24,8 @@ from sfnode.store.data_folder import open_data_dir
 from sfprotocol import invitation
 from sfprotocol.messages import OLDEST_VERSION, PROTOCOL_VERSION
 from tests.cli.helpers import Run
+from tests.refusals import refused
+from tests.wording import has
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/31337/p2p/QmSelf"
 PRIVATE = "/ip4/192.168.1.7/tcp/31337/p2p/QmSelf"
@@ -40,7 +42,7 @@ def run() -> Manifest:
 
 @pytest.fixture
 def folder(tmp_path: Path, run: Manifest) -> Path:
-    """A folder in which a node has met peers."""
+    """Make the folder of a node that has met peers."""
     with open_data_dir(tmp_path / "node") as data_dir:
         data_dir.manifest.write_text(run.to_toml())
         kept_contacts.keep(data_dir.contacts, run, OTHERS, "")
@@ -78,9 +80,8 @@ def test_a_link_leads_where_it_helps_most(
 
 
 def test_a_node_that_nobody_can_reach_and_that_has_met_nobody_cannot_invite() -> None:
-    with pytest.raises(UserError) as refusal:
+    with refused(Code.NO_ADDRESS):
         invitations.compose(bytes(32), [], [])
-    assert refusal.value.code == Code.NO_ADDRESS
 
 
 # -- sfnode invite -----------------------------------------------------------------------------------
@@ -89,8 +90,7 @@ def test_a_node_that_nobody_can_reach_and_that_has_met_nobody_cannot_invite() ->
 def test_a_node_that_does_not_run_invites_to_the_peers_it_remembers(
     folder: Path, run: Manifest, sfnode: Run
 ) -> None:
-    ended = sfnode("invite", "--data-dir", folder)
-    assert ended.status == 0
+    ended = sfnode("invite", "--data-dir", folder).done()
     assert ended.out.startswith("sfnode join sfnode:")
     assert ended.out.count("\n") == 1
     assert "does not run" in ended.err
@@ -116,9 +116,7 @@ def test_the_qr_code_fits_a_terminal_and_is_drawn_when_asked_for(folder: Path, s
 
 @pytest.mark.parametrize("where", [".", "nowhere"])
 def test_a_folder_without_a_run_has_nothing_to_invite_to(where: str, sfnode: Run) -> None:
-    ended = sfnode("invite", "--data-dir", where)
-    assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF043: ")
+    sfnode("invite", "--data-dir", where).failed("sfnode: SF043: ")
 
 
 # -- sfnode join LINK --------------------------------------------------------------------------------
@@ -137,15 +135,12 @@ def test_a_link_says_whom_to_ask_and_which_run_it_must_be(run: Manifest) -> None
 def test_a_link_with_a_typo_is_refused(run: Manifest, sfnode: Run) -> None:
     link = invitation.write(invitation.invite(1, run.run_id, OTHERS[:1]))
     for wrong in (link[:-1], link.replace("C", "c", 1), link + link, LOOPBACK, "run.toml", "sfnode:"):
-        ended = sfnode("join", wrong)
-        assert (ended.status, ended.out) == (1, "")
-        assert ended.err.startswith("sfnode: SF014: this is not an invitation: ")
+        sfnode("join", wrong).refused("sfnode: SF014: this is not an invitation: ")
 
 
 def test_a_link_to_a_run_of_a_later_protocol_asks_for_an_upgrade(run: Manifest, sfnode: Run) -> None:
     link = invitation.write(invitation.invite(PROTOCOL_VERSION + 1, run.run_id, OTHERS[:1]))
-    ended = sfnode("join", link)
-    assert ended.status == 1
+    ended = sfnode("join", link).failed()
     spoken = f"the run speaks protocol {PROTOCOL_VERSION + 1}; this sfnode speaks {PROTOCOL_VERSION}"
     assert ended.err.startswith(f"sfnode: SF012: {spoken}")
     vectors = Path(__file__).parents[2] / "protocol" / "vectors" / "invitations.json"
@@ -157,14 +152,12 @@ def test_a_link_to_another_run_than_the_folders_or_the_one_asked_for_is_refused(
     folder: Path, sfnode: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = invitation.write(invitation.invite(1, bytes(32), OTHERS[:1]))
-    ended = sfnode("join", link, "--set", "run.id=01")
-    assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF013: the link leads to run 0000000000000000, not to 01")
+    sfnode("join", link, "--set", "run.id=01").failed(
+        "sfnode: SF013: the link leads to run 0000000000000000, not to 01"
+    )
     settings = Settings(data_dir=folder, **_following(link, {"run_id": "", "peers": ()}))
-    with open_data_dir(folder) as data_dir, pytest.raises(UserError) as refusal:
+    with open_data_dir(folder) as data_dir, refused(Code.WRONG_RUN, fix="--data-dir"):
         startup.local_manifest(settings, data_dir)
-    assert refusal.value.code == Code.WRONG_RUN
-    assert "--data-dir" in refusal.value.fix
 
 
 def test_the_link_may_come_from_the_environment(sfnode: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,8 +185,7 @@ def test_a_shell_that_completes_a_command_line_is_asked_for_no_link(monkeypatch:
 def test_at_a_terminal_a_link_is_asked_for(sfnode: Run, answers: Callable[..., None]) -> None:
     answers("sfnode:nothing")
     ended = sfnode("join", "-")
-    assert "Link: " in ended.err
-    assert "SF014: this is not an invitation: " in ended.err
+    has(ended.err, "Link: ", "SF014: this is not an invitation: ")
 
 
 def test_at_a_terminal_join_alone_says_what_a_link_is_and_asks_for_one_where_there_is_no_run(
@@ -235,8 +227,7 @@ def test_the_contacts_are_written_for_a_web_server_and_the_link_names_it(
     folder: Path, run: Manifest, sfnode: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.json"
-    ended = sfnode("invite", "--data-dir", folder, "--contacts-url", PAGE, "--run-json", file)
-    assert ended.status == 0
+    ended = sfnode("invite", "--data-dir", folder, "--contacts-url", PAGE, "--run-json", file).done()
     link = ended.out.removeprefix("sfnode join ")
     said = contacts.read(file.read_bytes(), PAGE)
     assert replace(said, url=PAGE) == invitation.read(link)

@@ -1,4 +1,4 @@
-"""Options that few need are keys of --set: no flags, listed by --help-all, and otherwise like all others."""
+"""Tests of options that are keys of --set instead of flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from click.shell_completion import ZshComplete
 from sfnode.cli.groups import PROGRAM, VARIABLE
 from sfnode.cli.keys import Command
 from sfnode.cli.options import option
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
+from tests.refusals import refused
+from tests.wording import has
 
 Parsed = dict[str, Any]
 
@@ -57,11 +59,8 @@ def test_set_goes_before_the_variable_and_that_before_the_file(monkeypatch: pyte
     ],
 )
 def test_a_key_that_is_unknown_or_has_no_value_is_refused_with_what_was_meant(pair: str, fix: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with refused(Code.BAD_OPTION, f"--set {pair}", fix=fix):
         baked("--set", pair)
-    assert refused.value.code is Code.BAD_OPTION
-    assert f"--set {pair}" in refused.value.what
-    assert fix in refused.value.fix
 
 
 def test_a_value_that_is_refused_is_refused_by_its_key() -> None:
@@ -83,8 +82,7 @@ def test_the_help_shows_flags_only_and_help_all_keys_and_variables_too(
     for flag in ("--help", "--help-all"):
         baked(flag)
         shown[flag] = capsys.readouterr().out
-    assert "--flour" in shown["--help"]
-    assert "One of 3 rarer options" in shown["--help"]
+    has(shown["--help"], "--flour", "One of 3 rarer options")
     for word in ("cake.eggs", "--eggs", "SFNODE_"):
         assert word not in shown["--help"]
     for words in ("SFNODE_FLOUR", "cake.eggs COUNT", "cake.sieve true|false", "SFNODE_SIEVE"):

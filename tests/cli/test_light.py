@@ -1,4 +1,4 @@
-"""Commands that ask a running node and end: what they print, and how little they load for that."""
+"""Tests of short commands: their output, and that they load no slow library."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,59 +23,71 @@ HEAVY = {
 }
 
 
-def loaded(arguments: list[str], status: int = 0) -> tuple[str, set[str]]:
-    """What a command line printed in a process of its own, and the slow libraries that it has loaded."""
-    script = (
-        "import sys\n"
-        "from sfnode.cli.main import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        f"finally:\n    print(*{HEAVY} & set(sys.modules), file=sys.stderr)\n"
-    )
-    command = [sys.executable, "-c", script, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == status, ended.stderr
-    return ended.stdout, set(ended.stderr.splitlines()[-1].split())
+SCRIPT = f"""
+import contextlib, io, json, sys
+from sfnode.cli.main import main
+for line in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        try:
+            main(line.split())
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps([status, out.getvalue(), sorted({HEAVY} & set(sys.modules))]))
+"""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("status", "state    idle as relay"),
-        ("status --json", '"state": "idle"'),
-        ("status --feeds", "feed     cd/0 3"),
-        ("limit", "cpu           50"),
-        ("limit cpu=25", "cpu           25"),
-        ("limit --json", '"cpu": 50'),
-        ("pause 2h", "paused: asked for"),
-        ("resume", "still paused: asked for"),
-        ("leave", "left"),
-        ("leave --finish", "finished"),
-        ("invite", "sfnode join sfnode:x"),
-        ("invite --json", '"reach": "internet"'),
-    ],
-)
-def test_a_question_to_a_running_node_loads_no_library(arguments: str, says: str, tmp_path: Path) -> None:
+class Loaded(NamedTuple):
+    """A command line that has ended."""
+
+    status: int
+    out: str
+    heavy: list[str]
+    """Slow libraries that the process has loaded for it, or for an earlier command line."""
+
+
+def loaded(*lines: str) -> list[Loaded]:
+    """Run command lines one after the other in a process of their own."""
+    command = [sys.executable, "-c", SCRIPT, *lines]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [Loaded(*json.loads(line)) for line in ended.stdout.splitlines()]
+
+
+QUESTIONS = {
+    "status": "state    idle as relay",
+    "status --json": '"state": "idle"',
+    "status --feeds": "feed     cd/0 3",
+    "limit": "cpu           50",
+    "limit cpu=25": "cpu           25",
+    "limit --json": '"cpu": 50',
+    "pause 2h": "paused: asked for",
+    "resume": "still paused: asked for",
+    "leave": "left",
+    "leave --finish": "finished",
+    "invite": "sfnode join sfnode:x",
+    "invite --json": '"reach": "internet"',
+}
+
+
+def test_a_question_to_a_running_node_loads_no_library(tmp_path: Path) -> None:
     with fake_node(tmp_path / "node"):
-        out, heavy = loaded([*arguments.split(), "--data-dir", str(tmp_path / "node")])
-    assert says in out
-    assert heavy == set()
+        found = loaded(*(f"{line} --data-dir {tmp_path / 'node'}" for line in QUESTIONS))
+    for (line, says), one in zip(QUESTIONS.items(), found, strict=True):
+        assert (one.status, says in one.out, one.heavy) == (0, True, []), line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"), [("status", 3), ("limit", 3), ("pause", 3), ("leave", 3), ("invite", 0)]
-)
-def test_without_a_running_node_nothing_more_is_loaded(arguments: str, status: int, tmp_path: Path) -> None:
+def test_without_a_running_node_nothing_more_is_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     folder.mkdir()
     Layout(folder).manifest.touch()
     contacts.write(Layout(folder).contacts, INVITATION.model_dump())
-    out, heavy = loaded([arguments, "--data-dir", str(folder)], status=status)
-    assert (out == "") == (status != 0)
-    assert heavy == set()
+    lines = ("status", "limit", "pause", "leave", "invite")
+    *failed, invited = loaded(*(f"{line} --data-dir {folder}" for line in lines))
+    assert failed == [Loaded(3, "", [])] * 4
+    assert (invited.status, bool(invited.out), invited.heavy) == (0, True, [])
 
 
 def test_help_and_the_completion_of_commands_load_no_library(tmp_path: Path) -> None:
-    assert loaded(["--help"])[1] == set()
+    assert loaded("--help")[0].heavy == []
     words = {"_SFNODE_COMPLETE": "bash_complete", "COMP_WORDS": "sfnode st", "COMP_CWORD": "1"}
     script = "import sys\nfrom sfnode.cli.main import cli\ncli.main([], prog_name='sfnode')\n"
     command = [sys.executable, "-X", "importtime", "-c", script]
@@ -97,16 +110,15 @@ LATER = {
 
 @pytest.mark.parametrize("module", LATER)
 def test_a_module_does_not_wait_for_a_library_that_is_needed_later(module: str) -> None:
-    """pydantic alone takes as long to import as all else that a short command needs; torch takes seconds."""
+    """Importing pydantic takes as long as a short command. Importing torch takes seconds."""
     script = f"import sys, {module}; print(*set({LATER[module].split()}) & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"), [("join --help", 0), ("verify", 1), ("export --out here", 1)]
-)
-def test_help_and_refusals_load_nothing_that_takes_seconds(arguments: str, status: int) -> None:
-    assert not loaded(arguments.split(), status)[1] & {"torch", "transformers", "hivemind", "uvloop"}
+def test_help_and_refusals_load_nothing_that_takes_seconds() -> None:
+    found = loaded("join --help", "verify", "export --out here")
+    assert [one.status for one in found] == [0, 1, 1]
+    assert not {"torch", "transformers", "hivemind", "uvloop"} & set(found[-1].heavy)
 
 
 def test_what_is_printed_as_json_is_what_the_node_said(tmp_path: Path, sfnode: Run) -> None:
@@ -134,4 +146,4 @@ def test_a_configuration_file_with_keys_of_the_command_alone_loads_no_other(tmp_
     file = tmp_path / "config.toml"
     file.write_text(f'data-dir = "{tmp_path}/node"\n')
     with fake_node(tmp_path / "node"):
-        assert loaded(["--config", str(file), "status"])[1] == set()
+        assert loaded(f"--config {file} status")[0].heavy == []

@@ -1,4 +1,4 @@
-"""What the owner of a machine types: durations and limits, and what becomes of those that make no sense."""
+"""Tests of durations and limits on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every option is a flag, an environment variable and a key of the configuration file; the first counts."""
+"""Tests that every option is a flag, a variable and a key of the configuration file, in this order of
+precedence."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from sfnode.cli.options import long_name, variable
 from sfnode.defaults import PROFILES
 from sfnode.limits import Limits
 from tests.cli.helpers import Run
+from tests.wording import has
 
 Parse = Callable[..., dict[str, Any]]
 
@@ -28,7 +30,7 @@ def _leaves(group: click.Command, path: str = "") -> Iterator[tuple[str, click.C
 
 
 COMMANDS = {path: one for path, one in _leaves(cli) if not path.startswith("lab simulate")}
-"""Commands by what one types; those that simulate have fields of their own, which tests/sflab looks at."""
+"""Commands, keyed by what users type. The simulator's commands are tested in tests/sflab."""
 
 OPTIONS = [
     pytest.param(name, parameter, id=f"{name} {long_name(parameter.opts)}")
@@ -38,7 +40,7 @@ OPTIONS = [
 ]
 
 SEEN = [one for one in OPTIONS if one.values[1].expose_value]  # type: ignore[union-attr]
-"""Those that a command is given; what others say it finds in another parameter."""
+"""Options that a command receives as parameters."""
 
 
 def test_every_option_has_its_environment_variable_and_says_so_in_its_help() -> None:
@@ -138,16 +140,11 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_reason(
     text: str, reason: str, config: Callable[[str], Path], sfnode: Run
 ) -> None:
     file = config(text)
-    ended = sfnode("status")
-    assert ended.status == 1
-    assert ended.err.startswith(f"sfnode: SF010: the configuration file {file} is not usable")
-    assert reason in ended.err
+    sfnode("status").failed(f"sfnode: SF010: the configuration file {file} is not usable", reason)
 
 
 def test_a_file_that_was_named_must_exist(sfnode: Run) -> None:
-    ended = sfnode("--config", "nowhere.toml", "status")
-    assert ended.status == 1
-    assert "nowhere.toml" in ended.err
+    sfnode("--config", "nowhere.toml", "status").failed("nowhere.toml")
 
 
 def test_a_bad_value_is_blamed_on_the_place_it_came_from(
@@ -156,21 +153,20 @@ def test_a_bad_value_is_blamed_on_the_place_it_came_from(
     file = config('nodes = "many"\n')
     ended = sfnode("swarm")
     assert ended.status == 2
-    assert "--nodes" in ended.err
-    assert f"from the configuration file {file}" in ended.err
+    has(ended.err, "--nodes", f"from the configuration file {file}")
     monkeypatch.setenv("SFNODE_NODES", "few")
     assert "SFNODE_NODES" in sfnode("swarm").err
 
 
 def _arguments(command: click.Command, but: click.Parameter) -> list[str]:
-    """What the command cannot do without, apart from one parameter."""
+    """Return values for all required parameters but one."""
     needed = [one for one in command.params if one.required and one is not but]
     options = [word for one in needed if isinstance(one, click.Option) for word in (one.opts[0], "7")]
     return [*options, *("7" for one in needed if isinstance(one, click.Argument))]
 
 
 def _example(option: click.Option) -> tuple[str, object]:
-    """A value in TOML that is not the option's default, and what the command should receive."""
+    """Return a TOML value that is not the option's default, and the value that the command should receive."""
     special: dict[str, tuple[str, object]] = {
         "batches": ("[2, 3]", (2, 3)),
         "limits": ('["cpu=50", "hours=22:00-7:00"]', Limits(cpu=50, hours="22:00-07:00")),

@@ -1,4 +1,4 @@
-"""`sfnode organise`: what the owner sees, what is signed and what is not, how the key is passed on."""
+"""Tests of `sfnode organise`: views, decisions, dry runs, and changes of the organiser's key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sfnode.models import bases
@@ -21,7 +20,7 @@ from sfnode.store.identity import Identity
 from sfprotocol import invitation
 from sfprotocol.decisions import Admit, Announce, Evaluated, Invite
 from sfprotocol.messages import ELECTED_TERMS, OLDEST_VERSION, JoinRequest
-from tests.cli.helpers import Ended, Run
+from tests.cli.helpers import Ended, Run, bases_file
 from tests.control.organised_node import BEGAN, DEPUTIES, QUOTA, OrganisedNode
 from tests.protocol.feeds import origin_of, signing_key
 
@@ -30,7 +29,7 @@ A, B = origin_of("a"), origin_of("b")
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[OrganisedNode]:
-    """A node that has the organiser's key and runs in the folder `node`."""
+    """Serve a node with the organiser's key in the folder `node`."""
     made = OrganisedNode()
     with made.served(tmp_path / "node"):
         yield made
@@ -52,8 +51,7 @@ def test_status_shows_what_an_owner_has_to_know(node: OrganisedNode, organise: R
     node.decide(Admit(A, QUOTA, 0), Announce("on Monday"))
     node.decide(Evaluated(0, "accuracy", 80_000_000, 75_000_000, 85_000_000, 400_000, 100))
     node.decide(Evaluated(1, "accuracy", 60_000_000, 55_000_000, 65_000_000, 600_000, 100))
-    said = organise("status")
-    assert said.status == 0
+    said = organise("status").done()
     since = f"{datetime.fromtimestamp(BEGAN):%Y-%m-%d %H:%M}"
     assert f"organiser   here, organising; term 0 since {since}, 4 decisions" in said.out
     assert "members     1, 0 invitations, 0 newcomers wait" in said.out
@@ -108,8 +106,7 @@ def test_a_dry_run_says_what_changes_and_the_same_without_it_changes_that(
     assert dry.out.startswith("not signed, this is a dry run; ")
     assert says in dry.out
     assert node.organised.run_state.decisions == 2
-    signed = organise(*wish)
-    assert signed.status == 0
+    signed = organise(*wish).done()
     assert wish == ["invite"] or says in signed.out
     assert node.organised.run_state.decisions == 3
 
@@ -156,10 +153,7 @@ def test_a_newcomer_that_waits_is_admitted_by_the_first_digits_of_its_key(
     ids=lambda value: str(value)[:20],
 )
 def test_what_makes_no_sense_is_refused(wish: list[str], number: str, says: str, organise: Run) -> None:
-    ended = organise(*wish)
-    assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith(f"sfnode: {number}: ")
-    assert says in ended.err
+    organise(*wish).refused(f"sfnode: {number}: ", says)
 
 
 def test_only_the_node_with_the_key_is_told_what_to_decide(node: OrganisedNode, organise: Run) -> None:
@@ -182,7 +176,7 @@ def test_nobody_ends_a_run_by_a_slip(
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """A folder with a key file for each deputy, and one of a stranger."""
+    """Make a folder with the key of each deputy, and the key of a stranger."""
     folder = tmp_path / "deputies"
     folder.mkdir()
     for name in (*DEPUTIES, "stranger"):
@@ -194,8 +188,7 @@ def test_a_run_passes_to_another_key_by_a_file_that_deputies_sign(
     node: OrganisedNode, organise: Run, sfnode: Run, keys: Path, tmp_path: Path
 ) -> None:
     file, keys_dir = tmp_path / "succession.json", tmp_path / "keys"
-    made = organise("hand-over", "--out", file, "--keys-dir", keys_dir, "--kept", 0)
-    assert made.status == 0, made.err
+    organise("hand-over", "--out", file, "--keys-dir", keys_dir, "--kept", 0).done()
     assert organise("hand-over", "--submit", file).err.startswith("sfnode: SF067: ")
     first = sfnode("organise", "sign", file, "--deputy-key", keys / "d3")
     assert "signed as deputy 2; 1 more votes are needed" in first.out
@@ -295,16 +288,8 @@ def test_a_node_that_does_not_organise_names_nobody_and_says_who_would(
 # -- published bases ---------------------------------------------------------------------------------
 
 
-def bases_file(folder: Path, fill: int, rank: int) -> Path:
-    """Bases for the built-in model."""
-    targets = build({}).model.parsed_targets()
-    sizes = [(one.out_features, one.in_features) for one in targets]
-    pairs = [(np.full((out, rank), fill, np.int8), np.full((into, rank), 1, np.int8)) for out, into in sizes]
-    return bases.path_in(folder, bases.write(folder, pairs))
-
-
 def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, Run]:
-    """A node of a run with these bases, which runs in `folder`, and its commands."""
+    """Return a node of a run with these bases, and the command that publishes bases through it."""
     return OrganisedNode(basis="published", bases=digest), lambda *said: sfnode(
         "organise", "bases", "--data-dir", folder, *said
     )
@@ -312,7 +297,7 @@ def with_bases(folder: Path, digest: str, sfnode: Run) -> tuple[OrganisedNode, R
 
 def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, tmp_path: Path) -> None:
     rank = build({}).training.rank
-    first, second = (bases_file(tmp_path, fill, rank) for fill in (1, 2))
+    first, second = (bases_file(tmp_path, rank, fill) for fill in (1, 2))
     folder = tmp_path / "node"
     node, publish = with_bases(folder, bases.digest_of(first), sfnode)
     with node.served(folder):
@@ -330,7 +315,7 @@ def test_bases_are_published_for_the_next_subspace_or_a_later_one(sfnode: Run, t
         assert f"bases       {digests[1][:16]} from subspace 1 on" in status
         assert publish(second, "--subspace", 70_000).err.startswith("sfnode: SF066: ")
         assert publish(second, "--subspace", 1 << 32).status == 2
-        wrong = publish(bases_file(tmp_path, 1, 2 * rank))
+        wrong = publish(bases_file(tmp_path, 2 * rank))
         assert (wrong.status, wrong.err[:15]) == (1, "sfnode: SF082: ")
 
 
@@ -338,7 +323,7 @@ def test_bases_of_a_run_that_has_random_ones_are_refused(
     node: OrganisedNode, organise: Run, tmp_path: Path
 ) -> None:
     Layout(tmp_path / "node").manifest.write_text(node.manifest.to_toml())
-    ended = organise("bases", bases_file(tmp_path, 1, node.manifest.training.rank))
-    assert ended.status == 1
-    assert "this would change nothing: bases of this run are random" in ended.err
+    organise("bases", bases_file(tmp_path, node.manifest.training.rank)).failed(
+        "this would change nothing: bases of this run are random"
+    )
     assert not Layout(tmp_path / "node").bases.exists()

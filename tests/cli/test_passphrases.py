@@ -1,4 +1,4 @@
-"""Passphrases: from a file, typed at a terminal, and never asked for where nobody can type."""
+"""Tests of passphrases: from a file, typed at a terminal, and not asked for without a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SILENT = Narration(terminal=False, plain=False)
 
 
 def opened(passphrase: bytes | None) -> str:
-    """Return what is behind the passphrase."""
+    """Return "open" for the right passphrase."""
     if passphrase != b"horse":
         raise UserError(Code.WRONG_PASSPHRASE, "it is encrypted", "Give the passphrase.")
     return "open"
@@ -56,7 +56,7 @@ def test_a_key_that_is_open_needs_no_passphrase(typed: list[str]) -> None:
 
 @pytest.fixture(autouse=True)
 def node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes whose only work is to open a key."""
+    """Replace nodes by ones that only open a key."""
 
     async def live(_: Settings, narration: Narration, passphrase: bytes | None) -> None:
         opened(passphrase)

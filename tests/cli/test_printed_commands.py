@@ -1,5 +1,4 @@
-"""Every command that a screen, an error or a page prints can be typed: it has all its arguments, and no
-option that there is not."""
+"""Tests that every printed command can be typed: it has all required arguments and only existing options."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from sfnode.engine.model_card import TAGS
 
 PRODUCT = Path(sfnode.__file__).parent
 GIVEN = "1"
-"""What stands for a value that only a run of the program knows; a number, where one is wanted."""
+"""Placeholder for a value that is known at run time only. It is also a valid number."""
 
 TYPED = re.compile(r"`(sfnode [^`]*)`|^ *(sfnode [a-z][^\n·]*?)(?:  .*)?$", re.MULTILINE)
-"""A command within backticks, or at the beginning of a line, with two spaces before what is said of it."""
+"""Pattern of a command within backticks, or at the beginning of a line, where two spaces end it."""
 
 PAGE = re.compile(r"<code>(sfnode [^<{]*)</code>|^(?:<pre>)?(sfnode [a-z][^<{\n]*)", re.MULTILINE)
 
@@ -33,8 +32,8 @@ class Printed(NamedTuple):
 
 
 def printed(file: Path) -> Iterator[Printed]:
-    """Yield the commands in what a module prints: in its texts, in docstrings of commands, in calls of
-    `command` and in tuples that are commands; and those in a page of HTML."""
+    """Yield the commands in the texts of a module, in docstrings of commands, in calls of `command`, and in
+    tuples; or those in an HTML page."""
     if file.suffix == ".html":
         for quoted, line in PAGE.findall(file.read_text()):
             yield Printed(str(file.relative_to(PRODUCT)), tuple(shlex.split(quoted or line)))
@@ -55,7 +54,8 @@ def printed(file: Path) -> Iterator[Printed]:
 
 
 def silences(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is not printed by itself: docstrings of all but commands, and parts of longer texts."""
+    """Yield the nodes that are not printed as they are: docstrings, except those of commands, and parts of
+    longer texts."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             yield from (part for part in ast.walk(node) if isinstance(part, ast.Constant))
@@ -69,7 +69,7 @@ def silences(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def text(node: ast.AST) -> str:
-    """Return a text, with GIVEN for what is not known; nothing of words that are spread."""
+    """Return a text in which GIVEN replaces unknown values; empty for unpacked words."""
     if isinstance(node, ast.Starred):
         return ""
     if isinstance(node, ast.Constant):
@@ -80,7 +80,7 @@ def text(node: ast.AST) -> str:
 
 
 def refusal(words: tuple[str, ...]) -> str:
-    """Return why click refuses a command, which is not run; empty if it does not."""
+    """Return the reason why click refuses a command; empty if it does not. The command is not run."""
     found: click.Command = cli
     rest = list(words[1:])
     context = click.Context(found, info_name="sfnode", **found.context_settings)

@@ -1,4 +1,4 @@
-"""Progress: a bar for somebody who looks on, a plain line for a file, and nothing on standard output."""
+"""Tests of progress: a bar at a terminal, plain lines elsewhere, all on standard error."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.progress import Progress
 from sfnode.cli import progress
 from sfnode.cli.progress import LINES, Narration, left_text, waiting
 from sfnode.logging import begins, log
+from tests.wording import has
 
 SCRIPT = """
 import sys
@@ -67,7 +68,7 @@ def test_what_is_left_follows_from_what_is_done_once_that_tells(
 
 
 def on_a_terminal(script: str) -> tuple[bytes, str]:
-    """What a program writes to standard output, and what a terminal is shown."""
+    """Return the standard output of a program, and its standard error at a terminal."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=slave,
@@ -89,14 +90,12 @@ def on_a_terminal(script: str) -> tuple[bytes, str]:
 def test_on_a_terminal_it_is_a_bar_that_goes_and_log_lines_stay_whole() -> None:
     out, text = on_a_terminal(SCRIPT)
     assert out == b"result\n"
-    assert "replaying the log" in text
-    assert "100/100" in text
-    assert "INFO    a line meanwhile\r\n" in text
+    has(text, "replaying the log", "100/100", "INFO    a line meanwhile\r\n")
     assert text.count("\n") <= 4, "the bar is drawn in place"
 
 
 def test_where_nobody_knows_how_much_there_is_no_bar_is_drawn() -> None:
-    """rich draws a full one."""
+    """By default rich draws a full bar."""
     _, text = on_a_terminal(SCRIPT.replace("advance(done, 100)", "advance(done, 0)"))
     assert "replaying the log" in text
     assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" not in text
@@ -159,13 +158,13 @@ def test_a_terminal_shows_each_thing_that_a_starting_node_does_and_how_long_it_t
 
 @pytest.fixture
 def now() -> list[float]:
-    """The time, which a test moves."""
+    """Return the current time in a list, so that a test can change it."""
     return [100.0]
 
 
 @pytest.fixture
 def narration(now: list[float], caplog: pytest.LogCaptureFixture) -> Iterator[Narration]:
-    """A narration without its thread: the test says when a moment has passed."""
+    """Yield a narration without its thread; the test calls `beat`."""
     caplog.set_level("INFO", "sfnode")
     made = Narration(terminal=False, clock=lambda: now[0])
     caplog.handler.addFilter(made.heard)
@@ -231,7 +230,7 @@ def test_programs_that_read_the_log_get_what_begins_and_nothing_in_between(
 
 
 def test_a_bar_of_which_the_end_is_unknown_says_no_number() -> None:
-    """rich says `0/?`."""
+    """By default rich shows `0/?`."""
     unknown = Progress()
     task = unknown.add_task("loading", total=None)
     assert progress._far(unknown.tasks[0]) == ""

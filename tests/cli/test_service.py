@@ -1,4 +1,4 @@
-"""`sfnode service`: a unit that systemd accepts, for exactly the node that was described, and its removal."""
+"""Tests of `sfnode service`: the written unit, and its removal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from tests.cli.helpers import Run
 
 HARD = 'a "b" $HOME 100%'
-"""A display name with what systemd would read in its own way."""
+"""A display name with characters that have a meaning for systemd."""
 
 
 @pytest.fixture(autouse=True)
 def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of programs with systemctl, which is only looked for."""
+    """Make a folder of programs with a systemctl that is never run."""
     program = tmp_path / "bin" / "systemctl"
     program.parent.mkdir()
     program.touch(mode=0o755)
@@ -65,13 +65,10 @@ def test_units_are_where_the_configuration_is_and_one_can_be_removed(
     wants = unit.parent / "default.target.wants"
     wants.mkdir()
     (wants / unit.name).symlink_to(unit)
-    ended = sfnode("service", "remove")
-    assert ended.status == 0
+    ended = sfnode("service", "remove").done()
     assert "systemctl --user stop sfnode" in ended.out
     assert [one for one in unit.parent.rglob("*") if one != wants] == []
-    again = sfnode("service", "remove")
-    assert (again.status, again.out) == (1, "")
-    assert again.err.startswith("sfnode: SF010: there is no service for ")
+    sfnode("service", "remove").refused("sfnode: SF010: there is no service for ")
 
 
 def test_options_that_join_would_refuse_are_refused_before_anything_is_written(
@@ -87,10 +84,7 @@ def test_without_systemd_other_ways_are_told(
 ) -> None:
     monkeypatch.setenv("PATH", str(systemd.parent))
     systemd.unlink()
-    ended = sfnode("service", "install")
-    assert (ended.status, ended.out) == (1, "")
-    assert "there is no systemd on this machine" in ended.err
-    assert "tmux" in ended.err
+    sfnode("service", "install").refused("there is no systemd on this machine", "tmux")
 
 
 def test_two_folders_of_one_name_do_not_take_each_others_service(sfnode: Run, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""The options of `sfnode join` are the fields of `Settings`: no default, bound or choice is written twice."""
+"""Tests that the options of `sfnode join` follow from the fields of `Settings`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sfnode.settings import Settings
 OF_THE_COMMAND = {
     *("profile", "dashboard", "dashboard_token", "dashboard_control", "log_level", "log_format", "threads")
 }
-"""Options that are about the process and not about the node in it, and one that is a limit, too."""
+"""Options about the process instead of its node, and --threads, which is a limit."""
 
 OPTIONS = {str(option.name): option for option in join.params if isinstance(option, click.Option)}
 

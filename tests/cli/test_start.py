@@ -1,4 +1,4 @@
-"""The command itself: it starts at once, explains itself, and ends with a status that means something."""
+"""Tests of the program: its start, its help, and its exit status."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def test_a_command_line_that_makes_no_sense_ends_with_status_2(
 def test_devices_are_a_bounded_number_and_each_is_named_once(
     command: str, devices: str, says: str, sfnode: Run
 ) -> None:
-    ended = sfnode(*command.split(), "--device", devices)
-    assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith(f"sfnode: SF024: --device: {says}")
+    sfnode(*command.split(), "--device", devices).refused(f"sfnode: SF024: --device: {says}")
 
 
 def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:
@@ -68,15 +66,13 @@ def test_without_a_command_the_help_is_shown(sfnode: Run) -> None:
 
 @pytest.mark.parametrize("arguments", [("verify",), ("export", "--out", "out"), ("eval",), ("dashboard",)])
 def test_a_folder_without_a_run_is_said_to_be_one(arguments: tuple[str, ...], sfnode: Run) -> None:
-    ended = sfnode(*arguments, "--data-dir", "nothing")
-    assert (ended.status, ended.out) == (1, "")
-    assert ended.err.startswith("sfnode: SF043: nothing holds no run")
+    sfnode(*arguments, "--data-dir", "nothing").refused("sfnode: SF043: nothing holds no run")
 
 
 def test_a_dashboard_waits_for_the_node_of_a_folder_that_has_or_will_have_one(
     sfnode: Run, tmp_path: Path
 ) -> None:
-    """It gets as far as its port, which is taken."""
+    """The node starts until it finds its port in use."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = ("dashboard", "--data-dir", tmp_path / "node", "--listen", taken.getsockname()[1])
         with open_data_dir(tmp_path / "node") as of_a_node_that_has_no_run_yet:
@@ -109,18 +105,17 @@ def test_a_command_of_the_lab_says_so_where_it_is_not_installed(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "sflab", None)
     monkeypatch.setattr(cli, "commands", {})
-    ended = sfnode("lab", "bench")
-    assert (ended.status, ended.out) == (1, "")
-    assert "SF078: `sfnode lab` belongs to the lab" in ended.err
-    assert "pip install --force-reinstall sfnode" in ended.err
+    sfnode("lab", "bench").refused(
+        "SF078: `sfnode lab` belongs to the lab", "pip install --force-reinstall sfnode"
+    )
     config = tmp_path / "config.toml"
     config.write_text("dtype = 'float32'\nnothing = 3\n")
     assert "SF010" in sfnode("--config", config, "status").err, "the others read the configuration"
 
 
 def test_join_alone_explains_what_a_link_is(sfnode: Run) -> None:
-    ended = sfnode("join")
-    assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF010: there is no run to join: you have named none, and ")
-    assert "sfnode join sfnode:AZMB..." in ended.err
-    assert "sfnode swarm" in ended.err
+    sfnode("join").failed(
+        "sfnode: SF010: there is no run to join: you have named none, and ",
+        "sfnode join sfnode:AZMB...",
+        "sfnode swarm",
+    )

@@ -1,4 +1,4 @@
-"""What `sfnode swarm` shows, and what it does when the worst is true: digests that differ."""
+"""Tests of the output of `sfnode swarm`, also for digests that differ."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sfnode.manifest import Manifest
 from sfnode.manifest.sections import Data
 from sfnode.schema.evaluation import Evaluation
 from sfnode.schema.results import NodeResult, SwarmResult
+from sfnode.schema.status import Status
 from sfnode.tasks import verifying
 from sfnode.verifiers import plugins
 from tests.cli.helpers import Run
@@ -24,10 +25,11 @@ from tests.node.training.test_model import make_model
 from tests.swarm.conftest import script as script
 from tests.swarm.helpers import COMMONEST, MANIFEST, NONE, PROBE, Script, evaluation, organised_status, status
 from tests.swarm.test_local_swarm import UNEQUAL
+from tests.wording import has
 
 
 def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
-    """A swarm of two nodes that ended with these digests."""
+    """Return the result of a swarm of two nodes with these digests."""
     nodes = [
         NodeResult(node=number, own_updates=50, digest=digest, core_digest=core)
         for number, (digest, core) in enumerate(zip(digests, cores, strict=True), 1)
@@ -42,14 +44,14 @@ def result(*digests: str, cores: tuple[str, ...] = ("c", "c")) -> SwarmResult:
 
 
 def drawn(table: Table) -> list[str]:
-    """The table as a terminal of 80 columns shows it."""
+    """Return the lines of a table at a terminal of 80 columns."""
     screen = StringIO()
     Console(width=80, file=screen).print(table)
     return screen.getvalue().splitlines()
 
 
 def said_at_the_end(result: SwarmResult, run: Manifest = MANIFEST) -> list[str]:
-    """The card of a swarm, line by line."""
+    """Return the lines of a swarm's card."""
     return [
         line.strip() for line in closing(result, run, NONE, ["sfnode use"], DATA_DIR).splitlines() if line
     ]
@@ -66,31 +68,37 @@ def test_progress_fits_a_terminal_of_80_columns_with_nothing_cut_off() -> None:
     assert any("starting" in line for line in lines)
 
 
-def test_progress_of_an_organised_run_tells_what_counts() -> None:
-    line = progress_line([status(known=48, loss=1.0)], organised_status())
-    assert line == "48 of 50 updates made, 40 count, 123/s, 0 s left, loss 1.000"
+SLOW = status(known=48, loss=1.0, updates_per_second=0.05)
+PROGRESS = {
+    "what counts": (
+        [status(known=48, loss=1.0)],
+        {},
+        "48 of 50 updates made, 40 count, 123/s, 0 s left, loss 1.000",
+    ),
+    "before anything counts": (
+        [status(known=57, loss=None)],
+        {"counted": 0, "budget": 64},
+        "57 of 64 updates made, 0 count, 123/s, 0 s left",
+    ),
+    "more than the budget": (
+        [status(known=60, loss=None)],
+        {"counted": 51},
+        "50 and 10 more updates made, 51 count, 123/s",
+    ),
+    "less than one update a second": (
+        [SLOW, SLOW],
+        {},
+        "48 of 50 updates made, 40 count, 6/min, 20 s left, loss 1.000",
+    ),
+    "nodes that start": ([status(), None, None], {}, "1 of 3 nodes are up"),
+}
 
 
-def test_what_is_made_is_told_before_anything_counts() -> None:
-    """It said `0 % done` with 57 of 64 updates made."""
-    none = organised_status().model_copy(update={"counted": 0, "budget": 64})
-    assert progress_line([status(known=57, loss=None)], none) == (
-        "57 of 64 updates made, 0 count, 123/s, 0 s left"
-    )
-
-
-def test_no_run_is_more_than_done() -> None:
-    over = organised_status().model_copy(update={"counted": 51})
-    assert (
-        progress_line([status(known=60, loss=None)], over) == "50 and 10 more updates made, 51 count, 123/s"
-    )
-
-
-def test_less_than_one_update_a_second_is_told_by_the_minute_with_the_time_that_is_left() -> None:
-    """A real model's run said `0/s` for half an hour."""
-    slow = status(known=48, loss=1.0, updates_per_second=0.05)
-    line = progress_line([slow, slow], organised_status())
-    assert line == "48 of 50 updates made, 40 count, 6/min, 20 s left, loss 1.000"
+@pytest.mark.parametrize(("nodes", "run", "says"), PROGRESS.values(), ids=PROGRESS)
+def test_a_line_of_progress_of_an_organised_run(
+    nodes: list[Status | None], run: dict[str, int], says: str
+) -> None:
+    assert progress_line(nodes, organised_status().model_copy(update=run)) == says
 
 
 def test_progress_is_that_of_the_slowest_at_the_rate_of_all() -> None:
@@ -109,10 +117,6 @@ def test_progress_says_what_the_organisers_model_does_beside_updates() -> None:
     assert "measuring round 3, 1 min 12 s" in " ".join(lines[:3])
 
 
-def test_while_nodes_start_it_says_how_many_are_up() -> None:
-    assert progress_line([status(), None, None]) == "1 of 3 nodes are up"
-
-
 def test_the_end_is_a_card_with_what_was_learnt_whose_work_it_was_and_what_comes_next() -> None:
     assert said_at_the_end(result("d", "d")) == [
         "The run run is complete.",
@@ -128,7 +132,7 @@ def test_the_end_is_a_card_with_what_was_learnt_whose_work_it_was_and_what_comes
 
 
 def test_nodes_that_had_not_loaded_before_it_was_over_have_no_part_of_the_work() -> None:
-    """A run of four nodes that one of them did said `100 %, 0 %, 0 %, 0 %`."""
+    """Such nodes used to be listed with 0 %."""
     said = result("d", "d")
     first, second = said.nodes
     nodes = [first, *(second.model_copy(update={"own_updates": 0}) for _ in range(3))]
@@ -202,21 +206,17 @@ def test_digests_or_cores_that_differ_are_a_failure(
     monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.0)
     script.digests, script.cores = digests, cores
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
-    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2", "--json")
-    assert ended.status == 1
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2", "--json").failed()
     differing = SwarmResult.model_validate(json.loads(ended.out))
     assert [(node.digest, node.core_digest) for node in differing.nodes] == list(
         zip(digests, cores, strict=True)
     )
-    assert "sfnode: SF062: " in ended.err
-    assert "kept" in ended.err
-    assert "FAILED: the nodes have different models." in ended.err
+    has(ended.err, "sfnode: SF062: ", "kept", "FAILED: the nodes have different models.")
 
 
 def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
-    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2")
-    assert ended.status == 0
+    ended = sfnode("swarm", "--run", "run.toml", "--out", "kept", "--nodes", "2").done()
     told = ended.out
     for text in (
         "starting 2 nodes of run a-name",
@@ -234,15 +234,15 @@ def test_a_swarm_is_told_from_its_start_to_its_verdict(script: Script, sfnode: R
 def test_a_folder_that_cannot_be_made_is_named(sfnode: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST.to_toml())
     (tmp_path / "file").write_text("")
-    ended = sfnode("swarm", "--run", "run.toml", "--out", "file/nodes")
-    assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF010: cannot write to file/nodes")
+    sfnode("swarm", "--run", "run.toml", "--out", "file/nodes").failed(
+        "sfnode: SF010: cannot write to file/nodes"
+    )
 
 
 def test_a_manifest_that_is_not_there_is_an_error_before_anything_starts(sfnode: Run) -> None:
-    ended = sfnode("swarm", "--run", "nowhere.toml")
-    assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF011: cannot read the run manifest nowhere.toml")
+    sfnode("swarm", "--run", "nowhere.toml").failed(
+        "sfnode: SF011: cannot read the run manifest nowhere.toml"
+    )
 
 
 def test_a_manifest_says_its_task_itself(tmp_path: Path, sfnode: Run) -> None:
@@ -275,8 +275,7 @@ def test_what_suits_another_base_model_is_measured_before_nodes_start(
     make_model(tmp_path / "model")
     ended = sfnode(
         "swarm", "--task", "reviews", "--model", tmp_path / "model", "--out", "kept", "--nodes", "2"
-    )
-    assert ended.status == 0, ended.err
+    ).done()
     (file,) = (tmp_path / "kept").rglob("run.toml")
     run = Manifest.from_toml(file)
     assert run.model.source == "model"

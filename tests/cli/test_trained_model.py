@@ -1,9 +1,9 @@
-"""The model of a folder: everything in its log, or what a checkpoint stands for and the rest; and what is
-refused before any of it is computed."""
+"""Tests of the model of a folder: from its whole log or from a checkpoint, and refusals before anything is
+computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +23,14 @@ from sfnode.store.data_folder import Layout
 from sfnode.store.replay import weighed
 from sfnode.tasks import public_files
 from sfprotocol.seeds import I64
-from tests.cli.helpers import Ended
+from tests.cli.helpers import Run, bases_file
 from tests.store.folders import Folder, joined
 from tests.store.organised import ORGANISED, Logged
 from tests.store.test_verification import MEANT, train
 
 
 class Sum:
-    """As much of a trainer as adds up."""
+    """A trainer that only adds up updates."""
 
     manifest = MEANT
 
@@ -72,7 +72,7 @@ def test_what_was_let_go_is_in_the_model_all_the_same(made: Logged, tmp_path: Pa
 
 
 def test_updates_and_weights_one_by_one_add_up_to_the_same_model(made: Logged, tmp_path: Path) -> None:
-    """What `sfnode log` prints is all that a model follows from."""
+    """The model follows from the output of `sfnode log --updates` alone."""
     machine, log = made["a"].machine, made.logs["a"]
     counted = {state.feed: machine.counted(state.feed) for state in machine.frontier}
     whole, listed = Sum(), Sum()
@@ -102,7 +102,7 @@ def test_updates_and_weights_one_by_one_add_up_to_the_same_model(made: Logged, t
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a run that nobody is to load."""
+    """Make a node's folder. Loading its model fails."""
 
     def too_late(*_: object, **__: object) -> None:
         raise AssertionError("the model was to be loaded")
@@ -127,14 +127,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_cannot_be_done_is_refused_at_once(
-    arguments: str, status: int, says: str, folder: Path, sfnode: Callable[..., Ended]
+    arguments: str, status: int, says: str, folder: Path, sfnode: Run
 ) -> None:
     ended = sfnode(*arguments.split(), "--data-dir", folder)
     assert (ended.status, ended.out) == (status, "")
     assert says in ended.err
 
 
-def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: Callable[..., Ended]) -> None:
+def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: Run) -> None:
     run = build({})
     model = run.model.model_copy(update={"targets": (*run.model.targets, "model.decoder.final_norm:64x1")})
     other = run.model_copy(update={"model": model})
@@ -144,15 +144,14 @@ def test_an_adapter_of_trained_vectors_is_refused_at_once(folder: Path, sfnode: 
 
 
 def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
-    sfnode: Callable[..., Ended], tmp_path: Path
+    sfnode: Run, tmp_path: Path
 ) -> None:
     targets = build({}).model.parsed_targets()
-    sides = [(one.out_features, one.in_features) for one in targets]
-    pairs = [(np.full((rows, 4), 8, np.int8), np.full((columns, 4), 8, np.int8)) for rows, columns in sides]
-    digest = bases.write(tmp_path, pairs)
+    file = bases_file(tmp_path, 4)
+    digest = bases.digest_of(file)
     run = build({"rank": 4, "basis": "published", "bases": digest, "loss": "plain"})
     with Folder(tmp_path / "node", run, "a") as made:
-        kept = bases.keep(bases.path_in(tmp_path, digest), made.layout.bases, targets, (4, 4))
+        kept = bases.keep(file, made.layout.bases, targets, (4, 4))
         made.make(5)
     assert kept == digest
     here = ("--data-dir", tmp_path / "node")
@@ -160,8 +159,7 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
     assert "1 of 1 published directions are here, each as named" in verified
     assert sfnode("export", "--out", tmp_path / "model", *here).status == 0
     bases.path_in(made.layout.bases, digest).unlink()
-    ended = sfnode("export", "--out", tmp_path / "again", *here)
-    assert (ended.status, "SF081" in ended.err) == (1, True)
+    sfnode("export", "--out", tmp_path / "again", *here).failed("SF081")
     assert not (tmp_path / "again").exists()
     assert "0 of 1 published directions are here" in sfnode("verify", *here).out
 
@@ -169,7 +167,7 @@ def test_without_its_bases_a_run_has_no_model_and_its_log_verifies_all_the_same(
 def test_a_busy_machine_has_no_more_threads_than_find_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads that wait for a core took ten times the time of one that has it (docs/benchmarks.md)."""
+    """With more threads than free cores, computing took ten times as long (docs/benchmarks.md)."""
     folder = joined(tmp_path / "node", build({}))
     used: list[tuple[int | None, int | None]] = []
     monkeypatch.setattr(Trainer, "use_threads", lambda _, count, most: used.append((count, most)))
@@ -181,7 +179,7 @@ def test_a_busy_machine_has_no_more_threads_than_find_a_core(
 
 
 def test_what_measures_reads_the_data_that_came_with_the_link(home: Path, tmp_path: Path) -> None:
-    """Whoever joined by a link has them in the folder of the node alone."""
+    """A node that joined by a link has the data in its folder only."""
     layout, rows = Layout(tmp_path / "node"), tmp_path / "rows.tsv"
     rows.write_text("text\tlabel\nfine food\t1\nstale bread\t0\n")
     run = build({})

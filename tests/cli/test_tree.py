@@ -1,4 +1,4 @@
-"""The commands as people look for them: by purpose, few of them, each with an example that holds."""
+"""Tests of the list of commands: headings, number, help and examples."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from sfnode.cli.groups import LazyGroup
 from sfnode.cli.main import cli
 from tests.cli.helpers import Run
+from tests.wording import has
 
 TREE = {
     "Join": "join invite swarm leave pause resume limit",
@@ -23,11 +24,11 @@ TREE = {
 MOST_LEAVES, MOST_OPTIONS = 32, {"join": 32, "init": 12}
 
 LINES, COLUMNS = 50, 100
-"""Size of a help that somebody reads."""
+"""Maximum size of a help text."""
 
 
 def leaves(group: LazyGroup = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield all commands by what is typed for them, with their examples."""
+    """Yield the words that users type for each command, and its example."""
     for name, entry in group.entries.items():
         if entry.example:
             yield (*path, name), group.example(name)
@@ -126,8 +127,7 @@ def test_a_command_that_does_not_exist_is_answered_with_what_was_meant(
     ended = sfnode(*typed.split())
     assert (ended.status, ended.out) == (2, "")
     wrong = typed.split()[-1]
-    assert f"There is no command '{wrong}'. Did you mean `" in ended.err
-    assert f" {meant}`" in ended.err
+    has(ended.err, f"There is no command '{wrong}'. Did you mean `", f" {meant}`")
 
 
 def test_nothing_is_guessed_where_nothing_is_near(sfnode: Run) -> None:

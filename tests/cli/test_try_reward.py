@@ -1,4 +1,4 @@
-"""`sfnode organise try-reward`: answers, rewards and speed before a run; an error if all are alike."""
+"""Tests of `sfnode organise try-reward`: its figures, and the error if all rewards are equal."""
 
 from __future__ import annotations
 
@@ -8,33 +8,27 @@ from pathlib import Path
 import pytest
 
 from sfnode.schema.results import TryRewardResult
-from tests.cli.helpers import Run
-
-LONGER = 'kind = "sum"\n' + "".join(
-    f'[[terms]]\nweight = 0.125\nverifier = {{ kind = "length", least = {3 * n} }}\n' for n in range(1, 9)
-)
+from tests.cli.helpers import LENGTH, Run
+from tests.wording import has
 
 
 @pytest.fixture
 def manifest(sfnode: Run) -> Path:
-    """A reward run on the built-in model and rows of one's own."""
-    Path("longer.toml").write_text(LONGER)
+    """Make a reward run with the built-in model and a file of rows."""
+    Path("longer.toml").write_text(LENGTH)
     rows = [{"q": f"{how} {what}"} for how in ("fine", "stale", "good") for what in ("food", "room", "staff")]
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     keys = ("task.template={q} it was", "task.verifier=longer.toml", "task.answer_tokens=6")
     keys += ("training.batch_size=4", "init.measure=no")
-    ended = sfnode("init", "rows.jsonl", *(word for key in keys for word in ("--set", key)))
-    assert ended.status == 0, ended.err
+    sfnode("init", "rows.jsonl", *(word for key in keys for word in ("--set", key))).done()
     return Path("run.toml")
 
 
 def test_one_sees_answers_their_rewards_and_what_the_machine_would_do(sfnode: Run, manifest: Path) -> None:
-    ended = sfnode("organise", "try-reward", manifest, "--prompts", 5)
-    assert ended.status == 0, ended.err
+    ended = sfnode("organise", "try-reward", manifest, "--prompts", 5).done()
     assert (ended.out.count("\n  prompt  "), ended.out.count("\n  answer  ")) == (3, 3)
     assert "5 prompts (95 % interval), the likeliest tokens:\n  mean reward 0." in ended.out
-    assert "20 answers to them, drawn as in training at temperature 0.7:" in ended.out
-    assert " answers/s, " in ended.out
+    has(ended.out, "20 answers to them, drawn as in training at temperature 0.7:", " answers/s, ")
 
 
 def test_answers_are_drawn_at_temperature_1_where_the_run_has_none(sfnode: Run, manifest: Path) -> None:
@@ -72,8 +66,7 @@ def test_a_ready_made_task_takes_rows_of_ones_own(sfnode: Run) -> None:
     Path("rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     ended = sfnode(
         "organise", "try-reward", "--task", "json", "--model", "builtin:tiny", "--train", "rows.jsonl"
-    )
-    assert (ended.status, "all 8 answers have the reward 0" in ended.err) == (1, True)
+    ).failed("all 8 answers have the reward 0")
     assert '{"name": "Ann"}' in ended.out
 
 
@@ -98,6 +91,5 @@ def test_what_makes_no_sense_is_an_error(
     if arguments == ("reviews.toml",):
         keys = ("--set", "init.measure=no")
         assert sfnode("init", "--task", "reviews", "--out", "reviews.toml", *keys).status == 0
-    ended = sfnode("organise", "try-reward", *arguments)
-    assert (ended.status, ended.out) == (1, "")
+    ended = sfnode("organise", "try-reward", *arguments).refused()
     assert f"sfnode: {says}" in ended.err or says in ended.err

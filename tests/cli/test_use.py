@@ -1,4 +1,5 @@
-"""`sfnode use`: what a trained model says, in a node's folder and in an export, and by transformers alone."""
+"""Tests of `sfnode use`: the same answers from a node's folder, from an export, and with transformers
+alone."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ TASKS: dict[str, tuple[str, Task]] = {
         ),
     ),
 }  # fmt: skip
-"""A run of every kind of answer, on tiny random models."""
+"""Runs with every kind of answer, on tiny random models."""
 
 
 CHAT = (
@@ -63,7 +64,7 @@ CHAT = (
 
 @cache
 def model_of(name: str) -> Path:
-    """The model of a run, which in a chat has a template."""
+    """Return the model of a run; for a chat one with a chat template."""
     family, task = TASKS[name]
     if task.kind != "chat":
         return model_folder(family)
@@ -83,7 +84,7 @@ def run_of(name: str) -> Manifest:
 
 
 def said_of(model: Trainer) -> str:
-    """What the model says in use about the text in the lines of its card."""
+    """Return the model's answer to the text in the lines of its card."""
     task = model.manifest.task
     row = dict.fromkeys(questions(task), ASKED) | {"many": ["an answer", "another"]}
     row |= {"messages": [{"role": "user", "content": ASKED}]}
@@ -93,9 +94,10 @@ def said_of(model: Trainer) -> str:
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an export of each of them, after some updates, and what the model says in a file.
+    """Make a folder with an export of each run after some updates, and with the model's answer in a file.
 
-    No path enters a run, so its directions never vary: of random ones some move both labels alike.
+    No path enters a run, so that its random directions are always the same. With some others both labels
+    would move alike.
     """
     folder = tmp_path_factory.mktemp("exports")
     rows = data_file(folder)
@@ -147,7 +149,7 @@ def test_what_a_model_says_depends_on_the_text(exports: Path, sfnode: Run) -> No
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a node of an organised run that has learnt something."""
+    """Yield the folder of a node of an organised run with updates that count."""
     with Folder(tmp_path / "node", organised(build({})), "ann", organises=True) as folder:
         folder.admit("ann")
         folder.make(30, iter([9, -7] * 15).__next__)
@@ -167,14 +169,12 @@ def test_a_nodes_model_says_what_its_export_says(node: Path, sfnode: Run, tmp_pa
 
 
 def test_rows_of_a_table_keep_their_columns(exports: Path, sfnode: Run, tmp_path: Path) -> None:
-    """Labels that are there are no answers, and need not be any of the task's."""
+    """Labels in the table are kept. They need not be labels of the task."""
     rows = [("1", "good film", "?"), ("2", 'a "dull" story,\nslow', ""), ("3", "", "1")]
     with (tmp_path / "in.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("id", "sentence", "label"), *rows])
     asked = ("use", "--from", exports / "words", "--file", "in.csv", "--out")
-    refused = sfnode(*asked, "out.csv")
-    assert refused.status == 1
-    assert "SF031: in.csv, line 5: 'sentence' is empty" in refused.err
+    sfnode(*asked, "out.csv").failed("SF031: in.csv, line 5: 'sentence' is empty")
     assert not Path("out.csv").exists()
     skipping = sfnode(*asked, "out.csv", "--skip-bad-rows")
     assert skipping.out == "wrote out.csv: 3 rows, 1 of them without an answer\n"
@@ -205,7 +205,7 @@ def test_texts_that_are_written_go_into_a_table_too(exports: Path, sfnode: Run) 
 def test_a_table_is_written_as_the_one_that_was_read(
     mark: str, encoding: str, exports: Path, sfnode: Run
 ) -> None:
-    """A spreadsheet opens both in the same way, whatever it takes for a separator."""
+    """A spreadsheet program opens both tables in the same way."""
     with Path("in.csv").open("w", encoding=encoding, newline="") as file:
         csv.writer(file, delimiter=mark).writerows([("id", "sentence"), ("1", f"good{mark} film")])
     assert sfnode("use", "--from", exports / "words", "--file", "in.csv", "--out", "out.csv").status == 0
@@ -285,7 +285,7 @@ def test_what_cannot_be_answered_is_said_before_anything_is_loaded(
 
 def test_a_model_that_has_learnt_nothing_yet_says_so(sfnode: Run, tmp_path: Path) -> None:
     for name, run in (("open", build({})), ("organised", organised(build({})))):
-        ended = sfnode("use", "--data-dir", joined(tmp_path / name, run), "a text")
-        assert ended.status == 1
-        assert f"SF074: the model in {tmp_path / name} has learnt nothing:" in ended.err
+        ended = sfnode("use", "--data-dir", joined(tmp_path / name, run), "a text").failed(
+            f"SF074: the model in {tmp_path / name} has learnt nothing:"
+        )
         check(ended.err)

@@ -1,4 +1,4 @@
-"""Folders of runs of protocol 1: what was trained can be verified, measured and exported, and no more."""
+"""Tests of runs of protocol 1: they can be verified, measured and exported, but not trained."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OLD = build({"loss": "plain"}).model_copy(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a node of the run that `sfnode init` described in version 1, with five updates."""
+    """Make the folder of a node with five updates, for the run that `sfnode init` described in version 1."""
     layout, author = Layout(tmp_path / "node"), Author(1, 0, OLD.run_id)
     layout.path.mkdir()
     layout.manifest.write_text(OLD.to_toml())
@@ -48,14 +48,10 @@ def test_it_verifies_to_the_digests_that_version_1_gave(folder: Path, sfnode: Ru
 
 
 def test_its_model_can_be_measured_and_exported(folder: Path, sfnode: Run, tmp_path: Path) -> None:
-    ended = sfnode("eval", "--data-dir", folder, "--test-limit", 10, "--json")
-    assert ended.status == 0, ended.err
+    sfnode("eval", "--data-dir", folder, "--test-limit", 10, "--json").done()
     assert sfnode("export", "--out", tmp_path / "out", "--data-dir", folder).status == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_no_swarm_trains_it_further(folder: Path, sfnode: Run) -> None:
-    ended = sfnode("swarm", "--run", Layout(folder).manifest)
-    assert ended.status == 1
-    assert ended.err.startswith("sfnode: SF016: ")
-    assert "sfnode export" in ended.err
+    sfnode("swarm", "--run", Layout(folder).manifest).failed("sfnode: SF016: ", "sfnode export")

@@ -1,4 +1,4 @@
-"""A messy table as people have it: support tickets, exported from somewhere, that nobody has cleaned."""
+"""A table of support tickets with typical mistakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = {
     ),
     "Other": ("Do you have a shop in town", "Thank you for the kind help", "Can I speak to the manager"),
 }
-"""What is written about, by the class, which is a word."""
+"""Texts, keyed by class."""
 
 MORE = (
     "please \U0001f64f",
@@ -27,7 +27,7 @@ MORE = (
     "",
 )
 CHANNELS = ("e-mail", "phone", "chat")
-"""Another column that looks like a label."""
+"""Values of another column that could be the label."""
 
 ROWS = 300
 UNLABELLED = (40, 222)

@@ -1,4 +1,5 @@
-"""The control API of a node of an organised run: a real machine, an organiser that signs decisions."""
+"""The control API of a node of an organised run, with a real machine and an organiser that signs
+decisions."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.protocol.swarm import Swarm
 DEPUTIES = ("d1", "d2", "d3")
 QUOTA = 40
 BEGAN = 1_700_000_000
-"""The time at which the first decision came."""
+"""Time at which the first decision arrived."""
 
 ADDRESS = "/ip4/9.9.9.9/tcp/31337/p2p/QmSelf"
 
@@ -49,7 +50,7 @@ def organised_run(protocol: int = PROTOCOL_VERSION, **training: object) -> Manif
 
 
 class Organising:
-    """An organiser that signs at once whatever holds."""
+    """An organiser that signs every valid decision at once."""
 
     def __init__(self, node: OrganisedNode) -> None:
         self.state = OrganiserState.ORGANISING
@@ -77,7 +78,7 @@ class Organising:
 
 
 class OrganisedNode:
-    """Node "a" of a run; `api` stands for it in the control API."""
+    """Node "a" of a run. The control API is given `api` as the running node."""
 
     def __init__(self, protocol: int = PROTOCOL_VERSION, **training: object) -> None:
         self.manifest = organised_run(protocol, **training)
@@ -107,13 +108,13 @@ class OrganisedNode:
             self.post(OwnDecision(decisions.encode(decision)))
 
     def compute(self, updates: int) -> None:
-        """Make own updates, whose scalars keep to the run's limit."""
+        """Make own updates within the run's limit."""
         made = own_updates(self.swarm["a"].host, updates, lambda: 1)
         assert made
         self.post(made)
 
     def fork(self) -> None:
-        """Let the organiser's key sign another decision in the place of the last one."""
+        """Sign another decision by the organiser's key in place of the last one."""
         feed, record = self.organised.control.feed, decisions.encode(Announce("otherwise"))
         run_id, position = self.manifest.run_id, feed.stop - 1
         chain = extend(feed.chains[position], feed.term, record)
@@ -125,7 +126,7 @@ class OrganisedNode:
 
     @contextmanager
     def served(self, folder: Path) -> Iterator[None]:
-        """Answer on the control socket of this folder, from another thread."""
+        """Serve the control socket of this folder from another thread."""
         folder.mkdir()
         loop, ready = asyncio.new_event_loop(), threading.Event()
         ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The control API of an organised run: what any node tells of it, and what only the organiser's does."""
+"""Tests of the control API of an organised run, with and without the organiser's key."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_a_node_to_which_no_decision_has_come_proposes_to_keep_none_only_i
 async def test_who_claims_decisions_that_do_not_come_is_named_and_can_be_passed_over(
     node: OrganisedNode, client: Client
 ) -> None:
-    """A neighbour may claim what nobody has: then it is for the owner to say what stays."""
+    """A neighbour may announce decisions that nobody has. The owner then says how many stay."""
     node.decide(Finish())
     node.post(LinkUp(9, "QmLiar"))
     said: tuple[messages.Message, ...] = (

@@ -1,4 +1,4 @@
-"""Metrics: every value is one of the status, and the page that documents them lists them all."""
+"""Tests of metrics: their values are those of the status, and all of them are documented."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sfnode.control import prometheus
 from sfnode.control.prometheus import METRICS
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.limits import Limits
 from sfnode.node.training import limiter
 from sfnode.organising.reporting import alarms
@@ -23,13 +23,14 @@ from sfnode.resources import policy
 from sfnode.schema.node_state import NodeState
 from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, Status
 from tests.node.helpers import Node, Swarm, manifest
+from tests.refusals import refused
 from tests.schema.helpers import organised, rewarded, status
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 async def scraped(node: Node) -> tuple[str, dict[str, dict[frozenset[tuple[str, str]], float]]]:
-    """The content type, and the samples by name and labels, as Prometheus's own parser reads them."""
+    """Return the content type, and the samples by name and labels, as Prometheus's own parser reads them."""
     connector = aiohttp.UnixConnector(str(node.layout.control_socket))
     async with aiohttp.ClientSession(connector=connector) as session, session.get("http://n/metrics") as got:
         return got.headers["Content-Type"], parsed(await got.text())
@@ -80,20 +81,17 @@ async def test_metrics_on_tcp_answer_there_and_nothing_else(swarm: Swarm) -> Non
 
 
 async def test_a_port_that_is_taken_is_an_error_of_the_user() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError) as refusal:
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused(Code.PORT_IN_USE, fix="--metrics"):
         await prometheus.serve(Told(None).status, "127.0.0.1", taken.getsockname()[1])
-    assert refusal.value.code == Code.PORT_IN_USE
-    assert "--metrics" in refusal.value.fix
 
 
 async def test_an_address_that_is_not_of_this_machine_is_an_error_of_the_user() -> None:
-    with pytest.raises(UserError) as refusal:
+    with refused(Code.BAD_OPTION):
         await prometheus.serve(Told(None).status, "203.0.113.7", 0)
-    assert refusal.value.code == Code.BAD_OPTION
 
 
 async def test_metrics_on_tcp_are_not_for_pages_of_other_sites() -> None:
-    """A page may give its own name this machine's address, or send its browser here."""
+    """A web page may give its host name this machine's address, or send its browser here."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     close = await prometheus.serve(Told(None).status, "127.0.0.1", port)
@@ -117,7 +115,7 @@ async def test_metrics_on_tcp_are_not_for_pages_of_other_sites() -> None:
 
 
 class Told:
-    """A node that is never asked, or always says the same."""
+    """A node that always has the same status."""
 
     def __init__(self, status: Any) -> None:
         self._status = status
@@ -138,16 +136,16 @@ def test_the_documented_table_is_the_code() -> None:
 
 
 def test_every_number_of_the_status_is_a_metric() -> None:
-    """A number that is added to the status and forgotten here would be missed only when it is needed."""
+    """A number that is added to the status needs a metric, or an entry here."""
     apart = {"pid"}
-    """Numbers that identify instead of measuring."""
+    """Numbers that identify something and measure nothing."""
     numbers = {name for name, field in Status.model_fields.items() if field.annotation in (int, float)}
     source = Path(prometheus.__file__).read_text()
     assert {name for name in numbers - apart if f'"{name}"' not in source} == set()
 
 
 def samples(seen: Status) -> dict[tuple[str, ...], float]:
-    """All values of the metrics, by name and labels."""
+    """Return all values of the metrics by name and labels."""
     return {(m.name, *sample.labels): sample.value for m in METRICS for sample in m.read(seen)}
 
 

@@ -1,4 +1,4 @@
-"""What visitors can take from a node: so many connections for so long, and never the last descriptor."""
+"""Tests of the bounds on visitors: number of connections, time, and descriptors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_request_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPa
 async def test_visitors_wait_while_no_descriptor_is_left_and_are_answered_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Uvloop's own listeners end then, for good and in silence."""
+    """Listeners of uvloop would close for good, without an error."""
     monkeypatch.setattr(web_server, "ACCEPT_PAUSE", 0.05)
     async with served() as port:
         visitor = socket.socket()

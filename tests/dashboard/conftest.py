@@ -1,4 +1,4 @@
-"""Whole nodes for these tests."""
+"""Fixtures of whole nodes."""
 
 from __future__ import annotations
 

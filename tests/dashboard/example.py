@@ -36,7 +36,7 @@ BASES = [result(0.52, 0, base=True, calibrated=False), result(0.61, 0, base=True
 
 
 class ExampleNode:
-    """A client of that node; `told` is what the page has ordered."""
+    """A client of that node. `told` has the orders that the page gave."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
@@ -216,7 +216,7 @@ class ExampleNode:
 
 
 class RewardedNode(ExampleNode):
-    """The same in a reward run, of answers of which one earns a part of the reward."""
+    """The same node in a reward run."""
 
     async def status(self) -> Status:
         seen = await super().status()

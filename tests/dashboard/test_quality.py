@@ -1,4 +1,4 @@
-"""Whether a run's model gets better, in figures and in one sentence."""
+"""Tests of the figures and of the sentence on whether a run's model gets better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web dashboard's server: what it answers, whom it lets in, and what its files may not do."""
+"""Tests of the web dashboard's server: answers, access, and its static files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from sfnode.control.client import Client
 from sfnode.control.server import serve
 from sfnode.dashboard.server import STATIC, now_in_words, serving
 from sfnode.dashboard.snapshot import Mood, Now
-from sfnode.errors import Code, UserError
+from sfnode.errors import Code
 from sfnode.organising.evaluation.health import published
 from sfnode.schema import views
 from sfnode.store.data_folder import Layout
 from tests.control.organised_node import OrganisedNode
 from tests.node.helpers import Swarm
 from tests.organising.bench import scores
+from tests.refusals import refused
 from tests.schema.helpers import organised, rewarded, status
+from tests.wording import has
 
 TOKEN = 'a "token"; that, nobody & guesses #1 = 100 %?'
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -41,7 +43,7 @@ async def page_of(swarm: Swarm) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def visitor() -> AsyncIterator[aiohttp.ClientSession]:
-    """Yield a session of somebody who has the token."""
+    """Yield an HTTP session with the token."""
     async with aiohttp.ClientSession(headers=HEADERS) as session:
         yield session
 
@@ -49,7 +51,7 @@ async def visitor() -> AsyncIterator[aiohttp.ClientSession]:
 async def fetch(
     url: str, *, session: aiohttp.ClientSession | None = None, method: str = "GET", **options: Any
 ) -> tuple[int, str, Any]:
-    """Status, text and headers."""
+    """Return the status, the text and the headers of an answer."""
     if session is None:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as fresh:
             return await fetch(url, session=fresh, method=method, **options)
@@ -67,8 +69,7 @@ async def test_the_page_and_its_answers_are_served_with_a_strict_policy(
             status, text, headers = await fetch(url + path, session=visitor)
             assert (status, bool(text)) == (200, True), path
             policy = headers["Content-Security-Policy"]
-            assert "default-src 'none'" in policy
-            assert "require-trusted-types-for 'script'" in policy
+            has(policy, "default-src 'none'", "require-trusted-types-for 'script'")
             assert "unsafe" not in policy
             assert headers["X-Content-Type-Options"] == "nosniff"
             assert "Access-Control-Allow-Origin" not in headers
@@ -183,8 +184,7 @@ async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_i
         async with session.get(url, allow_redirects=False) as response:
             assert (response.status, response.headers["Location"]) == (303, "/")
             cookie = response.headers["Set-Cookie"]
-        assert "HttpOnly" in cookie
-        assert "SameSite=Lax" in cookie
+        has(cookie, "HttpOnly", "SameSite=Lax")
         assert "guesses" not in cookie
         bare = url.partition("?")[0]
         assert (await fetch(bare, session=session))[0] == 200
@@ -192,7 +192,7 @@ async def test_the_address_with_the_token_opens_the_page_and_the_browser_keeps_i
 
 
 async def test_what_the_browser_keeps_opens_no_other_dashboard_and_none_after_a_restart(swarm: Swarm) -> None:
-    """Browsers send it to all ports of the machine, to servers of other users too."""
+    """Browsers send cookies to all ports of the machine, so also to servers of other users."""
     a = await swarm.first()
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
         async with (
@@ -257,10 +257,9 @@ async def test_a_node_that_is_gone_is_said_so_and_a_busy_port_too(swarm: Swarm) 
     async with serving(absent, "127.0.0.1", 0, TOKEN) as url:
         status, text, _ = await fetch(url.partition("?")[0] + "api/now", headers=HEADERS)
         assert (status, "no node answers" in text) == (503, True)
-        with pytest.raises(UserError) as refusal:
+        with refused(Code.PORT_IN_USE):
             async with serving(absent, "127.0.0.1", int(url.split(":")[2].partition("/")[0])):
                 pass
-        assert refusal.value.code == Code.PORT_IN_USE
 
 
 def test_the_files_load_nothing_from_elsewhere_and_never_take_text_for_markup() -> None:

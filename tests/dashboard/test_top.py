@@ -1,4 +1,5 @@
-"""What `sfnode top` draws of real nodes: fits any terminal, tells what the node says, obeys no stranger."""
+"""Tests of the frames of `sfnode top`: they fit any terminal, show the node's answers, and escape texts of
+others."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ from sfnode.schema.status import DeviceStatus, GpuStatus, MachineStatus, WaitSta
 from sfnode.schema.views import Origins, OwnStanding, SwarmNode
 from tests.node.helpers import PATIENCE, Swarm, eventually, manifest
 from tests.schema.helpers import organised, rewarded
+from tests.wording import has
 
 
 async def seen_of(swarm: Swarm) -> Shown:
-    """A trainer's view of a run of three that is complete."""
+    """Return what a trainer shows in a complete run of three nodes."""
     await swarm.first(role="relay")
     b = await swarm.join("b")
     c = await swarm.join("c")
@@ -78,14 +80,10 @@ def it_tells_what_the_node_says(seen: Shown) -> None:
         "% (0.0-10.0 %) before training."
     )
     assert any(line.startswith(f"The run is complete; {mine:,} updates (") for line in lines[2:4])
-    assert f"{part_of(known, 120)} updates" in text
-    assert "done" in text
-    assert "neighbours  2 in step" in text
-    assert "loss  1.000" in text
+    has(text, f"{part_of(known, 120)} updates", "done", "neighbours  2 in step", "loss  1.000")
     went = seen._replace(curves=seen.curves.model_copy(update={"loss": [3.0, None, 2.0, 1.0]}))
     (loss,) = [line.plain for line in frame(went, 80, 24) if line.plain.startswith("loss  1.000")]
-    assert "█▅▁" in loss
-    assert "1.000 to 3.000 in " in loss
+    has(loss, "█▅▁", "1.000 to 3.000 in ")
     assert sum("same model" in line for line in lines) == 2
     assert "q quit" in lines[-1]
 
@@ -141,7 +139,7 @@ def it_says_in_one_sentence_whether_the_node_does_anything(seen: Shown) -> None:
 
 
 def it_says_first_that_a_run_gets_worse(seen: Shown) -> None:
-    """Colour says nothing that words do not, and what to do is on the screen, however small."""
+    """All that a colour says is also in words. The advice is visible on small screens."""
     worse = with_status(seen, state="training", **organised())
     for width, height in ((40, 16), (80, 24)):
         lines = frame(worse, width, height)

@@ -1,4 +1,4 @@
-"""Real peers for the doctor to visit: libp2p on loopback, sockets, and a time server."""
+"""Peers for the doctor to visit: libp2p on loopback, sockets, and a time server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 @pytest.fixture(scope="session")
 def run() -> Manifest:
-    """The run that comes with sfnode."""
+    """Return the run that comes with sfnode."""
     return build({"loss": "plain"})  # of which there may be a version 1
 
 
@@ -52,21 +52,21 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 
 @pytest.fixture
 def mute() -> Iterator[int]:
-    """A port at which somebody listens and says nothing."""
+    """Yield a port at which a program listens and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield int(listener.getsockname()[1])
 
 
 @pytest.fixture
 def closed() -> int:
-    """A port at which nobody listens."""
+    """Return a port at which no program listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 @pytest_asyncio.fixture
 async def gibberish() -> AsyncIterator[int]:
-    """A port at which a web server answers everything."""
+    """Yield a port at which a web server answers every request."""
 
     async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -1,11 +1,12 @@
-"""What the doctor's tests are given: ways to start what it will visit."""
+"""Types of the fixtures of the doctor's tests."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
 Peer = Callable[[bytes | None], Awaitable[str]]
-"""Start a peer that gives these bytes as its manifest, or none; its address."""
+"""Function that starts a peer with these bytes as its manifest, or without one, and returns its address."""
 
 TimeServer = Callable[..., Awaitable[tuple[str, int]]]
-"""`await time_server(600)`: one whose clock is so many seconds ahead; its host and port."""
+"""Function that starts a time server. The server's clock is this many seconds ahead. Returns host and
+port."""

@@ -1,4 +1,4 @@
-"""`sfnode doctor` on set-ups that are really broken: each finding names the cause and the fix."""
+"""Tests of `sfnode doctor` on broken machines, networks and peers: each finding has a cause and a fix."""
 
 from __future__ import annotations
 
@@ -34,18 +34,22 @@ from sfnode.store.named_files import NamedFiles
 from tests.doctor.helpers import Peer, TimeServer
 from tests.models import hostile
 from tests.transport.helpers import plain_peer
+from tests.wording import has
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 PATIENCE = 60.0
 
 QM = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-"""The id of a peer that is nowhere."""
+"""Id of a peer that does not exist."""
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that runs tests may be busy; who is silent for ever is silent for as long as this, too."""
+    """Wait long, as a machine that runs tests may be busy. Time few steps, and try no relay unless a test
+    asks for that."""
+    monkeypatch.setattr(compute, "MEASURED_STEPS", 2)
+    monkeypatch.setattr(network, "public_ipv4", lambda: "9.9.9.9")
     monkeypatch.setattr(examine, "DEADLINE", PATIENCE)
     monkeypatch.setattr(peers, "HANDSHAKE_DEADLINE", 8.0)
     monkeypatch.setattr(peers, "MANIFEST_DEADLINE", PATIENCE)
@@ -72,6 +76,14 @@ def only(examination: Examination, subject: Subject) -> CheckFinding:
     return finding
 
 
+def judged(finding: CheckFinding | None, verdict: str, *words: str) -> CheckFinding:
+    """Require this verdict, and a finding with these words."""
+    assert finding
+    assert finding.verdict == verdict, finding
+    assert not [word for word in words if word not in finding.what], finding
+    return finding
+
+
 def manifest_of_protocol(run: Manifest, version: int) -> bytes:
     fields = msgpack.unpackb(run.canonical())
     return bytes(msgpack.packb({**fields, "protocol": version}, use_bin_type=True))
@@ -87,11 +99,14 @@ async def test_where_all_is_well_there_is_no_problem_and_the_speed_is_measured(
     assert re.search(
         r"name \d+ ms, TCP \d+ ms, libp2p \d+ ms, manifest \d+ ms", only(result, Subject.PEER).what
     )
-    assert "0.50 s behind the time server 127.0.0.1" in only(result, Subject.CLOCK).what
-    assert only(result, Subject.DHT).verdict == "ok"
-    assert only(result, Subject.MODEL_FIT).verdict == "ok"
-    assert run.name in only(result, Subject.RUN).what
-    assert f"protocol {run.protocol}" in only(result, Subject.VERSION).what
+    for subject, words in (
+        (Subject.CLOCK, "0.50 s behind the time server 127.0.0.1"),
+        (Subject.DHT, ""),
+        (Subject.MODEL_FIT, ""),
+        (Subject.RUN, run.name),
+        (Subject.VERSION, f"protocol {run.protocol}"),
+    ):
+        judged(only(result, subject), "ok", words)
     per_hour = re.search(r"about ([\d,]+) updates an hour", only(result, Subject.SPEED).what)
     assert per_hour
     assert int(per_hour[1].replace(",", "")) > 100
@@ -101,12 +116,11 @@ async def test_where_all_is_well_there_is_no_problem_and_the_speed_is_measured(
 async def test_a_peer_of_hivemind_that_is_no_node_is_a_way_in_and_said_to_be_no_more() -> None:
     async with AsyncExitStack() as stack:
         plain = await stack.enter_async_context(plain_peer())
-        caller = await network.start_caller(stack)
+        caller = await network.start(stack)
         address = str((await plain.get_visible_maddrs())[0])
         seen = await peers.visit(address, partial(asyncio.sleep, 0, caller), None)
-    assert seen.finding
-    assert (seen.answers, seen.finding.verdict) == (True, "note")
-    assert "Hivemind's DHT and no node: it leads to nodes of a run, and relays nothing" in seen.finding.what
+    assert seen.answers
+    judged(seen.finding, "note", "Hivemind's DHT and no node: it leads to nodes of a run, and relays nothing")
 
 
 async def test_every_way_in_which_a_peer_can_be_dead_is_named_and_in_time(
@@ -147,11 +161,10 @@ async def test_a_dead_peer_is_no_problem_while_another_one_answers(
 ) -> None:
     address = await peer(run.canonical())
     result = await examined(case, peers=(address, f"/ip4/127.0.0.1/tcp/{closed}/p2p/{QM}"))
-    assert only(result, Subject.PEER).verdict == "ok"
-    assert only(result, Subject.PEER_TCP).verdict == "note"
-    assert "nothing listens on that port" in only(result, Subject.PEER_TCP).what
+    judged(only(result, Subject.PEER), "ok")
+    judged(only(result, Subject.PEER_TCP), "note", "nothing listens on that port")
+    judged(only(result, Subject.CLOCK), "ok", "a peer's clock")
     assert result.problems == 0
-    assert "a peer's clock" in only(result, Subject.CLOCK).what
 
 
 async def test_a_folder_of_another_run_is_found_as_join_would(case: CheckedCase, run: Manifest) -> None:
@@ -159,9 +172,7 @@ async def test_a_folder_of_another_run_is_found_as_join_would(case: CheckedCase,
     (case.data_dir / "run.toml").write_text(run.model_copy(update={"name": "another"}).to_toml())
     given = case.data_dir.parent / "run.toml"
     given.write_text(run.to_toml())
-    finding = only(await examined(case, run=given), Subject.RUN)
-    assert finding.verdict == "problem"
-    assert "belongs to run" in finding.what
+    judged(only(await examined(case, run=given), Subject.RUN), "problem", "belongs to run")
 
 
 # -- being called ---------------------------------------------------------------------------------------
@@ -169,7 +180,7 @@ async def test_a_folder_of_another_run_is_found_as_join_would(case: CheckedCase,
 
 @pytest.fixture
 def behind_nat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As most machines are."""
+    """Let the machine have no public address, as most machines."""
     monkeypatch.setattr(network, "public_ipv4", lambda: None)
 
 
@@ -180,8 +191,7 @@ async def test_that_a_peer_can_be_the_relay_of_this_machine_is_really_tried(
     monkeypatch.setattr(examine, "RELAY_DEADLINE", PATIENCE)
     address = await peer(run.canonical())
     finding = only(await examined(case, peers=(address,)), Subject.REACH)
-    assert finding.verdict == "note"
-    assert f"through {address.rpartition('/')[2]} they can" in finding.what
+    judged(finding, "note", f"through {address.rpartition('/')[2]} they can")
     assert finding.what.endswith("which is the only one: without it nobody new does")
     assert finding.fix.startswith("Join with --auto-relay and name a second peer that relays, or forward")
 
@@ -193,8 +203,7 @@ async def test_where_no_peer_relays_in_time_one_is_told_to_forward_a_port(
     monkeypatch.setattr(examine, "RELAY_DEADLINE", 0.01)
     address = await peer(run.canonical())
     finding = only(await examined(case, peers=(address,)), Subject.REACH)
-    assert finding.verdict == "note"
-    assert "nor within 0.01 s through a peer" in finding.what
+    judged(finding, "note", "nor within 0.01 s through a peer")
     assert finding.fix.startswith("Forward a port")
 
 
@@ -206,10 +215,8 @@ async def test_a_clock_that_is_wrong_by_minutes_is_a_problem(
     time_server: TimeServer, ahead: float, verdict: str
 ) -> None:
     host, port = await time_server(ahead)
-    finding = network.judge(await network.ntp_ahead(host, port), host)
-    assert finding.verdict == verdict
-    if ahead:
-        assert ("behind" if ahead > 0 else "ahead of") in finding.what
+    way = "behind" if ahead > 0 else "ahead of" if ahead else ""
+    judged(network.judge(await network.ntp_ahead(host, port), host), verdict, way)
 
 
 async def test_a_time_server_that_does_not_know_the_time_is_not_believed(
@@ -221,9 +228,9 @@ async def test_a_time_server_that_does_not_know_the_time_is_not_believed(
 
 
 def test_without_a_time_server_the_peers_clocks_count() -> None:
-    assert network.judge_by_peers([300.0, 301.0, 0.0]).verdict == "problem"
-    assert network.judge_by_peers([0.1, 0.2, 900.0]).verdict == "ok"
-    assert network.judge_by_peers([]).verdict == "note"
+    judged(network.judge_by_peers([300.0, 301.0, 0.0]), "problem")
+    judged(network.judge_by_peers([0.1, 0.2, 900.0]), "ok")
+    judged(network.judge_by_peers([]), "note")
 
 
 # -- the disk ------------------------------------------------------------------------------------------
@@ -247,9 +254,8 @@ def by_subject(findings: list[CheckFinding]) -> dict[str, CheckFinding]:
 
 def test_a_full_disk_is_found_before_a_node_runs_into_it(tiny_disk: Path) -> None:
     found = by_subject(look_at_disk(tiny_disk / "node", None))
-    assert found["disk-space"].verdict == "problem"
-    assert found["data-folder"].verdict == "problem"
-    assert "No space left" in found["data-folder"].what
+    judged(found["disk-space"], "problem")
+    judged(found["data-folder"], "problem", "No space left")
     assert list(tiny_disk.iterdir()) == []
 
 
@@ -264,13 +270,12 @@ def test_a_disk_too_small_for_the_log_of_this_run_is_a_problem(tmp_path: Path, r
 def test_a_folder_in_which_a_node_runs_is_said_to_be_in_use(tmp_path: Path) -> None:
     with open_data_dir(tmp_path / "node"):
         finding = by_subject(look_at_disk(tmp_path / "node", None))["data-folder"]
-    assert finding.verdict == "note"
-    assert f"process {os.getpid()}" in finding.what
+    judged(finding, "note", f"process {os.getpid()}")
 
 
 def test_a_data_folder_that_is_a_file_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "node").write_text("not a folder")
-    assert by_subject(look_at_disk(tmp_path / "node", None))["data-folder"].verdict == "problem"
+    judged(by_subject(look_at_disk(tmp_path / "node", None))["data-folder"], "problem")
 
 
 # -- ports ---------------------------------------------------------------------------------------------
@@ -278,8 +283,7 @@ def test_a_data_folder_that_is_a_file_is_a_problem(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_a_problem_and_its_holder_is_named(mute: int, tmp_path: Path) -> None:
     (finding,) = look_at_ports((f"/ip4/127.0.0.1/tcp/{mute}",), tmp_path)
-    assert finding.verdict == "problem"
-    assert f"process {os.getpid()}" in finding.what
+    judged(finding, "problem", f"process {os.getpid()}")
 
 
 def test_the_port_of_the_node_that_runs_in_this_folder_is_no_problem(mute: int, tmp_path: Path) -> None:
@@ -291,8 +295,7 @@ def test_the_port_of_the_node_that_runs_in_this_folder_is_no_problem(mute: int, 
 @pytest.mark.parametrize("maddr", ["/ip4/203.0.113.7/tcp/0", "/ip4/127.0.0.1", "nonsense"])
 def test_an_address_that_this_machine_cannot_listen_on_is_a_problem(maddr: str, tmp_path: Path) -> None:
     (finding,) = look_at_ports((maddr,), tmp_path)
-    assert finding.verdict == "problem"
-    assert maddr in finding.what
+    judged(finding, "problem", maddr)
 
 
 def test_a_free_port_is_fine(closed: int, tmp_path: Path) -> None:
@@ -321,7 +324,7 @@ def test_a_machine_with_ipv6_alone_has_to_listen_on_it(
 
 @pytest.mark.parametrize(("most", "verdict"), [(1024, "ok"), (256, "note"), (63, "problem")])
 def test_a_small_limit_of_descriptors_is_told(most: int, verdict: str) -> None:
-    """In a process of its own, which may not raise its limit again."""
+    """The check runs in a separate process, because a lower limit cannot be raised again."""
     asked = f"resource.setrlimit(resource.RLIMIT_NOFILE, (min({most}, 64), {most}))"
     look = "from sfnode.doctor import compute; print(compute.look_at_descriptors().verdict)"
     code = f"import resource; {asked}; {look}"
@@ -339,10 +342,10 @@ def test_the_wait_for_a_model_that_this_node_alone_gives_is_told(case: CheckedCa
     shape = case.model_copy(update={"source": "shape:opt-125m"})
     given = run.model_copy(update={"model": run.model.model_copy(update={"listing": "00" * 32})})
     (finding,) = compute.look_at_uplink(shape, given)
-    assert (finding.verdict, "250 MB, from here in 3 min 20 s" in finding.what) == ("ok", True), finding
+    judged(finding, "ok", "250 MB, from here in 3 min 20 s")
     slow = shape.model_copy(update={"limits": Limits(upload_rate=100_000)})
     (finding,) = compute.look_at_uplink(slow, given)
-    assert (finding.verdict, "from here in 41 min at upload_rate" in finding.what) == ("note", True), finding
+    judged(finding, "note", "from here in 41 min at upload_rate")
     assert compute.look_at_uplink(shape.model_copy(update={"share_model": False}), given) == []
     assert compute.look_at_uplink(shape, run) == []
 
@@ -354,23 +357,18 @@ def test_a_model_that_is_too_large_is_a_problem_with_its_size(case: CheckedCase,
     enormous = tuple(f"layer{index}:16777216x65536" for index in range(8))
     model = run.model.model_copy(update={"source": "nobody/enormous", "targets": enormous})
     (finding,) = compute.look_at_fit(case, run.model_copy(update={"model": model}))
-    assert finding
-    assert finding.verdict == "problem"
-    assert "at least 8796.1 billion parameters and takes at least 35.2 TB in float32" in finding.what
+    judged(finding, "problem", "at least 8796.1 billion parameters and takes at least 35.2 TB in float32")
 
 
 def test_a_narrower_format_is_proposed_where_it_would_do() -> None:
-    finding = compute._fit((7_000_000_000, True), "float32", 16 << 30, "cpu")
-    assert finding.verdict == "problem"
+    finding = judged(compute._fit((7_000_000_000, True), "float32", 16 << 30, "cpu"), "problem")
     assert "--dtype bfloat16 or int8 or nf4" in finding.fix
-    assert compute._fit((7_000_000_000, True), "bfloat16", 16 << 30, "cpu").verdict == "ok"
+    judged(compute._fit((7_000_000_000, True), "bfloat16", 16 << 30, "cpu"), "ok")
 
 
 def test_the_parameters_of_the_built_in_model_are_counted(case: CheckedCase, run: Manifest) -> None:
     (finding,) = compute.look_at_fit(case, run)
-    assert finding
-    assert finding.verdict == "ok"
-    assert "at least" not in finding.what
+    assert "at least" not in judged(finding, "ok").what
 
 
 def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
@@ -378,23 +376,17 @@ def test_a_model_that_is_named_and_not_here_is_a_problem_and_not_passed_over(
 ) -> None:
     elsewhere = case.model_copy(update={"source": "somebody/elses", "measure": True})
     for finding in (*compute.look_at_fit(elsewhere, run), compute.look_at_speed(elsewhere, run)):
-        assert finding
-        assert finding.verdict == "problem"
-        assert "somebody/elses" in finding.what
+        judged(finding, "problem", "somebody/elses")
 
 
 def test_the_speed_of_a_shape_is_for_the_bench_to_measure(case: CheckedCase, run: Manifest) -> None:
     shape = case.model_copy(update={"source": "shape:opt-125m", "measure": True})
-    finding = compute.look_at_speed(shape, run)
-    assert finding
-    assert finding.verdict == "note"
+    finding = judged(compute.look_at_speed(shape, run), "note")
     assert "sfnode lab bench --model shape:opt-125m" in finding.fix
 
 
 def test_a_model_that_comes_with_sfnode_is_measured_by_its_name(case: CheckedCase, run: Manifest) -> None:
-    finding = compute.look_at_speed(case.model_copy(update={"source": "builtin:tiny"}), run)
-    assert finding
-    assert finding.verdict == "ok"
+    judged(compute.look_at_speed(case.model_copy(update={"source": "builtin:tiny"}), run), "ok")
 
 
 def test_a_tokenizer_of_another_model_is_found_whatever_the_models_size_and_wherever_the_data_are(
@@ -407,28 +399,21 @@ def test_a_tokenizer_of_another_model_is_found_whatever_the_models_size_and_wher
         finding = compute.look_at_speed(
             case.model_copy(update={"source": str(folder)}), run.model_copy(update={"data": data})
         )
-        assert finding
-        assert finding.verdict == "problem"
-        assert "a trainer would not start: model and tokenizer in " in finding.what
-        assert "('film!')" in finding.what
+        judged(finding, "problem", "a trainer would not start: model and tokenizer in ", "('film!')")
 
 
 def test_a_device_that_is_not_here_is_a_problem() -> None:
-    finding = compute.look_at_device("cuda:77")
-    assert finding.verdict == "problem"
-    assert "cuda:77" in finding.what
+    judged(compute.look_at_device("cuda:77"), "problem", "cuda:77")
 
 
 def test_whatever_join_would_refuse_is_a_problem(case: CheckedCase, run: Manifest, tmp_path: Path) -> None:
-    """Here the folder of another model, which the owner of this machine has named before."""
+    """The case here is the folder of another model, which the owner of this machine has named before."""
     folder = Path(shutil.copytree(EMBEDDED / "tiny", tmp_path / "other"))
     (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
     layout = Layout(case.data_dir)
     layout.path.mkdir()
     NamedFiles(model=folder).keep(layout)
-    finding = compute.look_at_speed(case, run)
-    assert finding
-    assert (finding.verdict, "a trainer would not start: " in finding.what) == ("problem", True)
+    finding = judged(compute.look_at_speed(case, run), "problem", "a trainer would not start: ")
     with pytest.raises(UserError) as refused:
         equipment.equipped(case, run, DataDir(layout.path, 0))
     assert refused.value.what in finding.what
@@ -439,9 +424,7 @@ def test_data_that_come_from_peers_are_no_problem_before_one_has_joined(
 ) -> None:
     data = Data(train="rows.tsv", digests={"train": "00" * 32})
     finding = compute.look_at_speed(case, run.model_copy(update={"data": data}))
-    assert finding
-    assert finding.verdict == "note"
-    assert "the run's data come from its nodes" in finding.what
+    judged(finding, "note", "the run's data come from its nodes")
 
 
 @pytest.mark.parametrize("at_hand", [compute.AT_HAND, 0])
@@ -450,10 +433,7 @@ def test_data_that_are_not_there_are_found_whatever_the_models_size(
 ) -> None:
     monkeypatch.setattr(compute, "AT_HAND", at_hand)
     gone = run.model_copy(update={"data": run.data.model_copy(update={"train": str(tmp_path / "no.tsv")})})
-    finding = compute.look_at_speed(case, gone)
-    assert finding
-    assert finding.verdict == "problem"
-    assert "no.tsv" in finding.what
+    judged(compute.look_at_speed(case, gone), "problem", "no.tsv")
 
 
 # -- the whole -----------------------------------------------------------------------------------------
@@ -474,8 +454,7 @@ async def test_a_check_that_hangs_or_fails_does_not_take_the_others_with_it(
     monkeypatch.setattr(examine, "DEADLINE", 3.0)
     result = await examined(case, ntp=("127.0.0.1", 1))
     words = " ".join(one.what for one in about(result, Subject.UNFINISHED))
-    assert "the check of the clock did not end" in words
-    assert "the check of the memory failed: RuntimeError: broken" in words
+    has(words, "the check of the clock did not end", "the check of the memory failed: RuntimeError: broken")
     assert only(result, Subject.DEVICE).verdict == "ok"
 
 
@@ -488,19 +467,12 @@ def test_every_number_is_documented_and_every_entry_is_a_number() -> None:
     assert [heading for heading, text in numbered.items() if len(text.split()) < 12] == []
 
 
-def test_every_replica_has_to_fit_and_every_device_is_named(
-    case: CheckedCase, run: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_replica_has_to_fit_and_every_device_is_named(case: CheckedCase, run: Manifest) -> None:
     size = (7_000_000_000, True)
-    assert compute._fit(size, "bfloat16", 16 << 30, "cuda:0").verdict == "ok"
-    twice = compute._fit(size, "bfloat16", 16 << 30, "cpu", replicas=2)
-    assert (twice.verdict, "2 times" in twice.what) == ("problem", True)
+    judged(compute._fit(size, "bfloat16", 16 << 30, "cpu", replicas=2), "problem", "2 times")
     both = case.model_copy(update={"device": "cpu,cpu", "source": "builtin:tiny"})
     assert [finding.verdict for finding in compute.look_at_fit(both, run)] == ["ok"]
     found = compute.look_at_devices(["cpu", "cuda:77", "cuda:77"])
     assert [finding.verdict for finding in found][-1] == "problem"
     assert len(found) == 2
-    monkeypatch.setattr(compute, "MEASURED_STEPS", 1)
-    speed = compute.look_at_speed(both, run)
-    assert speed is not None
-    assert "on cpu,cpu" in speed.what
+    judged(compute.look_at_speed(both, run), "ok", "on cpu,cpu")

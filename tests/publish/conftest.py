@@ -1,4 +1,4 @@
-"""A run that is published in these tests, and the command line."""
+"""Fixtures: a run to publish, and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCHS = 3
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a node that does not run."""
+    """Make the folder of a node that does not run."""
     path = tmp_path_factory.mktemp("published") / "node"
     write_run(path, manifest_of(), NAMES, updates=60, epochs=EPOCHS)
     return path

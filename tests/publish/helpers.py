@@ -1,4 +1,4 @@
-"""Reads pages as a browser would: which elements there are, with which attributes, and what is text."""
+"""Reads HTML pages: their elements, attributes and texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PEER = "/dns4/boot.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wX
 
 
 class Page(HTMLParser):
-    """A page, parsed."""
+    """A parsed page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class Page(HTMLParser):
             self.words += data
 
     def named(self, tag: str) -> list[dict[str, str]]:
-        """The attributes of all elements of this name."""
+        """Return the attributes of all elements of this name."""
         return [attributes for name, attributes in self.elements if name == tag]
 
     def dangers(self) -> Iterator[str]:
-        """What may run, or load something from elsewhere."""
+        """Yield the elements that may run a script or load something from elsewhere."""
         for tag, attributes in self.elements:
             if tag in {"script", "iframe", "object", "embed", "base", "form", "img", "foreignobject"}:
                 yield tag
@@ -51,5 +51,5 @@ class Page(HTMLParser):
 
 
 def link_to(manifest: Manifest) -> str:
-    """An invitation to the run."""
+    """Return an invitation to the run."""
     return invitation.write(invitation.invite(manifest.protocol, manifest.run_id, [PEER]))

@@ -30,11 +30,11 @@ SALT = bytes(8)
 BASE_ACCURACY, GAIN = 0.512, 0.36
 
 HOSTILE = Names("<script>alert(1)</script>", "</title><img src=x>")
-"""Names that are markup; each fits a card."""
+"""Names that are HTML markup. Each fits a card."""
 
 
 def manifest_of(**changes: object) -> Manifest:
-    """The built-in run with an organiser whose key is that of `origin_of("organiser")`."""
+    """Return the built-in run with an organiser whose key is that of `origin_of("organiser")`."""
     run = build({})
     rules = OrganisedSection(organiser=origin_of("organiser").hex(), quota=1 << 20, subspace_epochs=16)
     numbers = {"update_budget": 1 << 21, "epoch_updates": 4096, "learning_rate": 2.0**-12}
@@ -44,7 +44,7 @@ def manifest_of(**changes: object) -> Manifest:
 
 
 class Author:
-    """One feed, as its origin makes it."""
+    """The author of one feed."""
 
     def __init__(self, run_id: bytes, name: str, names: Names) -> None:
         self._key, self._run_id, self.names = signing_key(name), run_id, names
@@ -67,7 +67,7 @@ class Author:
 
 
 def accuracy(epoch: int, epochs: int) -> float:
-    """The accuracy after an epoch: it rises fast at first, and wavers."""
+    """Return the accuracy after an epoch. It rises fast at first, and fluctuates."""
     return BASE_ACCURACY + GAIN * (1 - math.exp(-4 * (epoch + 1) / epochs)) + 0.012 * math.sin(epoch * 1.7)
 
 
@@ -87,8 +87,11 @@ def write_run(
     epochs: int,
     rewards: bool = False,
 ) -> list[Author]:
-    """Write the folder of a node of such a run; origins make equal parts, in the order of `names` worth less
-    and less, the last one harmful. Return them. With `rewards` answers are judged, and nobody's worth."""
+    """Write the folder of a node of such a run, and return the authors.
+
+    All of them make equal parts. Their worth decreases in the order of `names`, and the last one is harmful.
+    With `rewards` answers are evaluated, and no worth is measured.
+    """
     said = partial(evaluation, metric="pass_at_1") if rewards else evaluation
     run = manifest.parameters()
     assert run.organised

@@ -1,4 +1,4 @@
-"""The curve: where its points lie, and curves that are hardly any."""
+"""Tests of the curve: positions of its points, and unusual values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pace of a run, by when it was published and what counted then."""
+"""Tests of the rate of a run, from the times of its publications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sfnode publish page`: what is on a page, what is not, and that readers never see half of one."""
+"""Tests of `sfnode publish page`: contents of a page, hidden data, and complete files."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ THEN, NOW = (
 
 @pytest.fixture
 def published(sfnode: Run, folder: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Publish the run; return the folder of the page."""
+    """Return a function that publishes the run and returns the folder of its page."""
 
     def run(*options: object) -> Path:
-        ended = sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, *options)
-        assert ended.status == 0, ended.err
+        sfnode("publish", "page", "--out", tmp_path / "page", "--data-dir", folder, *options).done()
         return tmp_path / "page"
 
     return run
@@ -88,7 +87,7 @@ def test_a_page_has_the_figures_of_the_log(published: Callable[..., Path], sfnod
 
 
 def elect(folder: Path, manifest: Manifest, *members: int) -> None:
-    """Let the run's organiser name these members to stand in, who elect the last of them."""
+    """Add a decision that names these members as stand-ins, and an election of the last of them."""
     run = manifest.parameters()
     assert run.organised
     with UpdateLog.open(Layout(folder).log, run.run_id) as log:
@@ -254,8 +253,7 @@ def test_a_key_with_a_passphrase_signs_with_it_and_else_the_reason_is_told(
     ended = sfnode(
         *("publish", "page", "--out", tmp_path / "page", "--data-dir", folder),
         *("--keys-dir", tmp_path / "keys", *options),
-    )
-    assert ended.status == 0
+    ).done()
     assert (run_file(tmp_path / "page").signature is not None) == signed
     assert ("run.json is not signed: " in ended.err) != signed
 
@@ -363,10 +361,9 @@ def test_the_manifest_is_beside_a_page_word_for_word(published: Callable[..., Pa
 
 def test_a_link_to_another_run_is_refused(sfnode: Run, folder: Path, tmp_path: Path) -> None:
     other = link_to(manifest_of(name="other"))
-    ended = sfnode(
+    sfnode(
         "publish", "page", "--out", tmp_path / "page", "--data-dir", folder, "--public-link", other
-    )
-    assert (ended.status, "SF013" in ended.err) == (1, True)
+    ).failed("SF013")
     assert not (tmp_path / "page" / "index.html").exists()
 
 
@@ -377,8 +374,7 @@ def test_a_page_of_something_else_is_left_alone(sfnode: Run, folder: Path, tmp_p
     site = tmp_path / "page"
     site.mkdir()
     (site / "index.html").write_text("mine")
-    ended = sfnode("publish", "page", "--out", site, "--data-dir", folder)
-    assert (ended.status, "SF010" in ended.err) == (1, True)
+    sfnode("publish", "page", "--out", site, "--data-dir", folder).failed("SF010")
     assert (site / "index.html").read_text() == "mine"
 
 

@@ -1,6 +1,6 @@
-"""The words of the screens that volunteers see: plain ones, and no number above 100 %.
+"""Tests of the words on screens of volunteers: plain words, and no share above 100 %.
 
-Precise terms stand behind --details and --json, and in what programs read. Join's screens are `CARDS`.
+Precise terms appear with --details, with --json, and in files for programs. `CARDS` has the screens of join.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORBIDDEN = re.compile(
     r"quotas?|scalars?|subspaces?|bas[ei]s)\b",
     re.IGNORECASE,
 )
-"""Words that a volunteer need not know."""
+"""Technical terms that volunteers need not know."""
 
 PERCENT = re.compile(r"(\d[\d.,]*) ?%")
 
@@ -57,7 +57,7 @@ BUSY = status(
     doing=DoingStatus(what="measuring round 3", seconds=75.0),
     devices=[DeviceStatus(name=f"cuda:{n}", updates=9, seconds=0.1, problem=None) for n in range(2)],
 )  # fmt: skip
-"""The status of a node of which there is everything to say."""
+"""Status of a node in which every optional field is set."""
 
 
 SOURCE = Path(evaluate.__file__).parents[1]
@@ -65,14 +65,14 @@ SOURCE = Path(evaluate.__file__).parents[1]
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a node that answers."""
+    """Yield the folder of a node that answers."""
     answers = {"GET /status": BUSY.model_dump_json()}
     with fake_node(tmp_path / "running", {**ANSWERS, **answers}):
         yield tmp_path / "running"
 
 
 def check(text: str) -> None:
-    """Fail with what is around a word that is forbidden, or a part that is more than the whole."""
+    """Require that a text has no forbidden word, and no share above 100 %."""
     assert text.strip()
     found = [text[max(0, one.start() - 40) : one.end() + 20] for one in FORBIDDEN.finditer(text)]
     assert found == []
@@ -85,8 +85,7 @@ KEPT = ("log", "leaderboard", "leaderboard --recompute", "verify", "list", "stat
 
 @pytest.mark.parametrize("command", RUNNING)
 def test_what_is_said_of_a_node_that_runs_is_plain(command: str, sfnode: Run, node: Path) -> None:
-    ended = sfnode(*command.split(), "--data-dir", node)
-    assert ended.status == 0, ended.err
+    ended = sfnode(*command.split(), "--data-dir", node).done()
     check(ended.out + ended.err)
 
 
@@ -166,13 +165,13 @@ def test_what_eval_prints_is_plain() -> None:
 
 
 def told(call: ast.Call) -> str:
-    """The texts in a call."""
+    """Yield the texts in a call."""
     constants = (part.value for part in ast.walk(call) if isinstance(part, ast.Constant))
     return " ".join(value for value in constants if isinstance(value, str))
 
 
 def calls(folder: str, *names: str) -> Iterator[str]:
-    """What the modules of a folder say in the calls of these functions."""
+    """Yield the texts that the modules of a folder pass to these functions."""
     for file in sorted((SOURCE / folder).rglob("*.py")):
         for part in ast.walk(ast.parse(file.read_text())):
             if isinstance(part, ast.Call) and ast.unparse(part.func) in names:

@@ -1,4 +1,4 @@
-"""Records of the schema, filled in."""
+"""Records of the schema with values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sfnode.schema.status import AlarmStatus, RunStatus, Status
 
 
 def status(**fields: Any) -> Status:
-    """A relay without neighbours, but for `fields`."""
+    """Return the status of a relay without neighbours, changed by `fields`."""
     values: dict[str, Any] = dict.fromkeys(Status.model_fields, 0)
     values |= dict.fromkeys(("version", "run_id", "run_name", "task", "role", "peer", "digest"), "")
     values |= {"addresses": [], "links": [], "pauses": [], "paused_by": [], "limits": Limits()}
@@ -31,7 +31,7 @@ def status(**fields: Any) -> Status:
 
 
 def rewarded(**fields: Any) -> dict[str, Any]:
-    """The fields of the status of a member of a reward run that goes well, but for `fields`."""
+    """Return fields of the status of a member of a reward run that gets better, changed by `fields`."""
 
     def result(value: float, epoch: int, base: bool = False) -> EpochEvaluation:
         return EpochEvaluation(
@@ -48,7 +48,7 @@ def rewarded(**fields: Any) -> dict[str, Any]:
 
 
 def organised(**fields: Any) -> dict[str, Any]:
-    """The fields of the status of a member of an organised run that gets worse, but for `fields`."""
+    """Return fields of the status of a member of an organised run that gets worse, changed by `fields`."""
 
     def result(value: float, epoch: int, base: bool = False) -> EpochEvaluation:
         return EpochEvaluation(

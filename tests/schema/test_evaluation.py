@@ -1,4 +1,4 @@
-"""One type for an evaluation, from the task that computes it to JSON."""
+"""Tests that an evaluation has one type, from the task that computes it to JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ FOUND = Evaluation(metric="perplexity", value=7.5, low=1.0, high=math.inf, loss=
 
 
 def test_only_one_class_describes_an_evaluation() -> None:
-    """Whatever has a metric with both ends of its interval is one; `NodeEvaluation` inherits them."""
+    """Every type with a metric and both ends of an interval is an Evaluation. `NodeEvaluation` inherits its
+    fields."""
     found = [
         f"{file.stem}.{node.name}"
         for file in SFNODE.rglob("*.py")
@@ -32,7 +33,7 @@ def test_only_one_class_describes_an_evaluation() -> None:
 
 
 def fields(node: ast.ClassDef) -> set[str]:
-    """Names of its annotated fields and of its methods."""
+    """Return the names of the annotated fields and of the methods."""
     annotated = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign) and is_name(part)}
     return annotated | {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
 

@@ -1,4 +1,4 @@
-"""The words for metrics and for what is trained: one table, which every view reads."""
+"""Tests of the words for metrics and for the trained quantity."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_drift_is_told_without_a_kl_where_there_is_none(kl: float | None, end: s
 
 
 def told(*classes: tuple[int, int]) -> str:
-    """What is told of classes with so many right answers of so many."""
+    """Return the text about classes with these numbers of right answers."""
     scores = tuple(ClassScore(name=f"c{n}", right=right, count=of) for n, (right, of) in enumerate(classes))
     return metrics.by_class(
         Evaluation(metric="accuracy", value=0.5, low=0.4, high=0.6, loss=0.5, count=100, by_class=scores)

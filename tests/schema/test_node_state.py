@@ -1,4 +1,4 @@
-"""The states of a node: one list, with the words that programs read, wherever a state is shown."""
+"""Tests that every view has the same states of a node."""
 
 from __future__ import annotations
 

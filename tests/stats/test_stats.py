@@ -1,4 +1,4 @@
-"""The index over the log: what it counts, how it follows cuts, and how little it computes."""
+"""Tests of the statistics on a log: counts, cuts, and the work of computing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A local swarm without processes: nodes that answer what a test has written down for them."""
+"""A local swarm without processes: its nodes give scripted answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROBE = ProbeEvaluation(
     metric="accuracy", value=0.834, low=0.806, high=0.858, loss=0.448, count=800, rows=1024, lead=0.039,
     error=0.012,
 )  # fmt: skip
-"""A linear probe that is better than what a run has found."""
+"""Result of a linear probe that is better than the run's model."""
 
 COMMONEST = BaselineEvaluation(
     metric="accuracy", value=0.5, low=0.4, high=0.6, loss=0.69, count=64, rows=1024,
@@ -45,13 +45,13 @@ COMMONEST = BaselineEvaluation(
 
 
 def organised_run() -> Manifest:
-    """The same run with an organiser, whose keys are new every time."""
+    """Return the same run with an organiser, whose keys are always new."""
     said = OrganisedSection(**RunKeys.generate().options(), quota=9)
     return MANIFEST.model_copy(update={"admission": "organised", "organised": said})
 
 
 def organised_status() -> OrganiserStatus:
-    """Three epochs of an organised run are sealed."""
+    """Return the status of an organised run with three sealed epochs."""
     health = {"verdict": "unknown", "latest": None, "base": None, "best": None, "worse_than": []}
     return OrganiserStatus.model_validate({
         "run_id": "ab", "run_name": "run", "term": 0, "decisions": 9, "chain": "ef", "incomplete": False,
@@ -65,7 +65,7 @@ def organised_status() -> OrganiserStatus:
 
 
 def status(**fields: object) -> Status:
-    """A node in full swing, with the widest numbers that one sees."""
+    """Return the status of a node that trains, with very wide numbers."""
     usual: dict[str, object] = {
         "version": "0", "run_id": "ab", "run_name": "run", "task": "classification", "role": "trainer",
         "state": "catching-up", "drift": None,
@@ -81,7 +81,7 @@ def status(**fields: object) -> Status:
 
 
 def evaluation(value: float) -> NodeEvaluation:
-    """An accuracy of `value` on nine rows."""
+    """Return an accuracy of `value` on nine rows."""
     return NodeEvaluation(
         metric="accuracy", value=value, low=value - 0.1, high=value + 0.2, loss=1 - value, count=9,
         seconds=1.0, known=0, base=False, digest=None,
@@ -90,24 +90,24 @@ def evaluation(value: float) -> NodeEvaluation:
 
 @dataclass
 class Script:
-    """What the nodes of a swarm do; all that happens to them is written down in `events`."""
+    """Script of the nodes of a swarm. `events` records what happens to them."""
 
     digests: Sequence[str] = ("d", "d")
-    """The state digest of each node at the end."""
+    """State digests of the nodes at the end."""
     cores: Sequence[str] = ("c", "c")
     looks: int = 3
-    """How often a node is looked at before it is complete."""
+    """Number of looks at a node before it is complete."""
     dies: int = 0
-    """The number of a node that has ended when it is looked at."""
+    """Number of a node that has ended when it is looked at."""
     events: list[str] = field(default_factory=list)
     arguments: dict[int, list[str]] = field(default_factory=dict)
-    """The command line of each node."""
+    """Command line of each node."""
     invitations: dict[int, str] = field(default_factory=dict)
-    """What admits each node; no other user of the machine may see it, so it is on no command line."""
+    """Invitation of each node. No other user of the machine may see it, so it is on no command line."""
 
 
 class ScriptedProcess:
-    """Stands in for `sfnode.swarm.NodeProcess`; `made_by(script)` returns its constructor."""
+    """Replacement of `sfnode.swarm.NodeProcess`. `made_by(script)` returns its constructor."""
 
     def __init__(self, script: Script, number: int, folder: Path) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""A local swarm: the order in which nodes start, when it ends, how nodes compare, what is left behind."""
+"""Tests of a local swarm: order of starts, end, comparison of nodes, and cleanup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from sfnode.schema.results import SwarmResult
 from sfnode.schema.status import CoreStatus
 from sfnode.swarm import MOST_NODES, LocalSwarm, SwarmProgress
 from tests.node.helpers import eventually
+from tests.refusals import refused
 from tests.swarm import helpers
+from tests.swarm.helpers import Script
 
 UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 """State digests and core digests of two nodes that do not agree."""
@@ -27,7 +29,7 @@ UNEQUAL = [(("d", "e"), ("c", "c")), (("d", "d"), ("c", "b"))]
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary folder that a swarm takes if it is given none."""
+    """Return the path of the temporary folder of a swarm without a given folder."""
     folder = tmp_path / "scratch"
 
     def make(prefix: str) -> str:
@@ -47,11 +49,11 @@ async def ended(swarm: LocalSwarm) -> SwarmResult:
 
 
 def left(folder: Path) -> bool:
-    """Whether the folder is still there."""
+    """Return whether the folder still exists."""
     return folder.exists()
 
 
-def test_making_one_starts_and_writes_nothing(script: helpers.Script, scratch: Path, tmp_path: Path) -> None:
+def test_making_one_starts_and_writes_nothing(script: Script, scratch: Path, tmp_path: Path) -> None:
     LocalSwarm(helpers.MANIFEST, folder=tmp_path / "kept")
     LocalSwarm(helpers.MANIFEST)
     assert script.events == []
@@ -65,14 +67,11 @@ def test_a_swarm_of_no_nodes_or_of_too_many_is_refused(nodes: int) -> None:
 
 
 def test_a_run_of_version_1_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(Code.OLDER_PROTOCOL):
         LocalSwarm(helpers.MANIFEST.model_copy(update={"protocol": 1}))
-    assert caught.value.code is Code.OLDER_PROTOCOL
 
 
-async def test_the_others_join_through_the_first_once_it_answers(
-    script: helpers.Script, tmp_path: Path
-) -> None:
+async def test_the_others_join_through_the_first_once_it_answers(script: Script, tmp_path: Path) -> None:
     async with LocalSwarm(helpers.MANIFEST, nodes=2, folder=tmp_path, dtype="bfloat16") as swarm:
         assert script.events == ["start 1", "answer 1", "start 2"]
         assert [node.folder for node in swarm.nodes] == [tmp_path / "node-1", tmp_path / "node-2"]
@@ -90,7 +89,7 @@ async def test_the_others_join_through_the_first_once_it_answers(
     assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
 
 
-async def test_nodes_take_turns_at_several_devices(script: helpers.Script, tmp_path: Path) -> None:
+async def test_nodes_take_turns_at_several_devices(script: Script, tmp_path: Path) -> None:
     async with LocalSwarm(helpers.MANIFEST, nodes=3, folder=tmp_path, device=("cpu", "cuda")):
         pass
     devices = {n: said[said.index("--device") + 1] for n, said in script.arguments.items()}
@@ -98,7 +97,7 @@ async def test_nodes_take_turns_at_several_devices(script: helpers.Script, tmp_p
 
 
 async def test_the_first_node_organises_with_keys_of_the_swarms_own_and_invites_the_others(
-    script: helpers.Script, tmp_path: Path
+    script: Script, tmp_path: Path
 ) -> None:
     theirs = helpers.organised_run()
     async with LocalSwarm(theirs, nodes=3, folder=tmp_path) as swarm:
@@ -120,7 +119,7 @@ async def test_the_first_node_organises_with_keys_of_the_swarms_own_and_invites_
 
 
 async def test_a_second_start_in_the_same_folder_goes_on_with_the_same_keys(
-    script: helpers.Script, tmp_path: Path
+    script: Script, tmp_path: Path
 ) -> None:
     ids = set()
     for run in (helpers.organised_run(), helpers.organised_run()):
@@ -132,7 +131,7 @@ async def test_a_second_start_in_the_same_folder_goes_on_with_the_same_keys(
         assert (swarm.manifest.name, swarm.manifest.run_id in ids) == ("another", False)
 
 
-async def test_what_counts_is_told_of_an_organised_run(script: helpers.Script, tmp_path: Path) -> None:
+async def test_what_counts_is_told_of_an_organised_run(script: Script, tmp_path: Path) -> None:
     async with LocalSwarm(helpers.organised_run(), nodes=2, folder=tmp_path) as swarm:
         *_, last = [progress async for progress in swarm]
         result = await swarm.compare()
@@ -143,15 +142,13 @@ async def test_what_counts_is_told_of_an_organised_run(script: helpers.Script, t
 
 @pytest.mark.parametrize("given", [{"nodes": 1}, {"nodes": 2, "split_data": False}])
 async def test_all_rows_go_to_all_where_there_is_nothing_to_split(
-    given: dict[str, int], script: helpers.Script, tmp_path: Path
+    given: dict[str, int], script: Script, tmp_path: Path
 ) -> None:
     async with LocalSwarm(helpers.MANIFEST, folder=tmp_path, **given):  # type: ignore[arg-type]
         assert "--set" not in script.arguments[1]
 
 
-async def test_it_yields_progress_until_all_are_complete_and_agree(
-    script: helpers.Script, tmp_path: Path
-) -> None:
+async def test_it_yields_progress_until_all_are_complete_and_agree(script: Script, tmp_path: Path) -> None:
     async with LocalSwarm(helpers.MANIFEST, nodes=2, folder=tmp_path) as swarm:
         seen = [progress async for progress in swarm]
         assert swarm.before is not None
@@ -167,7 +164,7 @@ async def test_it_yields_progress_until_all_are_complete_and_agree(
 
 
 async def test_where_there_are_classes_the_base_model_is_measured_calibrated_too(
-    script: helpers.Script, tmp_path: Path
+    script: Script, tmp_path: Path
 ) -> None:
     task = Task(kind="classification", template="{text}", verbalizer={"0": "bad", "1": "good"})
     run = helpers.MANIFEST.model_copy(update={"task": task, "data": Data(train="nowhere", test="nowhere")})
@@ -179,14 +176,14 @@ async def test_where_there_are_classes_the_base_model_is_measured_calibrated_too
     assert (result.probe, result.baselines) == (helpers.PROBE, (helpers.COMMONEST,))
 
 
-async def test_a_run_without_test_data_is_not_evaluated(script: helpers.Script, tmp_path: Path) -> None:
+async def test_a_run_without_test_data_is_not_evaluated(script: Script, tmp_path: Path) -> None:
     run = helpers.MANIFEST.model_copy(update={"data": Data(train="nowhere")})
     result = await ended(LocalSwarm(run, nodes=2, folder=tmp_path))
     assert (result.before, result.after) == (None, None)
 
 
 async def test_complete_nodes_that_do_not_agree_are_given_some_time(
-    script: helpers.Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script.digests = ("d", "e")
     monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.05)
@@ -201,7 +198,7 @@ async def test_complete_nodes_that_do_not_agree_are_given_some_time(
 async def test_the_temporary_folder_is_kept_only_if_the_nodes_do_not_agree(
     digests: tuple[str, str],
     cores: tuple[str, str],
-    script: helpers.Script,
+    script: Script,
     scratch: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -212,19 +209,16 @@ async def test_the_temporary_folder_is_kept_only_if_the_nodes_do_not_agree(
     assert left(scratch) != result.equal
 
 
-async def test_a_node_that_ends_ends_the_swarm_and_its_folder_is_kept(
-    script: helpers.Script, scratch: Path
-) -> None:
+async def test_a_node_that_ends_ends_the_swarm_and_its_folder_is_kept(script: Script, scratch: Path) -> None:
     script.dies = 2
-    with pytest.raises(UserError) as failure:
+    with refused(Code.SWARM_FAILED):
         await ended(LocalSwarm(helpers.MANIFEST, nodes=2))
-    assert failure.value.code == Code.SWARM_FAILED
     assert sorted(script.events[-2:]) == ["stop 1", "stop 2"]
     assert left(scratch)
 
 
 async def test_logs_are_kept_after_a_failed_start_without_a_context_manager(
-    script: helpers.Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ended(_: object) -> None:
         raise UserError(Code.SWARM_FAILED, "node 1 ended with status 1", "See node.log.")
@@ -239,7 +233,7 @@ async def test_logs_are_kept_after_a_failed_start_without_a_context_manager(
 
 @pytest.mark.parametrize("call", ["look", "ask"])
 async def test_logs_are_kept_though_the_failure_is_caught_within_the_context(
-    call: str, script: helpers.Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ended(_: object, *calls: Coroutine[Any, Any, CoreStatus]) -> None:
         for one in calls:
@@ -258,7 +252,7 @@ async def test_logs_are_kept_though_the_failure_is_caught_within_the_context(
 
 
 async def test_logs_are_kept_when_the_nodes_have_not_agreed_in_time_and_nobody_compares(
-    script: helpers.Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_swarm, "AGREE_DEADLINE", 0.0)
     script.digests = ("d", "e")
@@ -269,7 +263,7 @@ async def test_logs_are_kept_when_the_nodes_have_not_agreed_in_time_and_nobody_c
 
 
 async def test_an_interrupted_start_stops_what_has_started_and_leaves_nothing(
-    script: helpers.Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    script: Script, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: object) -> None:
         await asyncio.Event().wait()
@@ -285,11 +279,10 @@ async def test_an_interrupted_start_stops_what_has_started_and_leaves_nothing(
     assert not left(scratch)
 
 
-async def test_a_folder_that_cannot_be_written_is_named(script: helpers.Script, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_named(script: Script, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError) as refusal:
+    with refused(Code.BAD_OPTION):
         await LocalSwarm(helpers.MANIFEST, folder=tmp_path / "file" / "nodes").start()
-    assert refusal.value.code == Code.BAD_OPTION
     assert script.events == []
 
 
