@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from operator import attrgetter
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from sfprotocol import decisions
 from sfprotocol.decisions import MAX_DECISION, Elected, StandIns
@@ -250,7 +250,7 @@ class ControlFeed:
         told.successions, told.succession = self.successions, self.succession
         for chain, place, entry in turns:
             term = told._term_at(place)
-            begins = told._follows(term, entry.term) and _elects(turn_of(entry.record))
+            begins = told._begins(term, entry)
             if (
                 place <= last
                 or not (entry.term == term or begins)
@@ -301,10 +301,7 @@ class ControlFeed:
         missed an election.
         """
         if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
-            new = trial.stop - next(
-                (at for at, (a, b) in enumerate(zip(self.chains, trial.chains, strict=False)) if a != b),
-                len(self.chains),
-            ) + 1  # fmt: skip
+            new = len(set(trial.chains) - set(self.chains))
             self.__dict__.update(trial.__dict__)
             return new
         new = 0
@@ -432,6 +429,10 @@ class ControlFeed:
         """Return whether `term` is later than `begun` and belongs to the same succession."""
         return begun < term < begun - begun % self.authority.terms + self.authority.terms
 
+    def _begins(self, term: int, entry: Entry) -> bool:
+        """Return whether a decision is an election that may begin its term after `term`."""
+        return self._follows(term, entry.term) and isinstance(turn_of(entry.record), Elected)
+
     def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
         """Return the keys of the stand-ins that elect at a position; a succession ends their office."""
         last = _last_before(self._named, position)
@@ -447,8 +448,7 @@ class ControlFeed:
         term, fork = self._term_at(position), self.forks.get(entry.term)
         if fork is not None and position >= fork.stop - 1 and not self._is_overruled(entry.term):
             return False
-        begins = self._follows(term, entry.term) and _elects(turn_of(entry.record))
-        return entry.term == term or begins
+        return entry.term == term or self._begins(term, entry)
 
     def _is_overruled(self, term: int) -> bool:
         """Return whether an election has kept a term's decisions, so that a fork of the term changes
@@ -534,7 +534,7 @@ class ControlFeed:
     def _keys_at(self, position: int, entry: Entry) -> set[bytes]:
         """Return the keys that may sign a decision. An election is signed by the elected key."""
         turn = turn_of(entry.record)
-        if _elects(turn) and entry.term != self._term_at(position):
+        if isinstance(turn, Elected) and entry.term != self._term_at(position):
             return {turn.key}
         return self._keys(entry.term)
 
@@ -549,7 +549,7 @@ class ControlFeed:
         turn = turn_of(entry.record)
         return (
             entry.term == self._term_at(position)
-            or not _elects(turn)
+            or not isinstance(turn, Elected)
             or self._is_elected(position, entry.term, before, turn)
         )
 
@@ -592,10 +592,6 @@ def _cost(entry: Entry) -> int:
 def _last_before(turns: list[_Turn], position: int) -> _Turn | None:
     place = bisect_left(turns, position, key=_POSITION)
     return turns[place - 1] if place else None
-
-
-def _elects(decision: StandIns | Elected | None) -> TypeGuard[Elected]:
-    return isinstance(decision, Elected)
 
 
 def turn_of(record: bytes) -> StandIns | Elected | None:

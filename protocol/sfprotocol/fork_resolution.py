@@ -140,10 +140,6 @@ class ForkResolution:
             return self._same(link, state, event, finding, now)
         if len(link.names.matching(state.key, self._frontier)) > 1:
             return []  # the segment was of another feed
-        return self._strange(link, state, now)
-
-    def _strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
-        """Look further back, as the peer's segment does not follow from our past."""
         self._charge(link, now)
         return look_further_back(link, state, self._least(link, state), now)
 

@@ -464,16 +464,10 @@ class Machine:
         if segment.stop > state.cut:
             return self._forks.show(link, feed, now)
         if segment.stop <= state.next:
-            return self._on_duplicate(link, state, segment, now)
+            # A segment without hops was requested, or is sent by its origin.
+            return self._tree.prune(self.links, link, state, now) if segment.hops else []
         self.counters.gaps += 1
         return self._pulls.ask(link, [feed], now)
-
-    def _on_duplicate(
-        self, link: Link, state: FeedState, segment: messages.Segment, now: float
-    ) -> list[events.Action]:
-        if not segment.hops:  # sent by its origin, or requested
-            return []
-        return self._tree.prune(self.links, link, state, now)
 
     def _admit(
         self, feed: messages.Feed, verified: Verified, link: Link | None, hops: int, now: float

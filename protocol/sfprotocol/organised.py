@@ -180,24 +180,14 @@ class Organised:
         if own is None or number is None or self.membership(own) is not Membership.MEMBER:
             return 0
         if not self.run_state.goes_on_with(number):  # a first update announces that we use this feed now
-            return 0 if self._frontier.next(own) else min(1, self.quota(number // INCARNATIONS))
+            quota = self.run_state.quotas.quota(number // INCARNATIONS, self.run_state.open_epoch)
+            return 0 if self._frontier.next(own) else min(1, quota)
         made: dict[int, int] = {}
         for state in self._frontier:
             other = self.run_state.number(state.feed)
-            if other is not None and (labelled := self._labelled(state)):
-                made[other // INCARNATIONS] = made.get(other // INCARNATIONS, 0) + labelled
+            if other is not None and state.epoch == self.run_state.open_epoch:
+                made[other // INCARNATIONS] = made.get(other // INCARNATIONS, 0) + state.labelled
         return self.run_state.room_left(number // INCARNATIONS, made)
-
-    def quota(self, member: int) -> int:
-        """Return how many updates of a member may carry the label of the open epoch."""
-        return self.run_state.quotas.quota(member, self.run_state.open_epoch)
-
-    def labelled(self, feed: messages.Feed) -> int:
-        """Return how many updates of a feed carry the label of the open epoch."""
-        return self._labelled(self._frontier.state(feed))
-
-    def _labelled(self, state: FeedState) -> int:
-        return state.labelled if state.epoch == self.run_state.open_epoch else 0
 
     # -- events and messages -----------------------------------------------------------------------
 
