@@ -96,7 +96,9 @@ class Node:
         self.faults: list[str] = []
         """Why links were dropped; empty for an ordinary parting."""
         self.counted: dict[messages.Feed, tuple[Span, ...]] = {}
-        """What counted of each feed when whoever adds updates up was last told to look."""
+        """The spans of each feed at its last Advanced effect."""
+        self.due = float("inf")
+        """The deadline of the host after its last round."""
         self.host = self._host(proven=True, waiting=waiting)
 
     @property
@@ -165,6 +167,7 @@ class Node:
             due = False
             assert self.host.next_deadline() > self.swarm.now, "a deadline that never passes"
             self._finish(commit)
+        self.due = self.host.next_deadline()
 
     def _finish(self, commit: Commit | None) -> None:
         if commit:
@@ -363,20 +366,21 @@ class Swarm:
     def run(self, seconds: float) -> None:
         """Let everything happen that is due within `seconds`."""
         end = self.now + seconds
+        for node in self.nodes.values():  # a test may have changed anything since
+            node.due = node.host.next_deadline()
         while self._step(end):
             pass
         self.now = end
 
     def _step(self, end: float) -> bool:
-        free = [node for node in self.nodes.values() if not node.host.busy]
-        deadlines = [node.host.next_deadline() for node in free]
-        deadline = min(deadlines, default=float("inf"))
+        first = min(self.nodes.values(), key=lambda node: node.due, default=None)
+        deadline = first.due if first else float("inf")
         arrival = self._agenda[0][0] if self._agenda else float("inf")
         if min(deadline, arrival) > end:
             return False
         self.now = max(self.now, min(deadline, arrival))
-        if deadline < arrival:
-            free[deadlines.index(deadline)].pump()
+        if first and deadline < arrival:
+            first.pump()
             return True
         heappop(self._agenda)[2]()
         return True

@@ -18,7 +18,7 @@ from sfprotocol import decisions, signing, wire_codec
 from sfprotocol.decisions import RateFrom
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import EpochScalars, Form
-from sfprotocol.run_state import RunState, multiplier
+from sfprotocol.run_state import multiplier
 from tests.protocol.test_vectors import as_json, read_message
 
 VECTORS = json.loads(
@@ -145,15 +145,6 @@ def test_units_and_limits_that_are_refused(vector: dict[str, Any]) -> None:
         decisions.decode(BYTES(vector["encoding"]))
 
 
-@pytest.mark.parametrize("vector", VECTORS["counting"], ids=lambda v: f"limit {v['norm_limit']}")
-def test_a_seal_of_the_other_kind_of_run_changes_nothing(vector: dict[str, Any]) -> None:
-    run = RunState(budget=vector["budget"], rate=vector["rate"], norm_limit=vector["norm_limit"])
-    for step in vector["steps"]:
-        run.apply(decisions.read(BYTES(step["record"])))
-        assert run.sealed == step["sealed"]
-        assert [list(run.rate_from(epoch)) for epoch in range(5)] == step["rates"]
-
-
 @pytest.mark.parametrize(
     "vector", VECTORS["moves"], ids=lambda v: f"{v['limit']}-{sum(x * x for x in v['values'])}"
 )
@@ -167,15 +158,3 @@ def test_weights_with_a_unit() -> None:
     for vector in VECTORS["multipliers"]:
         by_hand = vector["rate"] * vector["unit"] * vector["factor"] // 2**28
         assert multiplier(vector["rate"], vector["factor"], vector["unit"]) == vector["weight"] == by_hand
-
-
-def test_the_decisions_say_what_the_updates_weigh() -> None:
-    run = Manifest.from_canonical(BYTES(VECTORS["canonical"]), "the vector").parameters()
-    run_state = RunState.of(run)
-    for record in RUN["decisions"]:
-        run_state.apply(decisions.read(BYTES(record)))
-    assert run_state.counted == RUN["counted"]
-    assert [one.digest.hex() for one in run_state.bases] == [one["digest"] for one in RUN["bases"]]
-    for update in RUN["updates"]:
-        runs = run_state.live(64 * update["member"], 9)
-        assert next(one.factor for one in runs if update["step"] < one.stop) == update["factor"]

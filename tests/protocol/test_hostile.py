@@ -165,19 +165,6 @@ def test_properly_signed_nonsense_is_refused(parts: list[messages.EpochScalars])
     assert list(host.machine.links) == [1]
 
 
-def test_a_feed_longer_than_the_budget_is_refused() -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    said_until_then: list[messages.EpochScalars] = []
-    for first in (0, 2500):
-        parts = [messages.EpochScalars(0, (1,) * 2500)]
-        assert admits(host.hear(1, signed("bob", 1, first, parts, said_until_then)))
-        said_until_then += parts
-    host.hear(1, signed("bob", 1, RUN.update_budget, [messages.EpochScalars(0, (1,))], said_until_then))
-    assert host.machine.frontier.known == RUN.update_budget
-
-
 def test_a_forgery_is_refused_and_the_link_stays() -> None:
     host = Scripted()
     host.link(1)
