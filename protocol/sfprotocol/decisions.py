@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -30,10 +30,12 @@ from sfprotocol.fields import (
     binary,
     listed,
     one,
+    pack,
     readable,
     require,
     row,
     squares_of,
+    unpack,
 )
 
 RATE_ONE = 1 << 32
@@ -488,7 +490,7 @@ def read(record: bytes) -> Recorded:
 
 def _pack(value: Any) -> bytes:
     try:
-        return cast(bytes, msgpack.packb(value, use_bin_type=True))
+        return pack(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise RemoteProtocolError("O2", f"cannot be written: {error}") from None
 
@@ -500,7 +502,7 @@ def _unpack(data: bytes) -> Any:
     unpacker.feed(data)
     try:
         unpacker.skip()
-        require(unpacker.tell() == len(data), "O2", "more than one value")
-        return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("O2", f"not MessagePack: {error}") from None
+    require(unpacker.tell() == len(data), "O2", "more than one value")
+    return unpack(data, _BOUNDS, "O2")

@@ -5,11 +5,13 @@ A type is described once, as a row of fields. Reading also refuses invalid value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import accumulate, chain, pairwise
 from operator import mul
 from typing import Any, NamedTuple, cast
+
+import msgpack
 
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 
@@ -82,6 +84,20 @@ def scalars_in(values: Values) -> int:
 def squares_of(values: Values) -> int:
     """Return the sum of the squares of an update's scalars."""
     return values * values if isinstance(values, int) else sum(map(mul, values, values))
+
+
+def pack(value: Any) -> bytes:
+    """Return the MessagePack of a value."""
+    return cast(bytes, msgpack.packb(value, use_bin_type=True))
+
+
+def unpack(data: bytes, bounds: Mapping[str, int], rule: str) -> Any:
+    """Return the one value in `data`. Raises RemoteProtocolError (`rule`) if it is no MessagePack, or has
+    lists or maps beyond these `bounds`."""
+    try:
+        return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **bounds)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(rule, f"not MessagePack: {error}") from None
 
 
 def require(condition: bool, rule: str, reason: str) -> None:

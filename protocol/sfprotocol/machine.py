@@ -96,7 +96,7 @@ class Machine:
         self._pulls = Pulls(frontier, self.links, self._origins)
         self._tree = Tree()
         self._forks = ForkResolution(
-            frontier, self.links, self._pulls, self._own, self._origins, self.counters, verify=verify
+            frontier, self.links, self._pulls, self._own, self._origins, self.counters, verify
         )
         self.organised = (
             Organised(frontier, self.links, self._pulls, self._own, self.counters, kept=control)
@@ -336,7 +336,7 @@ class Machine:
             repeated = max(0, link.outbox.sent.get(feed, 0) - following)
             link.waste.charge(self.run.form.width * repeated, len(self.frontier), now)
             actions += self._forks.show(link, feed, now)
-            self._pulls.lacks(link, feed, following)
+            self._pulls.set_claim(link, feed, following)
             plumtree.wanted(link, feed, following, self.frontier)
         return actions + plumtree.flush(link, self.frontier)
 

@@ -268,7 +268,7 @@ class Organised:
         if len(feeds) == 1 and self.run_state.member(feeds[0].origin):
             early, feed = link.inbox.early, feeds[0]
             early[feed] = max(segment.stop, early.get(feed, 0))
-            self._pulls.lacks(link, feed, segment.first)
+            self._pulls.set_claim(link, feed, segment.first)
             self._pulls.forget(feed, link, now)
 
     # -- checkpoints -------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, cast
 
-import msgpack
-
 from sfprotocol import messages
 from sfprotocol.decisions import MAX_DECISION, Part
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
@@ -34,9 +32,11 @@ from sfprotocol.fields import (
     flat,
     listed,
     one,
+    pack,
     pair,
     require,
     row,
+    unpack,
 )
 from sfprotocol.fields import text_fault as faulty_name
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
@@ -79,7 +79,7 @@ def encode(message: messages.Message, scalar_bytes: int = 2, cells: int = 0) -> 
         _build(values, form)
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"encoding a {type(message).__name__}: {error}") from None
-    data = _pack(values)
+    data = pack(values)
     if len(data) > MAX_FRAME:
         raise LocalProtocolError(f"a message of {len(data)} bytes exceeds MAX_FRAME")
     return data
@@ -92,17 +92,10 @@ def decode(data: bytes, scalar_bytes: int = 2, cells: int = 0) -> messages.Messa
     """
     if len(data) > MAX_FRAME:
         raise RemoteProtocolError("C1", f"{len(data)} bytes exceed the largest frame")
-    try:
-        values = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("C2", f"not MessagePack: {error}") from None
+    values = unpack(data, _BOUNDS, "C2")
     message = _build(values, messages.Form(scalar_bytes, cells))
-    require(_pack(values) == data, "C4", "not in canonical form")
+    require(pack(values) == data, "C4", "not in canonical form")
     return message
-
-
-def _pack(values: list[Any]) -> bytes:
-    return cast(bytes, msgpack.packb(values, use_bin_type=True))
 
 
 def _build(values: Any, form: messages.Form) -> messages.Message:
@@ -162,8 +155,10 @@ def _parts(form: messages.Form, least: int = 1) -> Field:
     return Field(1, read, write)
 
 
-def _segment(hops: int, *fields: Any) -> messages.Segment:
-    return messages.Segment(*fields, hops)
+def _segment(
+    hops: int, key: int, first: int, parts: tuple[messages.EpochScalars, ...], signature: bytes
+) -> messages.Segment:
+    return messages.Segment(key, first, parts, signature, hops)
 
 
 def _part_reply(size: int, data: bytes) -> messages.PartReply:
