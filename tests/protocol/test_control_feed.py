@@ -1,4 +1,4 @@
-"""The control feed: one signed sequence, whatever arrives in whatever order (SPEC O3, O4)."""
+"""The control feed is one signed sequence, in any order of arrival (SPEC O3, O4)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_signature_is_of_one_run_one_position_and_one_past() -> None:
 
 
 def test_decisions_of_another_history_bring_nothing_and_break_no_rule() -> None:
-    """Its holder may be honest: it has to be asked for what comes before."""
+    """The sender may be honest: it must be asked for earlier decisions."""
     feed = feed_with(*ABC[:2])
     assert feed.add(2, AXY[2:]) == 0
     assert records(feed) == (b"a", b"b")
@@ -365,7 +365,7 @@ def test_garbage_breaks_a_rule_or_brings_nothing(
 
 
 def assert_sound(feed: ControlFeed) -> None:
-    """The sequence is one chain, each decision signed by the key of its term, and has what it must keep."""
+    """Assert that the sequence is one chain with valid keys, and contains the decisions that must be kept."""
     assert len(feed.chains) == len(feed.entries) + 1
     history = tuple((entry.term, entry.record) for entry in feed.entries)
     assert feed.chain == chain_of(history)

@@ -42,7 +42,7 @@ def fields_of(decision: decisions.Decision) -> list[Any]:
 
 
 def refused(data: bytes) -> str:
-    """Return the reason for which `data` is refused; as a record it changes nothing."""
+    """Return the reason why `data` is refused. As a record it changes nothing."""
     with pytest.raises(RemoteProtocolError) as refusal:
         decisions.decode(data)
     assert refusal.value.rule == "O2"
@@ -120,7 +120,7 @@ def test_what_is_refused(data: bytes, reason: str) -> None:
 
 
 def other(decision: decisions.Decision, **fields: Any) -> bytes:
-    """Return the encoding that a decision would have with other fields, whatever they are."""
+    """Return the encoding of a decision with other fields, valid or not."""
     changed = replace(decision, **fields)  # type: ignore[type-var]
     kind = next(kind for kind, known in EVERY_KIND.items() if type(known) is type(decision))
     values = [getattr(changed, name) for name in type(changed).__slots__]
@@ -241,7 +241,7 @@ def test_a_record_that_is_no_decision_changes_nothing_whatever_its_kind() -> Non
 
 
 def peak(data: bytes) -> int:
-    """Return how many bytes it takes at most to read a record."""
+    """Return the peak memory, in bytes, for reading a record."""
     tracemalloc.start()
     try:
         decisions.read(data)

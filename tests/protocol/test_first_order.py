@@ -1,4 +1,4 @@
-"""Updates with a scalar for every cell: what travels, what is refused, and what it costs (SPEC U11, S4)."""
+"""Updates of first-order runs: encoding, validation and cost (SPEC U11, S4)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_segment_of_more_than_24_kib_is_refused() -> None:
 
 
 def test_own_updates_of_another_form_are_not_signed() -> None:
-    """They would be in the log, and nobody could be sent them."""
+    """Otherwise they would be in the log, and could not be sent."""
     for run, values in ((FIRST_ORDER, 7), (FIRST_ORDER, (7,) * 23), (RUN, (7,) * 24)):
         host = Scripted(ANN, run=run)
         with pytest.raises(LocalProtocolError, match="U11: an update of another form"):

@@ -1,4 +1,4 @@
-"""The vectors of first-order runs: by a reader that has the text and numpy alone, and by the code."""
+"""The vectors of first-order runs, checked by a reader with numpy alone and by the code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BYTES = bytes.fromhex
 
 
 def sum_and_export() -> tuple[list[np.ndarray[Any, Any]], str, list[list[list[str]]]]:
-    """Cores, core digest and weights of the run by U8, U11, O8, O9 and D5, without a line of ours."""
+    """Return the run's cores, core digest and weights by U8, U11, O8, O9 and D5, without code of sfnode."""
     run = msgpack.unpackb(BYTES(VECTORS["canonical"]))
     training, targets = run["training"], [t.split(":")[1].split("x") for t in run["model"]["targets"]]
     sizes = [(int(out), int(into)) for out, into in targets]
@@ -83,7 +83,8 @@ def test_a_reader_of_the_text_comes_to_the_same_sums_and_the_same_weights() -> N
 
 
 def test_the_run_has_what_a_reader_may_get_wrong() -> None:
-    """Updates that are too long, and too short, and that a seal skips; a term of four parts, and one."""
+    """The vectors contain updates that are too long, too short or skipped, and sums that take one part and
+    four."""
     assert {update["weight"] == "0" for update in RUN["updates"]} == {True, False}
     assert {update["factor"] for update in RUN["updates"]} == {0, 3000, 4096}
     sums = [sum(abs(int(entry)) for entry in core[:12]) for core in RUN["cores"]]

@@ -205,7 +205,7 @@ def test_the_cut_survives_a_restart() -> None:
 
 
 def made_up(at: int, hidden: bytes) -> Proof:
-    """Sign two chain heads of Eve over a past that nobody has seen."""
+    """Return a proof of two chain heads that Eve has signed over an unknown past."""
     return Proof(EVE, at, (hidden, hidden), (head(at, hidden, 1), head(at, hidden, 2)))
 
 
@@ -266,7 +266,7 @@ def test_a_lookup_from_before_a_lower_cut_is_repeated() -> None:
 # -- all honest nodes cut alike ----------------------------------------------------------------------
 
 stories = st.lists(st.integers(0, 1), min_size=1, max_size=6)
-"""A history of Eve's. With two values and few updates, several of them often begin alike."""
+"""A history of Eve. With two values and few updates, several histories often have a common beginning."""
 
 
 @settings(deadline=None, max_examples=30)

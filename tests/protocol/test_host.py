@@ -1,4 +1,4 @@
-"""The host: rounds, their order, what is written, and that nothing is read or encoded twice."""
+"""The host: order of rounds, contents of commits, and that nothing is read or encoded twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINKS = range(1, 7)
 
 
 class CountingStore:
-    """A log in memory that counts what is asked of it."""
+    """A log in memory that counts its calls."""
 
     def __init__(self) -> None:
         self.log = Log()
@@ -54,14 +54,14 @@ class CountingStore:
 
 
 class Everything(Frontier):
-    """A frontier by which all counts that a log has."""
+    """A frontier in which every update of the log counts."""
 
     def next(self, feed: messages.Feed) -> int:
         return UNCUT
 
 
 class Puppet(Machine):
-    """A machine that does what the test says; each event is noted."""
+    """A machine that returns scripted actions and records its events."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -97,7 +97,7 @@ def machine_of(kind: type[Machine], name: str = "ann") -> Any:
 
 
 class Ann:
-    """A host with a real machine and greeted, synced links to six peers."""
+    """A host with a real machine and synced links to six peers."""
 
     def __init__(self) -> None:
         self.store = CountingStore()
@@ -118,7 +118,7 @@ class Ann:
             self.host.post(events.Received(link, wire_codec.encode(message)))
 
     def round(self) -> list[Effect]:
-        """One round, committed at once."""
+        """Run one round, committed at once."""
         if commit := self.host.decide(self.now):
             self.store.append(commit)
         return self.host.carry_out()
@@ -140,7 +140,7 @@ def test_what_the_organiser_has_decided_comes_before_what_may_change_what_it_has
 
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many messages of each type are encoded from now on."""
+    """Count the encoded messages of each type."""
     counted: Counter[str] = Counter()
     encode = wire_codec.encode
 
@@ -319,7 +319,7 @@ def test_lookups_answer_in_the_next_round() -> None:
 
 
 def test_what_no_message_holds_is_left_to_others_and_more_can_be_served() -> None:
-    """The signature of the first part was that of a history whose end was replaced."""
+    """The only earlier signature belonged to a history whose end was replaced."""
     machine, host, store = puppet()
     long = messages.Segment(1, 0, (messages.EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
     store.read = lambda feed, first, most: long  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""A peer's faults cost the message or the link, and never anybody else (SPEC L2-L7, A7, section 19)."""
+"""A peer's faults cost the message or the link, and nobody else (SPEC L2-L7, A7, section 19)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def forged(segment: messages.Segment) -> messages.Segment:
 
 
 def proof(feed: messages.Feed, at: int) -> messages.Proof:
-    """Return the proof that after `at` updates Eve has signed two different ones of this feed."""
+    """Return the proof that Eve has signed two different updates of this feed after `at` updates."""
     before = [messages.EpochScalars(0, (0,) * at)]
     chain = extend(genesis(RUN.run_id, feed), before)
     parts = [(messages.EpochScalars(0, (scalar,)),) for scalar in (1, 2)]
@@ -61,7 +61,7 @@ def test_a_garbage_frame_drops_its_link_only(frame: bytes) -> None:
     "last", [messages.Goodbye("x" * 200), messages.Hello(messages.OLDEST_VERSION, bytes(32), 0, 0)]
 )
 def test_a_peer_that_leaves_when_it_has_wasted_all_it_may_costs_its_link_only(last: messages.Message) -> None:
-    """The frame that ends the link is no news either, but there is no link left to charge."""
+    """The frame that ends the link is no news, but there is no link left to charge."""
     host = Scripted()
     host.event(LinkUp(1, "peer"))
     link = host.machine.links[1]

@@ -88,7 +88,7 @@ def test_a_peer_that_has_our_feed_from_ourselves_is_no_witness() -> None:
 
 
 def overtaken() -> scripted.Scripted:
-    """Return the host of a node whose log holds 3 of its updates, and which a peer has shown two more."""
+    """Return a node with 3 own updates in its log, after a peer has shown two more."""
     host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.link(1, Position(scripted.ANN, 5))
     host.hear(1, scripted.said("ann", 3, 5))
@@ -254,7 +254,7 @@ def test_a_new_feed_is_named_and_flooded_on_links_that_are_up() -> None:
 
 
 LONG = parameters(epoch_updates=100_000)
-"""A run of which a few steps are next to nothing."""
+"""A run in which a few steps are a negligible part of an epoch."""
 
 
 # -- one author ------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_a_feed_is_continued_where_the_log_ends() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.floats(0.001, 100))
 def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int, pace: float) -> None:
-    """However steps and news come: 30 s, two tenths of an epoch seen, and 32 updates are the most."""
+    """Updates wait at most 30 s, or until two tenths of an epoch are seen, or until 32 wait."""
     random = Random(chance)
     author = Author(parameters(epoch_updates))
     now, known_at, signed_at = 0.0, 0, float("-inf")
@@ -417,8 +417,8 @@ def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int
 def test_the_run_makes_no_more_than_a_tenth_of_an_epoch_while_an_update_waits(
     epoch_updates: int, paces: list[float], together: bool
 ) -> None:
-    """Also when all begin at once, and nobody sees what the others hold back. What comes in the tenth of a
-    second between two segments, and during a step or the delay of the network, is beyond coalescing."""
+    """This holds even if all authors begin together and none sees the others' waiting updates. Updates
+    made between two segments, during a step or in transit are not counted."""
     course = authors.Swarm(parameters(epoch_updates), paces, together).play(
         warm=0, measured=64 * min(1.0, paces[0])
     )

@@ -1,4 +1,4 @@
-"""A token bucket keeps its rate, in whatever pieces it is spent."""
+"""Token buckets keep their rate for pieces of any size."""
 
 from __future__ import annotations
 

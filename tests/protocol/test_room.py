@@ -1,4 +1,4 @@
-"""Open runs: feeds with work (SPEC S7), those 65,536 with the lowest (S8), and a quota for each (U6)."""
+"""Open runs: work of feeds (SPEC S7), the limit of 65,536 feeds (S8), and the quota of a feed (U6)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def feed_of(name: str) -> Feed:
 
 
 BY_WORK = sorted(NAMES, key=lambda name: work(feed_of(name)))
-"""The names in the order of their feeds' work: the first are those for which there is always room."""
+"""The names by ascending work of their feeds. There is always room for the first ones."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forked(name: str) -> Proof:
-    """Return the proof that the origin has signed two first updates."""
+    """Return the proof that the origin has signed two different first updates."""
     feed = feed_of(name)
     chain = genesis(RUN.run_id, feed)
     parts = [(EpochScalars(0, (scalar,)),) for scalar in (1, 2)]
@@ -55,7 +55,7 @@ def evictions(actions: list[Action]) -> list[tuple[Feed, int]]:
 
 
 def hearing(*names: str, host: Scripted | None = None) -> tuple[Scripted, list[Action]]:
-    """Return a relay that hears two updates of each of these, one after the other, and what it does."""
+    """Return a relay that hears two updates of each of these origins in turn, and its actions."""
     host = host or Scripted()
     actions = [] if host.machine.links else host.link(1)
     for name in names:

@@ -1,4 +1,4 @@
-"""What counts in an organised run follows from its decisions, each at its place (SPEC O5-O8, O10)."""
+"""The state of an organised run follows from its decisions in order (SPEC O5-O8, O10)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from sfprotocol.run_state import MAX_MEMBERS, NEVER, NamedStop, RunState, Span, 
 from tests.protocol.organised import DIGEST, SALT, Reference, admit, close, fold, origin, seal, tag
 
 MORE = int(os.environ.get("SFNODE_DEPTH", "0"))
-"""How often the number of examples doubles."""
+"""Number of times that the number of examples is doubled."""
 
 ONE = FACTOR_ONE
 MEMBERS = (admit(0), admit(1), admit(2))
@@ -228,14 +228,14 @@ STEPS = st.integers(1, 3)
 
 
 def some_of(entries: Iterable[Any]) -> st.SearchStrategy[list[Any]]:
-    """Draw a few of these, or none, in ascending order."""
+    """Draw at most two of these entries, in ascending order."""
     known = sorted(set(entries))
     return st.lists(st.sampled_from(known), max_size=2, unique=True).map(sorted) if known else st.just([])
 
 
 @st.composite
 def courses(draw: st.DrawFn) -> list[Decision]:
-    """Draw decisions nine tenths of which fit where they stand."""
+    """Draw decisions of which nine tenths are valid at their positions."""
     found: list[Decision] = [admit(0), admit(1), Invite(DIGEST, 1)]
     closes: list[dict[int, int]] = []
     skipped: list[tuple[int, int]] = []
@@ -297,11 +297,11 @@ OTHERS: st.SearchStrategy[Decision] = st.one_of(
 
 
 INVITED = (Invite(DIGEST, 2), admit(2, 5, 1), RevokeInvitation(0, 5), RevokeInvitation(0, 6), admit(3, 5, 1))
-"""Who came by an invitation is revoked with it, the earlier of two words counts, and nobody comes by it."""
+"""A revoked invitation revokes its members from the earlier of two epochs, and admits nobody."""
 
 SKIPPED = (seal(0, skip=(B,)), close(1, {A: 1}))
 TAKEN_BACK = (*SKIPPED, Void(0, 1, ()), Void(0, 0, (1,)), seal(1, recount=((B, 0),)))
-"""What is not sealed is not void; what was skipped, and is void, is not recounted."""
+"""Steps without a seal are not voided. Skipped steps that are void are not recounted."""
 
 
 @settings(max_examples=100 << MORE, deadline=None)
@@ -347,7 +347,7 @@ def test_the_state_is_that_of_the_reference_after_every_decision(said: list[Deci
 
 
 def shared_out(run: RunState, reference: Reference) -> None:
-    """Assert that members may make what they may by the reference, with every label."""
+    """Assert that quotas, incarnations and credits equal those of the reference."""
     for number, member in enumerate(reference.members):
         assert run.quotas.own(number) == reference.own_quotas[member] or member in reference.out
         assert run.credit(number) == reference.credit(number)
@@ -365,7 +365,7 @@ FIRST, SECOND, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 
 
 def test_what_serves_up_to_a_subspace_and_what_never_did() -> None:
-    """Bases of a subspace that has begun are never replaced: updates are along them."""
+    """Bases of a subspace that has begun are never replaced, as updates depend on them."""
     said = Bases(3, SECOND), Bases(1, THIRD), Bases(3, THIRD), Bases(3, THIRD), Bases(1, SECOND)
     run = fold(*said, close(0), close(1), Bases(1, FIRST), bases=FIRST)
     assert run.next_subspace() == 2
@@ -398,11 +398,11 @@ def checkpoint(epoch: int, cores: bytes = DIGEST) -> Checkpoint:
 
 
 SEALED = (*THREE, seal(0, skip=(B,)), seal(1))
-"""Epochs 0 and 1 are sealed; what B has made in epoch 0 was skipped."""
+"""Epochs 0 and 1 are sealed; the seal of epoch 0 has skipped B."""
 
 
 def usable(*later: Decision) -> list[int]:
-    """Return the epochs of the usable checkpoints once some of 0 and 1 were followed by `later`."""
+    """Return the epochs of the usable checkpoints, out of 0 and 1, after the decisions `later`."""
     return [one.epoch for one in fold(*SEALED, checkpoint(0), checkpoint(1), *later).checkpoints]
 
 
@@ -469,7 +469,7 @@ def test_what_a_usable_checkpoint_is_about_has_not_changed_since(
 
 
 def counts_up_to(run: RunState, epoch: int) -> Any:
-    """Return what closes up to that of `epoch` have named, and with which factors it counts."""
+    """Return the factors of all steps that closes up to `epoch` list."""
     return {feed: run.spans(feed, stop) for feed, stop in run.positions(epoch).items()}
 
 
@@ -487,7 +487,7 @@ def test_the_feeds_digest_is_a_hash_of_the_run_and_of_what_continues_every_feed(
 
 
 def busy(epochs: int, feeds: int) -> RunState:
-    """Return a run in which all of these feeds have moved in every epoch."""
+    """Return a run in which every close lists one step of each of these feeds."""
     moves = {INCARNATIONS * number: 1 for number in range(feeds)}
     said = (one for epoch in range(epochs) for one in (close(epoch, moves), seal(epoch)))
     return fold(*(admit(number) for number in range(feeds)), *said, budget=2**32 - 1)
@@ -506,7 +506,7 @@ def test_a_move_takes_20_bytes() -> None:
 
 
 def test_decisions_that_change_nothing_more_are_cheap_however_much_they_speak_of() -> None:
-    """A million moves looked at again by each of these would take hours."""
+    """Each decision would take hours in total if it looked at a million moves again."""
     run = busy(epochs=100, feeds=200)
     for _ in range(20_000):
         run.apply(Recorded(Void(0, 99, ())))

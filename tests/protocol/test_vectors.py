@@ -1,4 +1,4 @@
-"""The vectors are current, and the code agrees with them when it only reads them."""
+"""The vectors are current, and the code gives the same results when it reads them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def updates_of(epoch: int, scalars: list[Any]) -> messages.EpochScalars:
 
 
 def read(module: Any, fields: dict[str, Any]) -> Any:
-    """Return the message or event that some JSON describes."""
+    """Return the message or event that this JSON describes."""
     values = {name: read_field(name, value) for name, value in fields.items() if name != "type"}
     kind = {"Petition": "JoinRequest"}.get(fields["type"], fields["type"])  # as `name_of` has it
     return getattr(module, kind)(**values)
@@ -336,7 +336,7 @@ def test_conversations_compute_something() -> None:
 
 
 def as_json(value: Any) -> Any:
-    """Return a decision, or a part of one, as the vectors write it."""
+    """Return the JSON of a decision, or of a part of one."""
     if isinstance(value, RateFrom) and not value.limit:
         return list(value[:2])
     if isinstance(value, tuple):
