@@ -285,7 +285,7 @@ class ControlFeed:
 
     def _sign(self, entry: Entry, sign: Sign) -> Entry:
         if self.frozen or self.misses_decisions or not self._allowed(self.stop, entry):
-            raise LocalProtocolError("a decision that cannot follow those that are here")
+            raise LocalProtocolError("a decision that cannot follow the stored decisions")
         chain = extend(self.chain, entry.term, entry.record)
         message = decision_message(self.authority.run_id, entry.term, self.stop + 1, chain)
         return entry._replace(signature=sign(message))
@@ -337,7 +337,7 @@ class ControlFeed:
             return False  # its term is void, over or still unknown
         pairs = zip(fork.chains, fork.signatures, strict=True)
         if not all(self._signed(fork.term, fork.stop, *pair) for pair in pairs):
-            raise RemoteProtocolError("O4", "a fork that the organiser has not signed")
+            raise RemoteProtocolError("O4", "a fork without valid signatures of its term's key")
         known = self.forks.get(fork.term)
         if known and known.stop <= fork.stop:
             return False
@@ -352,13 +352,13 @@ class ControlFeed:
         """
         one, other = proof.statements
         if not _elect_two(one, other) or any(said.entries for said in proof.statements):
-            raise RemoteProtocolError("O24", "two statements that do not elect two for one term")
+            raise RemoteProtocolError("O24", "two statements that do not elect two keys for one term")
         if one.key in self.liars or not any(one.key in turn.keys for turn in self._named):
             return False
         for said, entries in zip(proof.statements, proof.hashes, strict=True):
             message = statement_message(self.authority.run_id, said, entries)
             if not signed_by(one.key, message, said.signature):
-                raise RemoteProtocolError("O24", "a statement that its key has not signed")
+                raise RemoteProtocolError("O24", "a statement without a valid signature of its key")
         self.liars[one.key] = proof
         return True
 
@@ -382,7 +382,7 @@ class ControlFeed:
             or empty
             or len(votes) < self.authority.votes
         ):
-            raise RemoteProtocolError("O4", "a succession without the votes that it needs")
+            raise RemoteProtocolError("O4", "a succession with too few valid votes")
         kept = self._lowest_two({**self.successions, name: succession})
         if name not in kept:
             return False

@@ -381,7 +381,7 @@ def _read_move(values: list[Any], at: int) -> Move:
     value = values[at]
     named = isinstance(value, list) and len(value) == 4
     move: Move = (_MOVE_WITH_ZEROS if named else _MOVE).read(values, at)
-    require(not named or 0 < move.zeros <= move.steps, "O2", "zeros that there are not")
+    require(not named or 0 < move.zeros <= move.steps, "O2", "a number of zeros out of range")
     return move
 
 

@@ -76,11 +76,6 @@ def cells_of(values: Values) -> int:
     return 0 if isinstance(values, int) else len(values)
 
 
-def scalars_in(values: Values) -> int:
-    """Return the number of scalars of an update."""
-    return cells_of(values) or 1
-
-
 def squares_of(values: Values) -> int:
     """Return the sum of the squares of an update's scalars."""
     return values * values if isinstance(values, int) else sum(map(mul, values, values))

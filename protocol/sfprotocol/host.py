@@ -221,7 +221,7 @@ class Host:
         that must be durable before `carry_out`; None if there is nothing to commit.
         """
         if self._decided is not None:
-            raise LocalProtocolError("a round is decided before the last one was carried out")
+            raise LocalProtocolError("decide before the last round was carried out")
         actions: list[events.Action] = []
         for link in [link for link, until in self._resting.items() if until <= now]:
             self._wake(link)
@@ -242,7 +242,7 @@ class Host:
         Raises LocalProtocolError if something is missing in the store.
         """
         if self._decided is None:
-            raise LocalProtocolError("nothing was decided that could be carried out")
+            raise LocalProtocolError("carry_out without a decided round")
         actions, self._decided = self._decided, None
         frames = _Frames(self._store, self.machine.run.form)
         effects: list[Effect] = []
@@ -379,7 +379,7 @@ class _Frames:
         if asked not in self._read:
             segment = self._store.read(feed, first, min(self._form.segment_updates, stop - first))
             if segment is None:
-                raise LocalProtocolError(f"the log ends before step {first}, which is to be served")
+                raise LocalProtocolError(f"the log ends before step {first}, which must be served")
             self._read[asked] = segment
         return replace(self._read[asked], hops=serve.hops)
 

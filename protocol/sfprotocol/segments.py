@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
 
-from sfprotocol.fields import cells_of, scalars_in
+from sfprotocol.fields import cells_of
 from sfprotocol.messages import MAX_SEGMENT_UPDATES as MAX_SEGMENT_UPDATES
 from sfprotocol.messages import EpochScalars, Form, Segment
 
@@ -24,7 +24,7 @@ def size_of(parts: Iterable[EpochScalars]) -> int:
     """Return the total number of scalars of these updates. Each update has one scalar, or one for every
     cell."""
     told = [part.scalars for part in parts if part.scalars]
-    return sum(map(len, told)) * scalars_in(told[0][0]) if told else 0
+    return sum(map(len, told)) * (cells_of(told[0][0]) or 1) if told else 0
 
 
 def most_updates(parts: Sequence[EpochScalars]) -> int:

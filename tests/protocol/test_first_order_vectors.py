@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -19,11 +17,9 @@ from sfprotocol.decisions import RateFrom
 from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import EpochScalars, Form
 from sfprotocol.run_state import multiplier
-from tests.protocol.test_vectors import as_json, read_message
+from tests.protocol.test_vectors import as_json, load, read_message
 
-VECTORS = json.loads(
-    (Path(__file__).parents[2] / "protocol" / "vectors" / "first_order.json").read_text(encoding="utf-8")
-)
+VECTORS = load("first_order.json")
 RUN = VECTORS["run"]
 BYTES = bytes.fromhex
 

@@ -16,7 +16,7 @@ from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
-from tests.protocol.feeds import RUN, Log, origin_of, own_updates, signing_key
+from tests.protocol.feeds import RUN, Log, origin_of, signing_key
 
 ANN, EVE = messages.Feed(origin_of("ann"), 1), messages.Feed(origin_of("eve"), 1)
 NEW_INCARNATION = 77
@@ -470,28 +470,3 @@ def test_a_round_that_takes_long_takes_no_more_events() -> None:
     host.decide(10.0, clock=clock)
     assert machine.heard == [events.Writable(0), events.Writable(1), events.Writable(2), events.Wake()]
     assert host.waiting == 6
-
-
-# -- own updates -----------------------------------------------------------------------------------------
-
-
-def test_own_updates_continue_what_is_posted_already_and_stay_within_the_budget() -> None:
-    ann = Ann()
-    for stop in (40, 80):
-        made = own_updates(ann.host, 40, lambda: 7)
-        assert made == events.OwnUpdates(ANN, stop - 40, (messages.EpochScalars(0, (7,) * 40),))
-        ann.host.post(made)
-    ann.round()
-    made = own_updates(ann.host, 10**6, lambda: 7)
-    assert made == events.OwnUpdates(ANN, 80, (messages.EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
-    ann.host.post(made)
-    last = own_updates(ann.host, 10**6, lambda: 7)
-    assert last
-    assert last.first == 80 + MAX_SEGMENT_UPDATES
-    assert last.first + len(last.parts[0].scalars) == RUN.update_budget
-
-
-def test_own_updates_are_made_only_when_the_machine_allows_it() -> None:
-    host = Host(Machine(RUN, Frontier(RUN), own=None, sign=lambda _: b"", draw_incarnation=lambda: 0,
-                        proven=True, now=0.0), CountingStore())  # fmt: skip
-    assert own_updates(host, 1, lambda: 1) is None

@@ -16,7 +16,7 @@ from sfprotocol.run_state import Span
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, own_updates, signed, signing_key
 from tests.protocol.organised import closing
-from tests.protocol.swarm import Node, Swarm, Wire
+from tests.protocol.swarm import Node, Swarm
 
 AUTHORITY = messages.Authority(
     RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2
@@ -82,35 +82,6 @@ def test_nobody_makes_updates_before_it_is_admitted() -> None:
     assert made["b"].compute(3)
     made.run(2)
     assert made["a"].machine.frontier.known == 3
-    assert same(made)
-
-
-def test_updates_that_arrive_before_their_origins_admission_are_asked_for_once_it_is_here() -> None:
-    """Flooding does not keep the order of decisions and updates, so that the sender is honest."""
-    made = Swarm(run=ORGANISED, organiser="a")
-    made.add("a"), made.add("b")
-    made.mesh()
-    made.run(1)
-    transmit, held = made.transmit, list[tuple[Wire, bytes]]()
-
-    def hold(wire: Wire, frame: bytes, *, segment: bool) -> None:
-        if isinstance(wire_codec.decode(frame), messages.Control | messages.ControlHead):
-            held.append((wire, frame))
-        else:
-            transmit(wire, frame, segment=segment)
-
-    made.transmit = hold  # type: ignore[method-assign]
-    decide(made["a"], Admit(origin_of("a"), QUOTA, 0))
-    assert made["a"].compute(3)
-    made.run(2)
-    counters = made["b"].machine.counters
-    assert (counters.admitted, counters.rejected) == (0, 0)
-    assert counters.unnamed
-    made.transmit = transmit  # type: ignore[method-assign]
-    for wire, frame in held:
-        transmit(wire, frame, segment=False)
-    made.run(2)
-    assert counters.admitted == 3
     assert same(made)
 
 
@@ -223,22 +194,6 @@ def test_what_is_to_be_skipped_can_be_left_out_of_what_is_named() -> None:
     organised, b = made["a"].machine.organised, number(made, "b")
     assert organised.named(1)[made["b"].own].spans[-1].stop == 10
     assert organised.named(1, [b]) == organised.named(0)
-
-
-def test_a_newcomer_learns_decisions_before_it_asks_for_updates() -> None:
-    made = swarm()
-    for _ in range(3):
-        for name in "abc":
-            made[name].compute(9)
-        made.run(2)
-        close(made["a"])
-        seal(made["a"])
-    late = made.add("late")
-    made.connect(late, made["b"])
-    made.run(3)
-    assert late.machine.frontier.known == 81
-    assert late.machine.organised.missing_updates == 0
-    assert same(made)
 
 
 def test_what_a_restarted_node_has_kept_is_what_counts() -> None:

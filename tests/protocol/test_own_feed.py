@@ -260,26 +260,11 @@ LONG = parameters(epoch_updates=100_000)
 # -- one author ------------------------------------------------------------------------------------------
 
 
-def test_the_first_update_waits_for_nothing() -> None:
-    author = Author(parameters(1000))
-    author.make(5.0)
-    assert author.counts == [1]
-    assert author.coalescing.deadline() == float("inf")
-
-
 def test_more_are_joined_step_by_step_until_the_signature_costs_little() -> None:
     author = Author(LONG)
     for step in range(200):
         author.make(0.5 * step)
     assert author.counts[:8] == [1, 2, 4, 8, 16, ENOUGH, ENOUGH, ENOUGH]
-
-
-def test_one_update_is_signed_every_thirty_seconds_at_least() -> None:
-    author = Author(LONG)
-    for step in range(20):
-        author.make(10.0 * step)
-    assert author.counts[2:] == [3] * len(author.counts[2:])
-    assert max(author.waited) < MAX_WAIT
 
 
 def test_a_step_that_takes_longer_than_that_is_signed_at_once() -> None:

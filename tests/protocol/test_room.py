@@ -64,6 +64,12 @@ def hearing(*names: str, host: Scripted | None = None) -> tuple[Scripted, list[A
     return host, actions
 
 
+def without_room() -> Feed:
+    """Return a feed of ann for which the first feeds by work leave no room."""
+    feeds = (Feed(origin_of("ann"), number) for number in range(1000))
+    return next(feed for feed in feeds if work(feed) > work(feed_of(BY_WORK[ROOM - 1])))
+
+
 # -- room (S8) ---------------------------------------------------------------------------------------
 
 
@@ -119,11 +125,7 @@ def test_what_a_full_run_excludes_costs_no_signature() -> None:
 
 @pytest.mark.usefixtures("little_room")
 def test_an_own_feed_that_makes_room_is_followed_by_one_with_less_work() -> None:
-    own = next(
-        Feed(origin_of("ann"), number)
-        for number in range(1000)
-        if work(Feed(origin_of("ann"), number)) > work(feed_of(BY_WORK[ROOM - 1]))
-    )
+    own = without_room()
     host = Scripted(own)
     host.event(OwnUpdates(own, 0, (EpochScalars(0, (5, 6)),)))
     _, actions = hearing(*BY_WORK[:ROOM], host=host)
@@ -135,11 +137,7 @@ def test_an_own_feed_that_makes_room_is_followed_by_one_with_less_work() -> None
 
 @pytest.mark.usefixtures("little_room")
 def test_an_empty_own_feed_for_which_there_is_no_room_any_more_is_replaced_too() -> None:
-    own = next(
-        feed
-        for feed in (Feed(origin_of("ann"), number) for number in range(1000))
-        if work(feed) > work(feed_of(BY_WORK[ROOM - 1]))
-    )
+    own = without_room()
     host = Scripted(own)
     _, actions = hearing(*BY_WORK[:ROOM], host=host)
     assert continued(actions) == []

@@ -41,6 +41,7 @@ from sfprotocol.decisions import (
     Worth,
 )
 from sfprotocol.run_state import RunState, multiplier, named_digest
+from tests.protocol.vectors.plain import origin as _public
 from tests.protocol.vectors.plain import plain
 
 RUN_ID = bytes(range(32))
@@ -144,10 +145,6 @@ def _bad_encodings() -> list[tuple[str, bytes]]:
 
 def _key(secret: bytes) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(secret)
-
-
-def _public(secret: bytes) -> bytes:
-    return _key(secret).public_key().public_bytes_raw()
 
 
 def _control() -> dict[str, Any]:
