@@ -318,7 +318,11 @@ class ControlFeed:
                 and not self.misses_decisions
                 and not self._is_later(position, entry, chain)
             ):
-                return self._fork(position, entry, chain) if self._is_fork(position, entry) else new
+                if not self._is_fork(position, entry):
+                    return new
+                chains = self.chains[position + 1], chain
+                signatures = self.entries[position].signature, entry.signature
+                return ControlFork(entry.term, position + 1, chains, signatures)
             if self._betrays(position + 1, chain):
                 break
             self._truncate(position)
@@ -498,14 +502,6 @@ class ControlFeed:
         for turns in self._named, self._elected:
             while turns and turns[-1].position >= stop:
                 turns.pop()
-
-    def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
-        """Return the proof that one key has signed both our decision at this position and the decision
-        `entry`."""
-        chains = self.chains[position + 1], chain
-        return ControlFork(
-            entry.term, position + 1, chains, (self.entries[position].signature, entry.signature)
-        )
 
     # -- signatures --------------------------------------------------------------------------------
 

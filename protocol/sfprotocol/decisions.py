@@ -450,10 +450,7 @@ def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
     kind = _KIND_OF.get(type(decision))
     if kind is None:
         raise RemoteProtocolError("O2", "a decision that cannot be written")
-    write, write_extensions = _FIELDS[kind].write, _EXTENSIONS.write
-    assert write  # as all rows and lists have
-    assert write_extensions
-    data = _pack([kind, *write(decision), *write_extensions(extensions)])
+    data = _pack([kind, *_FIELDS[kind].write(decision), *_EXTENSIONS.write(extensions)])
     decode(data)
     return data
 

@@ -35,7 +35,7 @@ from sfprotocol.control_feed import ControlFeed, double_vote, election_message, 
 from sfprotocol.decisions import Ballot, Elected, StandIns
 from sfprotocol.events import Action, Counters, KeepStatement, LinkId, Transmit
 from sfprotocol.link import Link
-from sfprotocol.messages import ControlFork, DoubleVote, Entry, HigherWord, Statement
+from sfprotocol.messages import ControlFork, Entry, HigherWord, Statement
 from sfprotocol.rate_limit import FORGERY_COST, Bucket
 from sfprotocol.signing import Sign, signed_by
 from sfprotocol.wire_codec import MAX_TAIL
@@ -205,7 +205,8 @@ class Elections:
         before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
         newest = before or (known.said if known else None)
-        proof = self._double_vote(said)
+        proofs = (double_vote(vote, said) for vote in self._votes.get(said.key, ()))
+        proof = next(filter(None, proofs), None)
         old = newest is not None and said.number <= newest.number
         if said.key not in self._everybody() or (old and not proof):
             return []
@@ -238,10 +239,6 @@ class Elections:
         if not again and self._is_organisers(said) and (not own or said.term >= own.term):
             self._organiser_at = now
         return [*passed, *self.review(now)]
-
-    def _double_vote(self, said: Statement) -> DoubleVote | None:
-        proofs = (double_vote(vote, said) for vote in self._votes.get(said.key, ()))
-        return next((proof for proof in proofs if proof), None)
 
     def _keep_vote(self, said: Statement) -> None:
         """Store a vote for a term that is not over. The first ones stay, so that later ones cannot displace

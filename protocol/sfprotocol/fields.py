@@ -106,8 +106,8 @@ class Field(NamedTuple):
     width: int
     read: Callable[[list[Any], int], Any]
     """Returns the part, given all values and the place of its first. Raises RemoteProtocolError."""
-    write: Callable[[Any], list[Any]] | None = None
-    """Returns the values of the part. None stands for a part that is itself the one value."""
+    write: Callable[[Any], list[Any]]
+    """Returns the values of the part."""
 
 
 def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:
@@ -119,7 +119,7 @@ def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:
             raise RemoteProtocolError(rule, reason)
         return value
 
-    return Field(1, read)
+    return Field(1, read, lambda value: [value])
 
 
 def unsigned(bits: int) -> Field:
@@ -148,16 +148,9 @@ def row(build: Callable[..., Any], *parts: Field, names: Sequence[str] | None = 
         items = value if names is None else [getattr(value, name) for name in names]
         if len(items) != len(parts):
             raise LocalProtocolError(f"{len(items)} fields, where there are {len(parts)}")
-        values: list[Any] = []
-        for part, item in zip(parts, items, strict=True):
-            if part.write is None:
-                values.append(item)
-            else:
-                values += part.write(item)
-        return values
+        return [written for part, item in zip(parts, items, strict=True) for written in part.write(item)]
 
-    plain = names is None and all(part.write is None for part in parts)
-    return Field(stops[-1] if stops else 0, read, list if plain else write)
+    return Field(stops[-1] if stops else 0, read, write)
 
 
 def pair(part: Field) -> Field:
@@ -173,8 +166,7 @@ def array(inside: Field) -> Field:
         require(isinstance(inner, list) and len(inner) == inside.width, "C5", reason)
         return inside.read(inner, 0)
 
-    write = inside.write
-    return Field(1, read, lambda value: [write(value)] if write else [[value]])
+    return Field(1, read, lambda value: [inside.write(value)])
 
 
 def listed(item: Field, most: int, name: Callable[[Any], Any] | None = None) -> Field:
@@ -189,10 +181,7 @@ def listed(item: Field, most: int, name: Callable[[Any], Any] | None = None) -> 
         require(ascending, "C8", "entries are not in strictly ascending order")
         return entries
 
-    write = item.write
-    return Field(
-        1, read, lambda entries: [[write(entry)[0] for entry in entries] if write else list(entries)]
-    )
+    return Field(1, read, lambda entries: [[item.write(entry)[0] for entry in entries]])
 
 
 U8, U16, U31, U32, U64 = unsigned(8), unsigned(16), unsigned(31), unsigned(32), unsigned(64)

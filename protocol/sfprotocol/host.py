@@ -316,9 +316,8 @@ class Host:
             return None
         segment = frames.segment(serve, stop)
         self.post(events.Served(serve.link, serve.feed, segment.stop, serve.hops))
-        if (
-            segment.count > self.machine.run.form.segment_updates
-        ):  # only other nodes have an earlier signature
+        if segment.count > self.machine.run.form.segment_updates:
+            # Only other nodes have an earlier signature.
             self.post(events.Writable(serve.link))
             return None
         return Send(serve.link, segment, frames.of(segment))

@@ -72,9 +72,7 @@ def encode(message: messages.Message, scalar_bytes: int = 2, cells: int = 0) -> 
     Raises LocalProtocolError if the peer could not decode it.
     """
     kind, form = _KIND_OF[type(message)], messages.Form(scalar_bytes, cells)
-    found = _messages(form)[kind]
-    assert found.write  # as every row has
-    values = [kind, *found.write(message)]
+    values = [kind, *_messages(form)[kind].write(message)]
     try:
         _build(values, form)
     except RemoteProtocolError as error:

@@ -466,10 +466,17 @@ MUTATIONS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
-def test_the_walks_find_what_would_be_wrong(
-    mutation: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+FOUND_BY = {
+    "who has handed over goes on": 522,
+    "what was said before takes away what was answered": 336,
+    "whoever holds less is elected": 124,
+}
+"""The first walk that finds a mutation, for those that take long; others begin with walk 0."""
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_walks_find_what_would_be_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = MUTATIONS[name]
     source = Path(elections.__file__).read_text()
     assert source.count(mutation[0]) == 1
     mutant = ModuleType("mutant")
@@ -478,10 +485,10 @@ def test_the_walks_find_what_would_be_wrong(
     mutant.__dict__.update(signed_by=vars(elections)["signed_by"], STATEMENT_BURST=1e12)
     monkeypatch.setitem(globals(), "Elections", mutant.Elections)
     with pytest.raises(Wrong):
-        many_walks()
+        many_walks(FOUND_BY.get(name, 0))
 
 
-def many_walks() -> None:
+def many_walks(first: int) -> None:
     scenes = [told(beginning(5, 4), story) for story in STORIES.values()]
-    for seed in range(10_000):
+    for seed in range(first, first + 10_000):
         walked(scenes[seed % len(scenes)], seed, 25)
