@@ -344,7 +344,7 @@ OBJECTS = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(came=st.lists(st.tuples(U32, OBJECTS), max_size=15))
 def test_garbage_breaks_a_rule_or_brings_nothing(
     came: list[tuple[int, Entry | ControlFork | Succession]],

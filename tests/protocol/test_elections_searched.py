@@ -470,6 +470,7 @@ FOUND_BY = {
     "who has handed over goes on": 522,
     "what was said before takes away what was answered": 336,
     "whoever holds less is elected": 124,
+    "ballots are not durable": 133,
 }
 """The first walk that finds a mutation, for those that take long; others begin with walk 0."""
 

@@ -263,7 +263,7 @@ stories = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 """A history of Eve. With two values and few updates, several histories often have a common beginning."""
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(stories, min_size=2, max_size=4), st.integers(0, 2**32), st.booleans())
 @example([[0], [0, 0]], 7030, True)  # the only link is lost after the network has healed
 @example([[0], [0]], 10748, False)  # rounding of times let a Summary overtake the Hello

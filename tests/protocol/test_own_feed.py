@@ -358,7 +358,7 @@ def test_a_feed_is_continued_where_the_log_ends() -> None:
     assert (updates.first, updates.count, coalescing.first) == (40, 2, 42)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.floats(0.001, 100))
 def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int, pace: float) -> None:
     """Updates wait at most 30 s, or until two tenths of an epoch are seen, or until 32 wait."""

@@ -95,7 +95,7 @@ class Peers:
         getattr(self, kind)(*arguments)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(events=st.lists(EVENTS, max_size=40))
 def test_the_kept_number_is_the_counted_one_whatever_peers_say(events: list[Any]) -> None:
     peers = Peers()
