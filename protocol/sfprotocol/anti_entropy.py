@@ -56,15 +56,11 @@ def tell_all(link: Link, frontier: Frontier, now: float) -> list[Action]:
     return [Transmit(link.id, page) for page in pages(frontier, frontier.claims())]
 
 
-def tell_changes(link: Link, frontier: Frontier) -> list[Action]:
-    """Tell the peer the changed feeds and the digest (SPEC A2)."""
-    return [*announce(link, frontier), *(Transmit(link.id, page) for page in pages(frontier, []))]
-
-
 def tell(link: Link, frontier: Frontier, now: float) -> list[Action]:
-    """Tell the peer the changed feeds, or everything if the digests stay different."""
+    """Tell the peer the changed feeds and the digest (SPEC A2). Tell it everything if the digests stay
+    different."""
     if not wants_full_summary(link, frontier, now):
-        return tell_changes(link, frontier)
+        return [*announce(link, frontier), *(Transmit(link.id, page) for page in pages(frontier, []))]
     link.agreement.patience = min(2 * link.agreement.patience, MOST_PATIENCE)
     return tell_all(link, frontier, now)
 

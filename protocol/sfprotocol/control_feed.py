@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from operator import attrgetter
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from sfprotocol import decisions
 from sfprotocol.decisions import MAX_DECISION, Elected, StandIns
@@ -250,7 +250,7 @@ class ControlFeed:
         told.successions, told.succession = self.successions, self.succession
         for chain, place, entry in turns:
             term = told._term_at(place)
-            begins = told._follows(term, entry.term) and _elects(turn_of(entry.record))
+            begins = told._begins(term, entry)
             if (
                 place <= last
                 or not (entry.term == term or begins)
@@ -285,7 +285,7 @@ class ControlFeed:
 
     def _sign(self, entry: Entry, sign: Sign) -> Entry:
         if self.frozen or self.misses_decisions or not self._allowed(self.stop, entry):
-            raise LocalProtocolError("a decision that cannot follow those that are here")
+            raise LocalProtocolError("a decision that cannot follow the stored decisions")
         chain = extend(self.chain, entry.term, entry.record)
         message = decision_message(self.authority.run_id, entry.term, self.stop + 1, chain)
         return entry._replace(signature=sign(message))
@@ -301,10 +301,7 @@ class ControlFeed:
         missed an election.
         """
         if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
-            new = trial.stop - next(
-                (at for at, (a, b) in enumerate(zip(self.chains, trial.chains, strict=False)) if a != b),
-                len(self.chains),
-            ) + 1  # fmt: skip
+            new = len(set(trial.chains) - set(self.chains))
             self.__dict__.update(trial.__dict__)
             return new
         new = 0
@@ -321,7 +318,11 @@ class ControlFeed:
                 and not self.misses_decisions
                 and not self._is_later(position, entry, chain)
             ):
-                return self._fork(position, entry, chain) if self._is_fork(position, entry) else new
+                if not self._is_fork(position, entry):
+                    return new
+                chains = self.chains[position + 1], chain
+                signatures = self.entries[position].signature, entry.signature
+                return ControlFork(entry.term, position + 1, chains, signatures)
             if self._betrays(position + 1, chain):
                 break
             self._truncate(position)
@@ -340,7 +341,7 @@ class ControlFeed:
             return False  # its term is void, over or still unknown
         pairs = zip(fork.chains, fork.signatures, strict=True)
         if not all(self._signed(fork.term, fork.stop, *pair) for pair in pairs):
-            raise RemoteProtocolError("O4", "a fork that the organiser has not signed")
+            raise RemoteProtocolError("O4", "a fork without valid signatures of its term's key")
         known = self.forks.get(fork.term)
         if known and known.stop <= fork.stop:
             return False
@@ -355,13 +356,13 @@ class ControlFeed:
         """
         one, other = proof.statements
         if not _elect_two(one, other) or any(said.entries for said in proof.statements):
-            raise RemoteProtocolError("O24", "two statements that do not elect two for one term")
+            raise RemoteProtocolError("O24", "two statements that do not elect two keys for one term")
         if one.key in self.liars or not any(one.key in turn.keys for turn in self._named):
             return False
         for said, entries in zip(proof.statements, proof.hashes, strict=True):
             message = statement_message(self.authority.run_id, said, entries)
             if not signed_by(one.key, message, said.signature):
-                raise RemoteProtocolError("O24", "a statement that its key has not signed")
+                raise RemoteProtocolError("O24", "a statement without a valid signature of its key")
         self.liars[one.key] = proof
         return True
 
@@ -385,7 +386,7 @@ class ControlFeed:
             or empty
             or len(votes) < self.authority.votes
         ):
-            raise RemoteProtocolError("O4", "a succession without the votes that it needs")
+            raise RemoteProtocolError("O4", "a succession with too few valid votes")
         kept = self._lowest_two({**self.successions, name: succession})
         if name not in kept:
             return False
@@ -432,6 +433,10 @@ class ControlFeed:
         """Return whether `term` is later than `begun` and belongs to the same succession."""
         return begun < term < begun - begun % self.authority.terms + self.authority.terms
 
+    def _begins(self, term: int, entry: Entry) -> bool:
+        """Return whether a decision is an election that may begin its term after `term`."""
+        return self._follows(term, entry.term) and isinstance(turn_of(entry.record), Elected)
+
     def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
         """Return the keys of the stand-ins that elect at a position; a succession ends their office."""
         last = _last_before(self._named, position)
@@ -447,8 +452,7 @@ class ControlFeed:
         term, fork = self._term_at(position), self.forks.get(entry.term)
         if fork is not None and position >= fork.stop - 1 and not self._is_overruled(entry.term):
             return False
-        begins = self._follows(term, entry.term) and _elects(turn_of(entry.record))
-        return entry.term == term or begins
+        return entry.term == term or self._begins(term, entry)
 
     def _is_overruled(self, term: int) -> bool:
         """Return whether an election has kept a term's decisions, so that a fork of the term changes
@@ -499,14 +503,6 @@ class ControlFeed:
             while turns and turns[-1].position >= stop:
                 turns.pop()
 
-    def _fork(self, position: int, entry: Entry, chain: bytes) -> ControlFork:
-        """Return the proof that one key has signed both our decision at this position and the decision
-        `entry`."""
-        chains = self.chains[position + 1], chain
-        return ControlFork(
-            entry.term, position + 1, chains, (self.entries[position].signature, entry.signature)
-        )
-
     # -- signatures --------------------------------------------------------------------------------
 
     def _keys(self, term: int) -> set[bytes]:
@@ -534,7 +530,7 @@ class ControlFeed:
     def _keys_at(self, position: int, entry: Entry) -> set[bytes]:
         """Return the keys that may sign a decision. An election is signed by the elected key."""
         turn = turn_of(entry.record)
-        if _elects(turn) and entry.term != self._term_at(position):
+        if isinstance(turn, Elected) and entry.term != self._term_at(position):
             return {turn.key}
         return self._keys(entry.term)
 
@@ -549,7 +545,7 @@ class ControlFeed:
         turn = turn_of(entry.record)
         return (
             entry.term == self._term_at(position)
-            or not _elects(turn)
+            or not isinstance(turn, Elected)
             or self._is_elected(position, entry.term, before, turn)
         )
 
@@ -592,10 +588,6 @@ def _cost(entry: Entry) -> int:
 def _last_before(turns: list[_Turn], position: int) -> _Turn | None:
     place = bisect_left(turns, position, key=_POSITION)
     return turns[place - 1] if place else None
-
-
-def _elects(decision: StandIns | Elected | None) -> TypeGuard[Elected]:
-    return isinstance(decision, Elected)
 
 
 def turn_of(record: bytes) -> StandIns | Elected | None:

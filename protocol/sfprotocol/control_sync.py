@@ -76,9 +76,7 @@ class ControlSync:
         for message in kept.authority:
             self._take_authority(message)
         if self.feed.add(0, kept.entries) != len(kept.entries):
-            raise RemoteProtocolError(
-                "O3", "what was kept of the control feed does not follow, or is not signed"
-            )
+            raise RemoteProtocolError("O3", "stored decisions that do not follow or are not signed")
         for message in kept.authority:  # proofs about terms and stand-ins of the stored decisions
             self._take_authority(message)
         self.elections = Elections(

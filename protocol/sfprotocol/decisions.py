@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -30,10 +30,12 @@ from sfprotocol.fields import (
     binary,
     listed,
     one,
+    pack,
     readable,
     require,
     row,
     squares_of,
+    unpack,
 )
 
 RATE_ONE = 1 << 32
@@ -379,7 +381,7 @@ def _read_move(values: list[Any], at: int) -> Move:
     value = values[at]
     named = isinstance(value, list) and len(value) == 4
     move: Move = (_MOVE_WITH_ZEROS if named else _MOVE).read(values, at)
-    require(not named or 0 < move.zeros <= move.steps, "O2", "zeros that there are not")
+    require(not named or 0 < move.zeros <= move.steps, "O2", "a number of zeros out of range")
     return move
 
 
@@ -448,10 +450,7 @@ def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
     kind = _KIND_OF.get(type(decision))
     if kind is None:
         raise RemoteProtocolError("O2", "a decision that cannot be written")
-    write, write_extensions = _FIELDS[kind].write, _EXTENSIONS.write
-    assert write  # as all rows and lists have
-    assert write_extensions
-    data = _pack([kind, *write(decision), *write_extensions(extensions)])
+    data = _pack([kind, *_FIELDS[kind].write(decision), *_EXTENSIONS.write(extensions)])
     decode(data)
     return data
 
@@ -488,7 +487,7 @@ def read(record: bytes) -> Recorded:
 
 def _pack(value: Any) -> bytes:
     try:
-        return cast(bytes, msgpack.packb(value, use_bin_type=True))
+        return pack(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise RemoteProtocolError("O2", f"cannot be written: {error}") from None
 
@@ -500,7 +499,7 @@ def _unpack(data: bytes) -> Any:
     unpacker.feed(data)
     try:
         unpacker.skip()
-        require(unpacker.tell() == len(data), "O2", "more than one value")
-        return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **_BOUNDS)
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteProtocolError("O2", f"not MessagePack: {error}") from None
+    require(unpacker.tell() == len(data), "O2", "more than one value")
+    return unpack(data, _BOUNDS, "O2")

@@ -35,7 +35,7 @@ from sfprotocol.control_feed import ControlFeed, double_vote, election_message, 
 from sfprotocol.decisions import Ballot, Elected, StandIns
 from sfprotocol.events import Action, Counters, KeepStatement, LinkId, Transmit
 from sfprotocol.link import Link
-from sfprotocol.messages import ControlFork, DoubleVote, Entry, HigherWord, Statement
+from sfprotocol.messages import ControlFork, Entry, HigherWord, Statement
 from sfprotocol.rate_limit import FORGERY_COST, Bucket
 from sfprotocol.signing import Sign, signed_by
 from sfprotocol.wire_codec import MAX_TAIL
@@ -203,7 +203,8 @@ class Elections:
         before = self._own if said.key == self.key else None
         known = self._heard.get(said.key)
         newest = before or (known.said if known else None)
-        proof = self._double_vote(said)
+        proofs = (double_vote(vote, said) for vote in self._votes.get(said.key, ()))
+        proof = next(filter(None, proofs), None)
         old = newest is not None and said.number <= newest.number
         if not self._accepts(said.key) or (old and not proof):
             return []
@@ -237,10 +238,6 @@ class Elections:
             self._organiser_at = now
         return [*passed, *self.review(now)]
 
-    def _double_vote(self, said: Statement) -> DoubleVote | None:
-        proofs = (double_vote(vote, said) for vote in self._votes.get(said.key, ()))
-        return next((proof for proof in proofs if proof), None)
-
     def _keep_vote(self, said: Statement) -> None:
         """Store a vote for a term that is not over. The first ones stay, so that later ones cannot displace
         them."""
@@ -252,9 +249,9 @@ class Elections:
     def decide(self, record: bytes, now: float) -> list[Action]:
         """Propose a decision. Do nothing while another one is undecided, or while we may not decide."""
         ahead = self._ahead()
-        if not self.leads(now) or self._hands_to or ahead.stop > self._feed.stop or self._sign is None:
+        if not self.leads(now) or self._hands_to or ahead.stop > self._feed.stop:
             return []
-        self._tail, self._proposed_at = (ahead.stop, (ahead.sign(record, self._sign),)), now
+        self._tail, self._proposed_at = (ahead.stop, (ahead.sign(record, self._signature),)), now
         return [*self._state(now), *self.review(now)]
 
     def hand_over(self, key: bytes, now: float) -> list[Action]:
@@ -272,12 +269,9 @@ class Elections:
         key, until = self._hands_to
         if now >= until or not self.leads(now):
             self._hands_to = None
+            return []
         ahead, own = self._ahead(), self._own
-        if (
-            not self._hands_to
-            or ahead.stop > self._feed.stop
-            or (own and own.candidate == key and own.voted > own.term)
-        ):
+        if ahead.stop > self._feed.stop or (own and own.candidate == key and own.voted > own.term):
             return []
         term = self._latest() + 1
         return self._state(now, voted=term, candidate=key, ballot=self._ballot(term, ahead, key))
@@ -287,7 +281,7 @@ class Elections:
     def review(self, now: float) -> list[Action]:
         """Answer, elect, become a candidate or decide, as follows from the known statements."""
         for key in [key for key in self._heard if not self._accepts(key)]:
-            for known in (self._heard, self._votes, self._told_at):
+            for known in self._heard, self._votes, self._told_at:
                 known.pop(key, None)
         self._wake_at = now + BEAT
         if (
@@ -297,17 +291,14 @@ class Elections:
             or self._knows_too_little()
         ):
             return []
-        actions: list[Action] = []
-        steps = (
-            self._follow,
-            self._count_ballots,
-            self._elect,
-            self._stand,
-            self._count_answers,
-            self._hand_over,
-        )
-        for step in steps:
-            actions += step(now)
+        actions = [
+            *self._follow(now),
+            *self._count_ballots(now),
+            *self._elect(now),
+            *self._stand(now),
+            *self._count_answers(now),
+            *self._hand_over(now),
+        ]
         if now >= self._beat_at:
             actions += self._state(now)
         later = [at for at in (self._stand_at, self._organiser_at + LEASE) if at is not None and at > now]
@@ -322,7 +313,8 @@ class Elections:
         organisers = [heard.said for heard in self._heard.values() if self._is_organisers(heard.said)]
         said = max(organisers, key=lambda one: one.term, default=None)
         silent = now - self._organiser_at >= LEASE and not self._organises()
-        if said is None or (said.term, said.number) < latest or self._leads_since(said):
+        leads_since = said is not None and self._organises() and self._ahead().term >= said.term
+        if said is None or (said.term, said.number) < latest or leads_since:
             return self._state(now, silent=silent) if own is None or own.silent != silent else []
         if self._with(said) is not None:
             self._tail = said.decided, said.entries
@@ -353,7 +345,7 @@ class Elections:
             and (theirs := self._with(one.said))
             and (_last(theirs), theirs.stop) >= (_last(ahead), ahead.stop)
         ]
-        if not standing or self._sign is None:
+        if not standing:
             return []
         one = max(standing, key=lambda said: (said.term, said.key))
         theirs = self._with(one)
@@ -371,7 +363,7 @@ class Elections:
         handed = self._handed_to_us()
         if self._stand_at is None:
             self._stand_at = now if handed else now + self._delay(now)
-        if now < self._stand_at or self._sign is None or self._own is None:
+        if now < self._stand_at:
             return []
         self._stand_at = now + 2 * BEAT + self._delay(now)
         term = handed or self._next_term(now)
@@ -382,9 +374,12 @@ class Elections:
 
     def _ballot(self, term: int, ahead: ControlFeed, key: bytes) -> bytes:
         """Return our signature that elects a key for a term that begins after `ahead`."""
-        assert self._sign is not None  # only a stand-in elects
         run_id = self._feed.authority.run_id
-        return self._sign(election_message(run_id, term, ahead.stop, ahead.chain, key))
+        return self._signature(election_message(run_id, term, ahead.stop, ahead.chain, key))
+
+    def _signature(self, message: bytes) -> bytes:
+        assert self._sign is not None  # only a stand-in signs
+        return self._sign(message)
 
     def _handed_over(self) -> tuple[int, bytes] | None:
         """Return the term for which the organiser itself has elected another key, with that key; None if it
@@ -429,10 +424,10 @@ class Elections:
     def _count_ballots(self, now: float) -> list[Action]:
         """Begin our term once more than half have elected us."""
         own, ahead = self._own, self._ahead()
-        if not self._stands() or own is None or self._sign is None:
+        if not self._stands() or own is None:
             return []
         message = election_message(self._feed.authority.run_id, own.term, ahead.stop, ahead.chain, self.key)
-        for_us = {self.key: self._sign(message)} | {
+        for_us = {self.key: self._signature(message)} | {
             key: one.said.ballot
             for key, one in self._heard.items()
             if (one.said.voted, one.said.candidate) == (own.term, self.key)
@@ -442,7 +437,7 @@ class Elections:
             return []
         places = enumerate(ahead.stand_ins)
         ballots = tuple(Ballot(place, for_us[key]) for place, key in places if key in for_us)
-        begun = ahead.elect(own.term, Elected(self.key, ballots), self._sign)
+        begun = ahead.elect(own.term, Elected(self.key, ballots), self._signature)
         self._tail = self._feed.stop, (*ahead.entries[self._feed.stop :], begun)
         self._stand_at, self._answered, self._proposed_at = None, {}, now
         return self._state(now)
@@ -468,7 +463,6 @@ class Elections:
 
     def _state(self, now: float, **changes: object) -> list[Action]:
         """Make a new statement with these `changes`: durable first, then sent to all neighbours."""
-        assert self._sign is not None
         ahead, own = self._ahead(), self._own
         entries = tuple(ahead.entries[self._feed.stop :])
         said = replace(
@@ -507,10 +501,9 @@ class Elections:
     def _told(self) -> Statement:
         """Return our signed statement for others; with entries only if we organise or are a candidate."""
         assert self._own is not None
-        assert self._sign is not None
         proposes = self._organises() or self._stands()
         told = self._own if proposes else replace(self._own, entries=())
-        return replace(told, signature=self._sign(statement_message(self._feed.authority.run_id, told)))
+        return replace(told, signature=self._signature(statement_message(self._feed.authority.run_id, told)))
 
     def _remember(self, said: Statement) -> None:
         """Take over a statement of our own key that is unknown here, because this node's folder was restored
@@ -539,10 +532,6 @@ class Elections:
         """Return whether our key signs the next decision, in our own term."""
         own, ahead = said or self._own, self._ahead()
         return own is not None and not _may_not(own) and (ahead.key, ahead.term) == (self.key, own.term)
-
-    def _leads_since(self, said: Statement) -> bool:
-        """Return whether we organise, in the term of this statement or a later one."""
-        return self._organises() and self._ahead().term >= said.term
 
     def _stands(self) -> bool:
         """Return whether we are a candidate that is not elected yet."""
@@ -575,9 +564,8 @@ class Elections:
         """Return the latest term that a group of stand-ins has reached. The group consists of the stand-ins
         with the earliest terms: enough to be more than half together with us, and `more` further ones. Terms
         that are too late for others to accept are left out."""
-        terms = {
-            key: max(self._heard[key].said.term, self._heard[key].said.voted) for key in self._fresh(now)
-        }
+        told_by = {key: self._heard[key].said for key in self._fresh(now)}
+        terms = {key: max(said.term, said.voted) for key, said in told_by.items()}
         reached = 0
         for group in self._groups():
             told, half = sorted(terms[key] for key in group if key in terms), len(group) // 2

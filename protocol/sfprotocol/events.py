@@ -327,19 +327,16 @@ class Counters:
     """Counts of things that have happened so far; they never decrease."""
 
     admitted: int = 0
-    gaps: int = 0
-    unnamed: int = 0
-    """Segments whose key belongs to no known feed, or to several."""
     put_off: int = 0
     """Segments and proofs that exceed their origin's rate and were left for later."""
     rejected: int = 0
+    """Segments that did not verify."""
     cuts: int = 0
     """Proofs that cut a feed, or cut it lower than before."""
     cards: int = 0
     """Cards of others that were news."""
     decisions: int = 0
     """Decisions, successions and forks of the control feed that were news."""
-
     statements: int = 0
     """Statements of stand-ins that were news."""
 

@@ -5,11 +5,13 @@ A type is described once, as a row of fields. Reading also refuses invalid value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import accumulate, chain, pairwise
 from operator import mul
 from typing import Any, NamedTuple, cast
+
+import msgpack
 
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 
@@ -74,14 +76,23 @@ def cells_of(values: Values) -> int:
     return 0 if isinstance(values, int) else len(values)
 
 
-def scalars_in(values: Values) -> int:
-    """Return the number of scalars of an update."""
-    return cells_of(values) or 1
-
-
 def squares_of(values: Values) -> int:
     """Return the sum of the squares of an update's scalars."""
     return values * values if isinstance(values, int) else sum(map(mul, values, values))
+
+
+def pack(value: Any) -> bytes:
+    """Return the MessagePack of a value."""
+    return cast(bytes, msgpack.packb(value, use_bin_type=True))
+
+
+def unpack(data: bytes, bounds: Mapping[str, int], rule: str) -> Any:
+    """Return the one value in `data`. Raises RemoteProtocolError (`rule`) if it is no MessagePack, or has
+    lists or maps beyond these `bounds`."""
+    try:
+        return msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, **bounds)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(rule, f"not MessagePack: {error}") from None
 
 
 def require(condition: bool, rule: str, reason: str) -> None:
@@ -95,8 +106,8 @@ class Field(NamedTuple):
     width: int
     read: Callable[[list[Any], int], Any]
     """Returns the part, given all values and the place of its first. Raises RemoteProtocolError."""
-    write: Callable[[Any], list[Any]] | None = None
-    """Returns the values of the part. None stands for a part that is itself the one value."""
+    write: Callable[[Any], list[Any]]
+    """Returns the values of the part."""
 
 
 def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:
@@ -108,7 +119,7 @@ def one(holds: Callable[[Any], bool], reason: str, rule: str = "C5") -> Field:
             raise RemoteProtocolError(rule, reason)
         return value
 
-    return Field(1, read)
+    return Field(1, read, lambda value: [value])
 
 
 def unsigned(bits: int) -> Field:
@@ -137,16 +148,9 @@ def row(build: Callable[..., Any], *parts: Field, names: Sequence[str] | None = 
         items = value if names is None else [getattr(value, name) for name in names]
         if len(items) != len(parts):
             raise LocalProtocolError(f"{len(items)} fields, where there are {len(parts)}")
-        values: list[Any] = []
-        for part, item in zip(parts, items, strict=True):
-            if part.write is None:
-                values.append(item)
-            else:
-                values += part.write(item)
-        return values
+        return [written for part, item in zip(parts, items, strict=True) for written in part.write(item)]
 
-    plain = names is None and all(part.write is None for part in parts)
-    return Field(stops[-1] if stops else 0, read, list if plain else write)
+    return Field(stops[-1] if stops else 0, read, write)
 
 
 def pair(part: Field) -> Field:
@@ -162,8 +166,7 @@ def array(inside: Field) -> Field:
         require(isinstance(inner, list) and len(inner) == inside.width, "C5", reason)
         return inside.read(inner, 0)
 
-    write = inside.write
-    return Field(1, read, lambda value: [write(value)] if write else [[value]])
+    return Field(1, read, lambda value: [inside.write(value)])
 
 
 def listed(item: Field, most: int, name: Callable[[Any], Any] | None = None) -> Field:
@@ -178,10 +181,7 @@ def listed(item: Field, most: int, name: Callable[[Any], Any] | None = None) -> 
         require(ascending, "C8", "entries are not in strictly ascending order")
         return entries
 
-    write = item.write
-    return Field(
-        1, read, lambda entries: [[write(entry)[0] for entry in entries] if write else list(entries)]
-    )
+    return Field(1, read, lambda entries: [[item.write(entry)[0] for entry in entries]])
 
 
 U8, U16, U31, U32, U64 = unsigned(8), unsigned(16), unsigned(31), unsigned(32), unsigned(64)

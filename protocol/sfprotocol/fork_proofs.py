@@ -27,7 +27,8 @@ def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify)
     if isinstance(event.against, Proof):
         return _adopted(event, event.against)
     found = _compare(run, event, event.against, signed)
-    return _beside_cut(state, event, event.against) if _meets_cut(state, event, found) else found
+    beside = _beside_cut(state, event, event.against) if isinstance(found, int) else None
+    return beside or found
 
 
 def _compare(run: RunParameters, event: Examined, theirs: Segment, signed: Verify) -> Comparison:
@@ -53,20 +54,15 @@ def _adopted(event: Examined, theirs: Proof) -> Proof | None:
     return _apart(event.feed, theirs, event.chain, Branch(event.ours.parts, event.ours.signature))
 
 
-def _meets_cut(state: FeedState, event: Examined, found: Comparison) -> bool:
-    """Return whether the peer's signed history reaches our cut with another chain head than the cut's."""
-    theirs = event.against
-    if not isinstance(theirs, Segment) or not isinstance(found, int) or event.kept is None:
-        return False
-    if not theirs.first <= state.forked <= theirs.stop or not state.forked_chain:
-        return False
-    return extend(event.chain, first_updates(theirs.parts, state.forked - theirs.first)) != state.forked_chain
-
-
-def _beside_cut(state: FeedState, event: Examined, theirs: Segment) -> Proof:
-    assert event.kept
+def _beside_cut(state: FeedState, event: Examined, theirs: Segment) -> Proof | None:
+    """Return the proof that the peer's signed history reaches our cut with another chain head than the
+    cut's; None if it does not."""
+    if event.kept is None or not state.forked_chain or not theirs.first <= state.forked <= theirs.stop:
+        return None
     before = state.forked - theirs.first
     chain = extend(event.chain, first_updates(theirs.parts, before))
+    if chain == state.forked_chain:
+        return None
     return _apart(event.feed, event.kept, chain, Branch(drop_updates(theirs.parts, before), theirs.signature))
 
 

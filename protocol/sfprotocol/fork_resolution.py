@@ -7,6 +7,8 @@ histories cuts the feed and is shown to everybody. Fetching missing updates is n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sfprotocol import fork_proofs, plumtree, validation
 from sfprotocol.anti_entropy import SYNC_INTERVAL
 from sfprotocol.errors import RemoteProtocolError
@@ -25,28 +27,17 @@ SHOW_AGAIN = 10.0
 """Seconds after which a proof is sent again to a peer that does not seem to know it."""
 
 
+@dataclass(slots=True)
 class ForkResolution:
     """The fork resolution of one machine, whose tables it shares."""
 
-    def __init__(
-        self,
-        frontier: Frontier,
-        links: dict[LinkId, Link],
-        pulls: Pulls,
-        own: OwnFeed,
-        origins: OriginBuckets,
-        counters: Counters,
-        *,
-        verify: Verify,
-    ) -> None:
-        self._run = frontier.run
-        self._frontier = frontier
-        self._links = links
-        self._pulls = pulls
-        self._own = own
-        self._origins = origins
-        self._counters = counters
-        self._verify = verify
+    _frontier: Frontier
+    _links: dict[LinkId, Link]
+    _pulls: Pulls
+    _own: OwnFeed
+    _origins: OriginBuckets
+    _counters: Counters
+    _verify: Verify
 
     # -- suspicion ---------------------------------------------------------------------------------
 
@@ -111,7 +102,7 @@ class ForkResolution:
         if not self._origins.may_prove(proof.feed.origin, now):
             self._counters.put_off += 1
             return []  # the peer shows it again (SPEC E3)
-        if not sound(proof.feed.origin) or not fork_proofs.holds(self._run, proof, self._verify):
+        if not sound(proof.feed.origin) or not fork_proofs.holds(self._frontier.run, proof, self._verify):
             raise RemoteProtocolError("E1", "a proof that proves nothing")
         ours = state.next > proof.at or (state.next == proof.at and state.next > 0)
         if proof.cut and proof.at >= state.base and (ours or proof.cut == state.forked):
@@ -130,7 +121,7 @@ class ForkResolution:
             return []
         if state.forked != (event.kept.cut if event.kept else UNCUT):  # the log was read before it was cut
             return [Examine(event.link, event.feed, event.against)]
-        finding = fork_proofs.judge(self._run, state, event, self._verify)
+        finding = fork_proofs.judge(self._frontier.run, state, event, self._verify)
         if isinstance(finding, Proof):
             return self.cut(finding, now)
         link = self._links.get(event.link)
@@ -140,10 +131,6 @@ class ForkResolution:
             return self._same(link, state, event, finding, now)
         if len(link.names.matching(state.key, self._frontier)) > 1:
             return []  # the segment was of another feed
-        return self._strange(link, state, now)
-
-    def _strange(self, link: Link, state: FeedState, now: float) -> list[Action]:
-        """Look further back, as the peer's segment does not follow from our past."""
         self._charge(link, now)
         return look_further_back(link, state, self._least(link, state), now)
 
@@ -169,13 +156,14 @@ class ForkResolution:
         stop = state.next
         for link in self._links.values():
             link.inquiries.pop(feed, None)
-        self._frontier.cut(feed, at, proof.chains[0] if at else genesis(self._run.run_id, feed))
+        self._frontier.cut(feed, at, proof.chains[0] if at else genesis(self._frontier.run.run_id, feed))
         self._counters.cuts += 1
         self._pulls.finish(feed)
         shown = [action for link in self._links.values() for action in self.show(link, feed, now)]
         cut = Cut(proof, max(at, stop) if state.fork_cut == at else at)
-        # In an organised run, find out whether this is the listed history, and its last label.
-        trace = [Trace(feed, min(state.fork_cut, state.next))] if self._run.organised and stop > at else []
+        trace: list[Action] = []
+        if self._frontier.run.organised and stop > at:  # to compare it with the listed history
+            trace.append(Trace(feed, min(state.fork_cut, state.next)))
         return [cut, *trace, *shown, *self._own.taken_back(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:

@@ -282,10 +282,7 @@ class Frontier:
     def go_back(self, feed: Feed, step: int, chain: bytes, epoch: int, labelled: int) -> None:
         """Let no update of `feed` count from `step` on. The other arguments describe the end of the feed
         there, as in `advance`."""
-        state = self._kept(feed)
-        self.known -= state.next - step
-        state.next, state.chain, state.epoch, state.labelled = step, chain, epoch, labelled
-        self._changed(state)
+        self.advance(feed, step, chain, epoch, labelled)
 
     def rebase(self, checkpoint: Checkpoint, bases: Iterable[Base]) -> None:
         """Let the stored part of each of these feeds begin at its base, which belongs to `checkpoint`.

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sfprotocol import events, messages, wire_codec
 from sfprotocol.errors import LocalProtocolError
@@ -36,6 +36,8 @@ MAX_ROUND = 512
 ROUND_TIME = 0.05
 """Seconds of real time after which a round takes no more events. Hashing the chains of long segments takes a
 while, and the event loop has other work."""
+
+A = TypeVar("A")
 
 MAX_UNHANDLED = 32
 """Maximum number of frames of one link that wait for the machine. A fuller link is not read
@@ -219,7 +221,7 @@ class Host:
         that must be durable before `carry_out`; None if there is nothing to commit.
         """
         if self._decided is not None:
-            raise LocalProtocolError("a round is decided before the last one was carried out")
+            raise LocalProtocolError("decide before the last round was carried out")
         actions: list[events.Action] = []
         for link in [link for link, until in self._resting.items() if until <= now]:
             self._wake(link)
@@ -240,7 +242,7 @@ class Host:
         Raises LocalProtocolError if something is missing in the store.
         """
         if self._decided is None:
-            raise LocalProtocolError("nothing was decided that could be carried out")
+            raise LocalProtocolError("carry_out without a decided round")
         actions, self._decided = self._decided, None
         frames = _Frames(self._store, self.machine.run.form)
         effects: list[Effect] = []
@@ -314,9 +316,8 @@ class Host:
             return None
         segment = frames.segment(serve, stop)
         self.post(events.Served(serve.link, serve.feed, segment.stop, serve.hops))
-        if (
-            segment.count > self.machine.run.form.segment_updates
-        ):  # only other nodes have an earlier signature
+        if segment.count > self.machine.run.form.segment_updates:
+            # Only other nodes have an earlier signature.
             self.post(events.Writable(serve.link))
             return None
         return Send(serve.link, segment, frames.of(segment))
@@ -336,22 +337,20 @@ class Host:
 
 def commit_of(actions: list[events.Action]) -> Commit | None:
     """Return the part of `actions` that must be durable before the others are carried out; None if empty."""
-    admits = tuple(action for action in actions if isinstance(action, events.Admit))
-    cuts = tuple(action for action in actions if isinstance(action, events.Cut))
-    cards = tuple(action.card for action in actions if isinstance(action, events.KeepCard))
-    renewals = [action.feed for action in actions if isinstance(action, events.ContinueAs)]
-    statements = [action.statement for action in actions if isinstance(action, events.KeepStatement)]
-    rebases = [action for action in actions if isinstance(action, events.Rebase)]
+
+    def every(kind: type[A]) -> list[A]:
+        return [action for action in actions if isinstance(action, kind)]
+
     commit = Commit(
-        admits,
-        cuts,
-        tuple(action.feed for action in actions if isinstance(action, events.Evict)),
-        cards,
-        renewals[-1] if renewals else None,
-        tuple(action for action in actions if isinstance(action, events.KeepControl)),
-        tuple(action.message for action in actions if isinstance(action, events.KeepAuthority)),
-        statements[-1] if statements else None,
-        rebases[-1] if rebases else None,
+        admits=tuple(every(events.Admit)),
+        cuts=tuple(every(events.Cut)),
+        evicted=tuple(action.feed for action in every(events.Evict)),
+        cards=tuple(action.card for action in every(events.KeepCard)),
+        own=next((action.feed for action in reversed(every(events.ContinueAs))), None),
+        control=tuple(every(events.KeepControl)),
+        authority=tuple(action.message for action in every(events.KeepAuthority)),
+        statement=next((action.statement for action in reversed(every(events.KeepStatement))), None),
+        rebase=next(reversed(every(events.Rebase)), None),
     )
     return None if commit == Commit() else commit
 
@@ -362,36 +361,26 @@ class _Frames:
     def __init__(self, store: Store, form: messages.Form) -> None:
         self._store = store
         self._form = form
-        self._encoded: dict[int, tuple[messages.Message, bytes]] = {}
-        """Pairs (message, encoding), keyed by the message's identity. The message is stored so that its
-        identity stays unique."""
+        self._encoded: dict[messages.Message, bytes] = {}
         self._read: dict[tuple[messages.Feed, int], messages.Segment] = {}
-        self._served: dict[tuple[messages.Feed, int, int], messages.Segment] = {}
         self._proofs: dict[messages.Feed, messages.Proof] = {}
 
     def of(self, message: messages.Message) -> bytes:
         """Return the encoding of `message`."""
-        if id(message) not in self._encoded:
-            self._encoded[id(message)] = message, wire_codec.encode(message, *self._form)
-        return self._encoded[id(message)][1]
+        if message not in self._encoded:
+            self._encoded[message] = wire_codec.encode(message, *self._form)
+        return self._encoded[message]
 
     def segment(self, serve: events.Serve, stop: int) -> messages.Segment:
-        """Return the segment that a Serve asks for, with its hop count. The updates of the feed count up to
-        step `stop`."""
-        asked = serve.feed, serve.first, serve.hops
-        if asked not in self._served:
-            self._served[asked] = replace(self._from_log(serve.feed, serve.first, stop), hops=serve.hops)
-        return self._served[asked]
-
-    def _from_log(self, feed: messages.Feed, first: int, stop: int) -> messages.Segment:
-        """Return the updates from `first` on, up to the last signature at or before `stop`. The log may have
-        later updates that do not count."""
-        if (feed, first) not in self._read:
+        """Return the segment that a Serve asks for, with its hop count. It ends with the last signature at or
+        before step `stop`, as later updates in the log do not count."""
+        feed, first = asked = serve.feed, serve.first
+        if asked not in self._read:
             segment = self._store.read(feed, first, min(self._form.segment_updates, stop - first))
             if segment is None:
-                raise LocalProtocolError(f"the log ends before step {first}, which is to be served")
-            self._read[feed, first] = segment
-        return self._read[feed, first]
+                raise LocalProtocolError(f"the log ends before step {first}, which must be served")
+            self._read[asked] = segment
+        return replace(self._read[asked], hops=serve.hops)
 
     def proof(self, feed: messages.Feed) -> messages.Proof:
         """Return the proof that `feed` is cut."""

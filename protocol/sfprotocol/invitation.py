@@ -15,10 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgpack
-
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
-from sfprotocol.fields import require
+from sfprotocol.fields import pack, require, unpack
 
 SCHEME = "sfnode:"
 
@@ -126,7 +124,7 @@ def write(invitation: Invitation) -> str:
         _build(fields)
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"writing an invitation: {error}") from None
-    body = bytes([len(fields) - 2]) + msgpack.packb(fields, use_bin_type=True)
+    body = bytes([len(fields) - 2]) + pack(fields)
     link = SCHEME + urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
     if len(link) > MAX_LINK:
         raise LocalProtocolError(f"an invitation of {len(link)} characters exceeds MAX_LINK")
@@ -143,11 +141,7 @@ def read(link: str) -> Invitation:
     if body[0] > VERSION:
         raise NewerLinkError("N2", f"a link of version {body[0]}, this is version {VERSION}")
     require(body[0] > 0, "N2", "there is no such version of links")
-    try:
-        fields = msgpack.unpackb(body[1:], raw=False, strict_map_key=True, **_BOUNDS)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("N3", f"not MessagePack: {error}") from None
-    invitation = _build(fields)
+    invitation = _build(unpack(body[1:], _BOUNDS, "N3"))
     require(write(invitation) == link.strip(), "N3", "not in canonical form")
     return invitation
 

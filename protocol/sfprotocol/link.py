@@ -25,20 +25,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, get_args
 
+from sfprotocol import messages
 from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import LinkId
 from sfprotocol.frontier import MAX_FEEDS, Frontier
-from sfprotocol.messages import (
-    Commitment,
-    ControlHead,
-    Feed,
-    Finding,
-    Flooded,
-    Goodbye,
-    Hello,
-    Message,
-    OfDecisions,
-)
+from sfprotocol.messages import ControlHead, Feed, Goodbye, Hello, Message
 from sfprotocol.rate_limit import Bucket, Intake, Waste
 from sfprotocol.run_state import NEVER
 
@@ -58,7 +49,9 @@ TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
 }
 """The states that may follow, keyed by the present state."""
 
-_AFTER_HELLO = frozenset(get_args(Flooded | OfDecisions)) - {Hello} | {Commitment, Finding, Goodbye}
+_AFTER_HELLO = frozenset(
+    get_args(messages.Flooded | messages.OfDecisions | messages.Commitment | messages.Finding | Goodbye)
+) - {Hello}
 
 ALLOWED: dict[LinkState, frozenset[type]] = {
     LinkState.UP: frozenset({Hello, Goodbye}),

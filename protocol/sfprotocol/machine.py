@@ -96,7 +96,7 @@ class Machine:
         self._pulls = Pulls(frontier, self.links, self._origins)
         self._tree = Tree()
         self._forks = ForkResolution(
-            frontier, self.links, self._pulls, self._own, self._origins, self.counters, verify=verify
+            frontier, self.links, self._pulls, self._own, self._origins, self.counters, verify
         )
         self.organised = (
             Organised(frontier, self.links, self._pulls, self._own, self.counters, kept=control)
@@ -336,7 +336,7 @@ class Machine:
             repeated = max(0, link.outbox.sent.get(feed, 0) - following)
             link.waste.charge(self.run.form.width * repeated, len(self.frontier), now)
             actions += self._forks.show(link, feed, now)
-            self._pulls.lacks(link, feed, following)
+            self._pulls.set_claim(link, feed, following)
             plumtree.wanted(link, feed, following, self.frontier)
         return actions + plumtree.flush(link, self.frontier)
 
@@ -405,16 +405,16 @@ class Machine:
         states = [self.frontier.state(feed) for feed in feeds]
         run_state = self.frontier.run_state
         if self.organised and validation.early(self.organised.run_state, states, segment):
-            self.counters.gaps += 1
             self.organised.early(link, feeds, segment, now)
             return []
         for state in states:
-            if self._is_too_soon(link, state, segment, now):
-                return self._put_off(link, state, segment, now)
+            if self._is_too_soon(link, state, segment, now):  # no fault: it is requested later (SPEC FL11)
+                self.counters.put_off += 1
+                self._pulls.heard_of(link, state.feed, segment.stop, now)
+                return self._tree.make_lazy(link, state, now)
             if verified := validation.verify(self.run, state, segment, self._verify, run_state):
                 return self._on_fresh(link, state, verified, now)
-        if len(states) != 1:
-            self.counters.unnamed += 1  # no feed has this key, or several; Summaries carry full names
+        if len(states) != 1:  # no feed has this key, or several; Summaries carry full names
             return self._forks.ambiguous(link, states, segment, now)
         return self._on_stale(link, states[0], segment, now)
 
@@ -426,14 +426,6 @@ class Machine:
         if not validation.due(state, segment) or state.next < link.expected(state.feed):
             return False
         return not self._origins.may_bring(state.feed.origin, now)
-
-    def _put_off(
-        self, link: Link, state: FeedState, segment: messages.Segment, now: float
-    ) -> list[events.Action]:
-        """Drop the segment and ask for it when the origin is within its rate again (SPEC FL11). No fault."""
-        self.counters.put_off += 1
-        self._pulls.heard_of(link, state.feed, segment.stop, now)
-        return self._tree.make_lazy(link, state, now)
 
     def _on_fresh(self, link: Link, state: FeedState, fresh: Verified, now: float) -> list[events.Action]:
         feed = state.feed
@@ -464,16 +456,9 @@ class Machine:
         if segment.stop > state.cut:
             return self._forks.show(link, feed, now)
         if segment.stop <= state.next:
-            return self._on_duplicate(link, state, segment, now)
-        self.counters.gaps += 1
+            # A segment without hops was requested, or is sent by its origin.
+            return self._tree.prune(self.links, link, state, now) if segment.hops else []
         return self._pulls.ask(link, [feed], now)
-
-    def _on_duplicate(
-        self, link: Link, state: FeedState, segment: messages.Segment, now: float
-    ) -> list[events.Action]:
-        if not segment.hops:  # sent by its origin, or requested
-            return []
-        return self._tree.prune(self.links, link, state, now)
 
     def _admit(
         self, feed: messages.Feed, verified: Verified, link: Link | None, hops: int, now: float

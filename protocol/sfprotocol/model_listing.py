@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import msgpack
-
-from sfprotocol.errors import RemoteProtocolError
+from sfprotocol.fields import pack, require, unpack
 
 PIECE = 1 << 20
 """Size of a piece, in bytes. Each piece has a hash of 32 bytes, and a broken transfer loses at most one
@@ -110,18 +108,14 @@ def encode(files: Iterable[ListedFile]) -> bytes:
 
 def decode(encoded: bytes) -> Listing:
     """Return the listing that these bytes encode. Raises RemoteProtocolError (SPEC B1) if there is none."""
-    _require(len(encoded) <= MAX_LISTING, "it is too long")
-    try:
-        fields = msgpack.unpackb(encoded, raw=False, strict_map_key=True, **_BOUNDS)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError("B1", f"not MessagePack: {error}") from None
-    listing = _build(fields)
-    _require(_pack(listing) == encoded, "not in canonical form")
+    require(len(encoded) <= MAX_LISTING, "B1", "it is too long")
+    listing = _build(unpack(encoded, _BOUNDS, "B1"))
+    require(_pack(listing) == encoded, "B1", "not in canonical form")
     return listing
 
 
 def _pack(listing: Listing) -> bytes:
-    return bytes(msgpack.packb([list(file) for file in listing.files], use_bin_type=True))
+    return pack([list(file) for file in listing.files])
 
 
 def _piece(file: ListedFile, number: int) -> Piece:
@@ -131,23 +125,18 @@ def _piece(file: ListedFile, number: int) -> Piece:
 
 
 def _build(fields: Any) -> Listing:
-    _require(isinstance(fields, list) and 0 < len(fields) <= MAX_FILES, "no files, or too many")
+    require(isinstance(fields, list) and 0 < len(fields) <= MAX_FILES, "B1", "no files, or too many")
     files = tuple(_file(item) for item in fields)
     ascending = all(a.name < b.name for a, b in pairwise(files))  # names are ASCII: as their bytes
-    _require(ascending, "names are not in strictly ascending order")
+    require(ascending, "B1", "names are not in strictly ascending order")
     return Listing(files)
 
 
 def _file(value: Any) -> ListedFile:
-    _require(isinstance(value, list) and len(value) == 3, "a file has not three fields")
+    require(isinstance(value, list) and len(value) == 3, "B1", "a file has not three fields")
     name, size, hashes = value
-    _require(isinstance(name, str) and _NAME.fullmatch(name) is not None, "not the name of a file")
-    _require(type(size) is int and 0 <= size <= MAX_SIZE, "a size out of bounds")
+    require(isinstance(name, str) and _NAME.fullmatch(name) is not None, "B1", "not the name of a file")
+    require(type(size) is int and 0 <= size <= MAX_SIZE, "B1", "a size out of bounds")
     fitting = isinstance(hashes, bytes) and len(hashes) == HASH_BYTES * pieces_of(size)
-    _require(fitting, "not one hash for each piece")
+    require(fitting, "B1", "not one hash for each piece")
     return ListedFile(name, size, hashes)
-
-
-def _require(condition: bool, reason: str) -> None:
-    if not condition:
-        raise RemoteProtocolError("B1", reason)

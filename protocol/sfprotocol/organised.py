@@ -34,13 +34,13 @@ comparison takes a read of the log."""
 class Membership(Enum):
     """The standing of our own origin by the decisions (SPEC O6): only a member makes updates."""
 
-    UNKNOWN = "a decision is beyond this version: nobody can tell"
+    UNKNOWN = "a decision is unknown to this version"
     STRANGER = "not admitted"
     REVOKED = "revoked for the open epoch"
-    AHEAD = "its updates name an epoch that no decision here has opened"
-    BEGINNING = "it is not known yet from where on feeds are held here"
-    OUTDATED = "the checkpoint with which this node begins does not count any more"
-    ENOUGH = "what closes have named reaches the budget, unless seals skip some of it"
+    AHEAD = "its last update has a label that no stored decision has opened"
+    BEGINNING = "the steps at which stored feeds begin are not known yet"
+    OUTDATED = "the checkpoint with which this node begins is not usable any more"
+    ENOUGH = "the listed updates reach the budget unless seals skip some"
     MEMBER = "admitted"
 
 
@@ -184,8 +184,8 @@ class Organised:
         made: dict[int, int] = {}
         for state in self._frontier:
             other = self.run_state.number(state.feed)
-            if other is not None and (labelled := self._labelled(state)):
-                made[other // INCARNATIONS] = made.get(other // INCARNATIONS, 0) + labelled
+            if other is not None:
+                made[other // INCARNATIONS] = made.get(other // INCARNATIONS, 0) + self.labelled(state.feed)
         return self.run_state.room_left(number // INCARNATIONS, made)
 
     def quota(self, member: int) -> int:
@@ -194,9 +194,7 @@ class Organised:
 
     def labelled(self, feed: messages.Feed) -> int:
         """Return how many updates of a feed carry the label of the open epoch."""
-        return self._labelled(self._frontier.state(feed))
-
-    def _labelled(self, state: FeedState) -> int:
+        state = self._frontier.state(feed)
         return state.labelled if state.epoch == self.run_state.open_epoch else 0
 
     # -- events and messages -----------------------------------------------------------------------
@@ -278,7 +276,7 @@ class Organised:
         if len(feeds) == 1 and self.run_state.member(feeds[0].origin):
             early, feed = link.inbox.early, feeds[0]
             early[feed] = max(segment.stop, early.get(feed, 0))
-            self._pulls.lacks(link, feed, segment.first)
+            self._pulls.set_claim(link, feed, segment.first)
             self._pulls.forget(feed, link, now)
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -297,7 +295,7 @@ class Organised:
             if checkpoint.epoch < frontier.floor - 1:
                 raise LocalProtocolError("an earlier checkpoint than the one that this node begins with")
             if ahead and not waited:
-                raise LocalProtocolError("a checkpoint of updates that are not here")
+                raise LocalProtocolError("a checkpoint of updates that are not stored")
             frontier.rebase(checkpoint, bases)
             actions.append(events.Rebase(checkpoint, bases))
         for link in self._links.values():

@@ -118,17 +118,14 @@ class Pulls:
         link.inbox.withheld.discard(feed)
         link.inbox.useful += fresh
 
-    def lacks(self, link: Link, feed: Feed, following: int) -> None:
-        """Note that we cannot get `feed` from step `following` on from the peer, whatever it claimed before.
-        Either the peer itself lacks these updates, or the decisions stored here do not allow them yet."""
-        self._set_claim(link, feed, following)
-
     def has(self, link: Link, feed: Feed, following: int) -> None:
         """Note that the peer has `feed` up to step `following`."""
         if following > link.has.get(feed, 0):
-            self._set_claim(link, feed, following)
+            self.set_claim(link, feed, following)
 
-    def _set_claim(self, link: Link, feed: Feed, following: int) -> None:
+    def set_claim(self, link: Link, feed: Feed, following: int) -> None:
+        """Note that we can get `feed` up to step `following` from the peer, whatever it claimed before. It
+        may lack later updates, or the decisions stored here do not allow them yet."""
         before, link.has[feed] = link.has.get(feed, 0), following
         pull = self._pulls.get(feed)
         if pull is None or following == before:
@@ -137,9 +134,6 @@ class Pulls:
         if pull.gap and before != lowest <= following:
             return  # another peer's claim is still the lowest
         self._recount(feed, pull)
-
-    def _claimed(self, feed: Feed, claim: int) -> bool:
-        return any(link.has.get(feed) == claim for link in self._links.values())
 
     def _recount(self, feed: Feed, pull: Pull) -> None:
         """Compute the gap of a feed again from the claims of all links."""
@@ -233,7 +227,8 @@ class Pulls:
             self.forget(feed, link, now)
         for feed in self._pulls.keys() & link.has.keys():
             claim, pull = link.has[feed], self._pulls[feed]
-            if claim == self._frontier.next(feed) + pull.gap and not self._claimed(feed, claim):
+            lowest = claim == self._frontier.next(feed) + pull.gap
+            if lowest and all(other.has.get(feed) != claim for other in self._links.values()):
                 self._recount(feed, pull)
 
     def out_of_reach(self, link: Link, now: float) -> list[Action]:

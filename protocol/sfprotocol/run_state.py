@@ -557,13 +557,11 @@ class RunState:
         return {*feeds, *(recount.feed for recount in seal.recounted), *self._expiring(seal.epoch)}
 
     def _expiring(self, sealed: int) -> Iterator[int]:
-        """Yield the numbers of the feeds of strangers whose credit may end with the seal of epoch `sealed`,
+        """Return the numbers of the feeds of strangers whose credit may end with the seal of epoch `sealed`,
         because the seal that it was computed from is now too old."""
-        for number in (
-            self._closes[sealed - quotas.RECENT_SEALS].feeds if sealed >= quotas.RECENT_SEALS else ()
-        ):
-            if self.quotas.is_stranger(number // decisions.INCARNATIONS):
-                yield number
+        oldest = sealed - quotas.RECENT_SEALS
+        feeds = self._closes[oldest].feeds if oldest >= 0 else ()
+        return (feed for feed in feeds if self.quotas.is_stranger(feed // decisions.INCARNATIONS))
 
     def _amend(self, amend: decisions.Amend) -> set[int]:
         known = self._steps(amend.feed)

@@ -6,12 +6,12 @@ verify nothing (validation does) and know no log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
 
-from sfprotocol.fields import Values, cells_of, scalars_in
+from sfprotocol.fields import cells_of
 from sfprotocol.messages import MAX_SEGMENT_UPDATES as MAX_SEGMENT_UPDATES
 from sfprotocol.messages import EpochScalars, Form, Segment
 
@@ -24,7 +24,7 @@ def size_of(parts: Iterable[EpochScalars]) -> int:
     """Return the total number of scalars of these updates. Each update has one scalar, or one for every
     cell."""
     told = [part.scalars for part in parts if part.scalars]
-    return sum(map(len, told)) * scalars_in(told[0][0]) if told else 0
+    return sum(map(len, told)) * (cells_of(told[0][0]) or 1) if told else 0
 
 
 def most_updates(parts: Sequence[EpochScalars]) -> int:
@@ -63,12 +63,10 @@ def without_front(segment: Segment, step: int) -> Segment:
 
 def merge(parts: Iterable[EpochScalars]) -> tuple[EpochScalars, ...]:
     """Return the same updates in the same order, with neighbours of one epoch in one part (SPEC S4)."""
-    groups = groupby(parts, key=attrgetter("epoch"))
-    return tuple(EpochScalars(epoch, _scalars(group)) for epoch, group in groups)
-
-
-def _scalars(parts: Iterator[EpochScalars]) -> tuple[Values, ...]:
-    return tuple(chain.from_iterable(part.scalars for part in parts))
+    return tuple(
+        EpochScalars(epoch, tuple(chain.from_iterable(part.scalars for part in group)))
+        for epoch, group in groupby(parts, key=attrgetter("epoch"))
+    )
 
 
 def join(segments: Iterable[Segment], first: int, max_updates: int) -> Segment:

@@ -1,7 +1,7 @@
-"""Authors of updates as far as coalescing goes: positions and counts, and no links, logs or signatures.
+"""Authors of updates for tests of coalescing: positions and counts, without links, logs or signatures.
 
-Any number of them, at any pace, in virtual time; light enough for a thousand, with which the simulator
-takes hours.
+Time is virtual, and each author may have its own pace. A thousand authors take seconds; in the simulator they
+take hours.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sfprotocol.own_feed import Coalescing
 from sfprotocol.wire_codec import LENGTH_BYTES
 
 LATENCY = 0.2
-"""Seconds from a signature until everybody has the segment."""
+"""Seconds from a signature until all other authors have the segment."""
 
 
 def parameters(epoch_updates: int, update_budget: int = 1 << 31) -> RunParameters:
@@ -31,7 +31,7 @@ def feed(number: int) -> Feed:
 
 
 class Author:
-    """One author, and what it knows of the run."""
+    """One author, with the updates that it knows of."""
 
     def __init__(self, run: RunParameters, number: int = 0) -> None:
         self.frontier = Frontier(run)
@@ -42,17 +42,17 @@ class Author:
         self.made_at: list[float] = []
 
     def make(self, now: float, count: int = 1) -> OwnUpdates | None:
-        """Finish so many updates; return what is due."""
+        """Finish `count` updates; return the updates that are due."""
         self.coalescing.add((EpochScalars(self.frontier.run.epoch_of(self.frontier.known), (7,) * count),))
         self.made_at += [now] * count
         return self.look(now)
 
     def look(self, now: float) -> OwnUpdates | None:
-        """Return what is due."""
+        """Return the waiting updates if they are due."""
         return self.flush(now) if self.coalescing.deadline() <= now else None
 
     def flush(self, now: float) -> OwnUpdates | None:
-        """Return what waits."""
+        """Return the waiting updates."""
         updates = self.coalescing.take(now)
         if updates:
             self.taken.append(updates)
@@ -61,12 +61,12 @@ class Author:
         return updates
 
     def hear(self, updates: int) -> None:
-        """Let so many more updates be admitted."""
+        """Admit `updates` more updates of others."""
         self.frontier.known += updates
 
     @property
     def counts(self) -> list[int]:
-        """Updates of each segment."""
+        """Number of updates in each segment."""
         return [updates.count for updates in self.taken]
 
     @property
@@ -81,14 +81,14 @@ class Author:
 
 @dataclass
 class Course:
-    """What has come of a swarm since it settled."""
+    """Totals of a swarm, counted after its warm-up."""
 
     segments: int = 0
     updates: int = 0
     sent: int = 0
-    """Bytes of the segments, as the origin sends them on one link."""
+    """Size of all segments, in bytes, each counted once."""
     progress: int = 0
-    """Most updates that the whole run made while one waited."""
+    """Maximum number of updates that the whole run made while one update waited."""
 
     @property
     def bytes_per_update(self) -> float:
@@ -97,26 +97,27 @@ class Course:
 
 @dataclass
 class Swarm:
-    """Authors who make an update every so many seconds each, and hear of each other's after LATENCY."""
+    """Authors that each make an update at a fixed interval and hear of others' updates after LATENCY."""
 
     run: RunParameters
     paces: Sequence[float]
     together: bool = False
-    """Whether all begin at one moment, and not each within its first step."""
+    """Whether all authors begin at the same time, instead of at random within their first step."""
     authors: list[Author] = field(default_factory=list)
 
     def play(self, warm: float, measured: float) -> Course:
-        """Return what comes of it in so many seconds after so many others."""
+        """Return the totals of `measured` seconds that follow `warm` seconds of warm-up."""
         random, course = Random(1), Course()
         self.authors = [Author(self.run, number) for number in range(len(self.paces))]
         made: list[list[int]] = [[] for _ in self.authors]
-        """Number of each author's updates among all."""
+        """For each author, the numbers of its updates in the order of the whole run."""
         total = 0
         agenda = [
             (pace if self.together else random.uniform(0, pace), number, 0)
             for number, pace in enumerate(self.paces)
         ]
-        """(when, who, updates that the others hear of; 0 for the end of a step, -1 for a deadline)."""
+        """A heap of (time, author, number of updates that the others hear of). The number is 0 at the end
+        of a step and -1 at a deadline."""
         heapq.heapify(agenda)
 
         def sign(who: int, updates: OwnUpdates | None) -> None:
@@ -150,6 +151,7 @@ class Swarm:
 
 
 def bytes_of(updates: OwnUpdates) -> int:
-    """Return the bytes of the segment on the wire with its frame header; most feed keys take as many."""
+    """Return the size of the segment on the wire, in bytes, with its frame header and a feed key of the
+    usual size."""
     segment = Segment((1 << 64) - 1, updates.first, updates.parts, bytes(64))
     return LENGTH_BYTES + len(wire_codec.encode(segment, 2))

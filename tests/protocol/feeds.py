@@ -46,8 +46,8 @@ def signed(name: str, incarnation: int, first: int, parts: Parts, before: Parts 
 
 
 def own_updates(host: Host, most: int, scalar: Callable[[], Values]) -> OwnUpdates | None:
-    """Return the next updates of a host's own feed, `most` at most, as an engine would finish them now; None
-    when none may be made. What was posted counts as made; the event is not posted."""
+    """Return the next updates of a host's own feed, at most `most`, as an engine would finish them now;
+    None if none may be made. Posted updates count as made. The result is not posted."""
     machine, own = host.machine, host.machine.own
     if own is None or not machine.may_compute:
         return None
@@ -64,16 +64,16 @@ def own_updates(host: Host, most: int, scalar: Callable[[], Values]) -> OwnUpdat
 
 @dataclass
 class Log:
-    """The log of one node: for every feed the segments in order, as they were admitted."""
+    """The log of one node: the segments of each feed, in the order of admission."""
 
     rows: dict[Feed, list[tuple[Segment, bytes]]] = field(default_factory=dict)
     cuts: dict[Feed, tuple[Proof, bytes]] = field(default_factory=dict)
-    """The lowest proof of every cut feed, and the chain head of what counts."""
+    """The proof of the lowest cut of each cut feed, with the chain head at the cut."""
     organised: bool = False
-    """Whether a segment may take the place of another history."""
+    """Whether a segment may replace updates of another history."""
     checkpoint: Checkpoint | None = None
     bases: dict[Feed, Base] = field(default_factory=dict)
-    """Where feeds begin, by that checkpoint; nothing before that can be read."""
+    """The bases of feeds in the checkpoint. Earlier updates cannot be read."""
 
     def append(self, admit: Admit) -> None:
         rows = self.rows.setdefault(admit.feed, [])
@@ -102,12 +102,13 @@ class Log:
             self.rows[base.feed] = rows
 
     def stop(self, feed: Feed) -> int:
-        """Return the first step that is not here."""
+        """Return the first step that is not stored."""
         rows = self.rows.get(feed)
         return rows[-1][0].stop if rows else self.base(feed)
 
     def label(self, feed: Feed, step: int) -> tuple[int, int]:
-        """Return the epoch of the update before `step`, and how many before `step` belong to it."""
+        """Return the epoch of the update before `step`, and the number of consecutive updates before
+        `step` with this epoch."""
         epochs = [p.epoch for segment, _ in self.rows.get(feed, []) for p in segment.parts for _ in p.scalars]
         base = self.bases.get(feed)
         if base:
@@ -117,7 +118,7 @@ class Log:
         return (before[0], len(list(takewhile(lambda e: e == before[0], before)))) if before else (0, 0)
 
     def read(self, feed: Feed, first: int, max_updates: int = MAX_SEGMENT_UPDATES) -> Segment:
-        """Return the updates from `first` on in one segment that ends where a signature is (SPEC S6)."""
+        """Return the updates from `first` on as one segment that ends at a signature (SPEC S6)."""
         assert first >= self.base(feed), "what is read is not kept"
         rows = (segment for segment, _ in self.rows[feed] if segment.stop > first)
         return join(rows, first, max_updates)
@@ -134,8 +135,8 @@ class Log:
         return self.cuts[feed][0].cut if feed in self.cuts else UNCUT
 
     def past(self, run: RunParameters, feed: Feed, step: int) -> tuple[bytes, Segment]:
-        """Return the chain head before `step`, and the updates from there to the next signature; beyond the
-        end the head is empty."""
+        """Return the chain head before `step`, and the updates from there to the next signature. Beyond
+        the end the head is empty."""
         assert step >= self.base(feed), "what is read is not kept"
         state = Frontier(run).state(feed)
         chain, signature = self.bases[feed].chain if feed in self.bases else state.chain, bytes(64)

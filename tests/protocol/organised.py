@@ -1,4 +1,4 @@
-"""Organised runs for tests: decisions in short, and a reference for what counts that is slow and plain."""
+"""Decisions of organised runs for tests, and a slow, plain reference for what counts."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def tag(epoch: int, feed: int) -> bytes:
 def close(
     epoch: int, moves: dict[int, int] | None = None, zeros: dict[int, int] | None = None
 ) -> decisions.Close:
-    """Return the close that names so many more steps of these feeds, so many of which have the scalar 0."""
+    """Return the close that lists `moves[feed]` more steps of each feed, of which `zeros[feed]` have the
+    scalar 0."""
     none = zeros or {}
     said = (decisions.Move(f, n, tag(epoch, f), none.get(f, 0)) for f, n in sorted((moves or {}).items()))
     return decisions.Close(epoch, SALT, tuple(said))
 
 
 def closing(frontier: Frontier, salt: bytes = b"saltsalt") -> decisions.Close:
-    """Return the close of the open epoch that names everything which is held."""
+    """Return the close of the open epoch that lists all stored updates."""
     run_state, moves = frontier.run_state, []
     assert run_state is not None
     for state in frontier:
@@ -53,7 +54,8 @@ def closing(frontier: Frontier, salt: bytes = b"saltsalt") -> decisions.Close:
 def digest_named(
     run: RunParameters, run_state: RunState, epoch: int, past: Callable[[Feed, int], bytes]
 ) -> bytes:
-    """Return the named digest of an epoch's seal; `past` tells the chain head of a feed before a step."""
+    """Return the digest of listed steps for an epoch's seal. `past` returns the chain head of a feed
+    before a step."""
     positions = run_state.positions(epoch).items()
     heads = [(number, stop, past(run_state.feed(number), stop)) for number, stop in positions]
     return named_digest(run.run_id, heads)
@@ -79,54 +81,54 @@ def seal(
 
 @dataclass
 class Reference:
-    """What counts, and what may be made, written from SPEC O5-O8 and O20 with one entry for every update, and
-    for every member with every label."""
+    """The updates that count and the updates that may be made, by SPEC O5-O8 and O20. It has one entry for
+    each update, and one for each member and label."""
 
     budget: int
     first_rate: int
     epoch_updates: int = LEAST_USUAL
     members: list[bytes] = field(default_factory=list)
     own_quotas: dict[bytes, int] = field(default_factory=dict)
-    """0 of a stranger."""
+    """The quota of each vouched member; 0 for a stranger."""
     quotas: dict[tuple[bytes, int], int] = field(default_factory=dict)
-    """How many updates of a member may have a label."""
+    """Maximum number of updates with a label, keyed by (member, label)."""
     feeds: dict[tuple[bytes, int], int] = field(default_factory=dict)
-    """The incarnation in which a member goes on with a label."""
+    """The incarnation that a member uses with a label, keyed by (member, label)."""
     places: int = 0
-    """Strangers who may still begin with the open label."""
+    """Number of strangers who may still begin with the open label."""
     turn: int = 0
     """The member with whom the next turn begins."""
     out: set[bytes] = field(default_factory=set)
-    """Strangers who were revoked."""
+    """Revoked strangers."""
     zeros: set[Step] = field(default_factory=set)
     """Updates whose scalar is 0."""
     sizes: list[int] = field(default_factory=list)
-    """Updates that every close has named."""
+    """Number of updates that each close lists."""
     first_named: set[int] = field(default_factory=set)
-    """Feeds of which a close has named anything."""
+    """Feeds of which some close lists updates."""
     came_by: dict[bytes, int] = field(default_factory=dict)
     revoked: dict[bytes, int] = field(default_factory=dict)
     uses: list[int] = field(default_factory=list)
     revoked_invitations: dict[int, int] = field(default_factory=dict)
     closes: list[dict[int, set[Step]]] = field(default_factory=list)
-    """For each epoch the updates that its close has named, by feed."""
+    """For each epoch, the updates that its close lists, keyed by feed."""
     seals: list[decisions.Seal] = field(default_factory=list)
     factors: dict[Step, int] = field(default_factory=dict)
-    """Of the updates that a seal has counted."""
+    """Factors of the updates that a seal has counted."""
     skipped: set[Step] = field(default_factory=set)
     void: set[Step] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
     finished: bool = False
     bases: dict[int, bytes] = field(default_factory=dict)
-    """Published bases by subspaces of two epochs."""
+    """Published bases, keyed by subspace; a subspace has two epochs."""
     norm_limit: int = 0
-    """Above 0 in a first-order run."""
+    """Maximum norm of an update; 0 in a zeroth-order run."""
 
     def named(self, feed: int) -> set[Step]:
         return set().union(*(moved.get(feed, set()) for moved in self.closes))
 
     def stop(self, feed: int, epoch: int) -> int:
-        """Return how many steps of a feed closes up to that of an epoch have named."""
+        """Return the number of a feed's steps that the closes up to `epoch` list."""
         return sum(len(moved.get(feed, ())) for moved in self.closes[: epoch + 1])
 
     @property
@@ -139,7 +141,8 @@ class Reference:
         return self.finished or self.counted >= self.budget
 
     def rate(self, epoch: int) -> tuple[int, int, int]:
-        """Return rate, unit and limit: each seal replaces all from its first one on."""
+        """Return rate, unit and limit of an epoch. Each seal with rates replaces all rates from its first
+        one on."""
         schedule = {0: (self.first_rate, 65_536, self.norm_limit)}
         for one in self.seals:
             if one.rates:
@@ -256,7 +259,8 @@ class Reference:
         return 2 * min(self.epoch_updates, usual)
 
     def credit(self, member: int) -> int:
-        """Return how many updates of a member are taken at their word: 1 << 32 for as many as there are."""
+        """Return the number of a member's updates that are applied before a seal judges them; 1 << 32 if
+        there is no limit."""
         judged: list[int] = []
         for moved in self.closes[max(0, len(self.seals) - 16) : len(self.seals)]:
             steps = {step for feed, steps in moved.items() if feed // 64 == member for step in steps}
@@ -288,7 +292,7 @@ class Reference:
             self.places = max(0, self.places - 1)
 
     shared: tuple[int, int] | None = None
-    """(Label, part of each) of the share with the open label."""
+    """The open label, and each stranger's part of the share with it."""
 
     def _open(self, moved: list[int]) -> None:
         label = self.open_label
@@ -318,7 +322,7 @@ class Reference:
         self.shared = label, part
 
     def live(self, feed: int, held: int) -> tuple[tuple[int, int], ...]:
-        """Return the factors of the first steps of a feed for whoever makes updates."""
+        """Return the spans of the first `held` steps of a feed for a node that makes updates."""
         member = self.members[feed // 64]
         goes_on = self.feeds[member, self.open_label] == feed % 64
         judged = len(set().union(*(moved.get(feed, set()) for moved in self.closes[: len(self.seals)])))

@@ -1,4 +1,5 @@
-"""One machine whose neighbours are played by the test, which can send what no honest peer would."""
+"""One machine whose neighbours are played by the test. They may send messages that no honest peer would
+send."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Scripted:
         return self.machine.handle(event, self.now)
 
     def hear(self, link: int, *said: Message) -> list[events.Action]:
-        """Return the actions of the machine when these messages arrive."""
+        """Let these messages arrive; return the actions of the machine."""
         frames = [wire_codec.encode(message, *self.machine.run.form) for message in said]
         return [action for frame in frames for action in self.event(events.Received(link, frame))]
 
@@ -93,7 +94,7 @@ class Scripted:
         return self.hear(link, self.summary(*(Position(feed, 0) for feed in feeds)))
 
     def wait(self, seconds: float) -> list[events.Action]:
-        """Let time pass; the machine is woken whenever it wants to be."""
+        """Let time pass, and wake the machine at each of its deadlines."""
         end, actions = self.now + seconds, []
         while self.machine.next_deadline() <= end:
             self.now = max(self.now, self.machine.next_deadline())

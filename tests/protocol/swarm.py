@@ -1,7 +1,7 @@
-"""A swarm of protocol machines on a virtual clock: what the tests of the machine run in.
+"""A swarm of protocol machines on a virtual clock, for tests.
 
-Real machines, real frames, real signatures; the network, the disk and the clock are simulated, and all chance
-comes from one integer. The oracle is the promise itself: the set union of everything that was ever computed.
+Machines, frames and signatures are real. Network, disk and clock are simulated, and one integer determines
+all random choices. The oracle is the union of all updates that were computed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.protocol.feeds import RUN, Log, Told, origin_of, own_updates, signing
 
 @dataclass(frozen=True)
 class Faults:
-    """What the network does to every frame, independently of all others."""
+    """Faults of the network, applied to each frame independently."""
 
     loss: float = 0.0
     duplication: float = 0.0
@@ -51,13 +51,13 @@ class Wire:
     """The receiver's number of the link."""
     open: bool = True
     stalled: bool = False
-    """While set, frames wait here and the sender's machine hears no Writable."""
+    """Whether frames wait here, so that the sender's machine gets no Writable."""
     waiting: list[bytes] = field(default_factory=list)
     last_arrival: float = 0.0
 
 
 class Node:
-    """A host and its store, the disk; `restart` makes a new machine from what the disk holds."""
+    """A host with its disk. `restart` makes a new machine from the contents of the disk."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Node:
         key: str = "",
         waiting: bool = False,
     ) -> None:
-        """`waiting`: it is to begin with a checkpoint."""
+        """`waiting`: the node waits for a checkpoint to begin with."""
         self.name = name
         self.swarm = swarm
         self.run = run
@@ -83,20 +83,22 @@ class Node:
         self.own = None if relay else fresh(Frontier(run), origin_of(key or name), drawn)
         self.key = key or name
         self.decided: list[messages.Entry] = []
-        """The control feed as it is kept."""
+        """The stored control feed."""
         self.authority: list[messages.HigherWord] = []
         self.statement: messages.Statement | None = None
-        """Our own as a stand-in, as it is kept."""
+        """The stored statement of this node as a stand-in."""
         self.join_requests: list[messages.JoinRequest | messages.Offer] = []
-        """Shown to whoever organises here."""
+        """Join requests that were shown to the organiser at this node."""
         self.wires: dict[int, Wire] = {}
         self.sent: Counter[str] = Counter()
         self.sent_bytes: Counter[str] = Counter()
         self.updates_sent = 0
         self.faults: list[str] = []
-        """Why links were dropped; empty for an ordinary parting."""
+        """The faults for which links were dropped; empty for an ordinary parting."""
         self.counted: dict[messages.Feed, tuple[Span, ...]] = {}
-        """What counted of each feed when whoever adds updates up was last told to look."""
+        """The spans of each feed at its last Advanced effect."""
+        self.due = float("inf")
+        """The deadline of the host after its last round."""
         self.host = self._host(proven=True, waiting=waiting)
 
     @property
@@ -105,7 +107,7 @@ class Node:
 
     @property
     def is_twin(self) -> bool:
-        """Whether it has another node's key: what it makes is a fork."""
+        """Whether this node has the key of another node, so that its updates make a fork."""
         return self.key != self.name
 
     def _host(self, *, proven: bool, waiting: bool = False) -> Host:
@@ -133,13 +135,13 @@ class Node:
         return Host(machine, self)
 
     def restart(self) -> None:
-        """Begin anew as after kill -9: links, memory and a commit under way are gone, the disk is not."""
+        """Restart as after kill -9: links, memory and an unfinished commit are lost, the disk stays."""
         for wire in list(self.wires.values()):
             self.swarm.cut(self, wire.receiver)
         self.host = self._host(proven=False)
 
     def compute(self, updates: int = 1) -> bool:
-        """Make own updates, if the machine allows it, of the epoch that it says."""
+        """Make own updates of the machine's epoch if the machine allows it."""
         made = own_updates(self.host, updates, self._measured)
         if made:
             self.handle(made)
@@ -153,18 +155,19 @@ class Node:
     # -- rounds ------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Give the machine an event; a commit takes no time."""
+        """Give the machine an event. A commit takes no time."""
         self.host.post(event)
         self.pump()
 
     def pump(self) -> None:
-        """Do rounds until nothing waits."""
+        """Run rounds until no event waits."""
         due = self.host.next_deadline() <= self.swarm.now
         while (self.host.waiting or due) and not self.host.busy:
             commit = self.host.decide(self.swarm.now)
             due = False
             assert self.host.next_deadline() > self.swarm.now, "a deadline that never passes"
             self._finish(commit)
+        self.due = self.host.next_deadline()
 
     def _finish(self, commit: Commit | None) -> None:
         if commit:
@@ -244,8 +247,8 @@ class Swarm:
         organiser: str = "",
         stand_ins: str = "",
     ) -> None:
-        """`organiser` is the node with the organiser's key, in an organised `run`; `stand_ins` have keys of
-        their own to stand in with."""
+        """`organiser` is the node with the organiser's key in an organised run. Each of the `stand_ins`
+        has a key of its own to stand in with."""
         self.stand_ins = stand_ins.split()
         self.parameters = run
         self.organiser = organiser
@@ -296,7 +299,7 @@ class Swarm:
             self.connect(self[one], self[other])
 
     def mesh(self) -> None:
-        """A link between any two nodes that have none."""
+        """Connect each pair of nodes that has no link."""
         nodes = list(self.nodes.values())
         for index, one in enumerate(nodes):
             for other in nodes[index + 1 :]:
@@ -307,13 +310,13 @@ class Swarm:
         return any(wire.receiver is other for wire in one.wires.values())
 
     def cut(self, one: Node, other: Node) -> None:
-        """End all links between the two; what is on its way is lost."""
+        """End all links between the two nodes; frames in flight are lost."""
         for wire in [wire for wire in one.wires.values() if wire.receiver is other]:
             self.hang_up(wire)
             one.handle(LinkDown(wire.link))
 
     def hang_up(self, wire: Wire) -> None:
-        """The sender of `wire` ends the link: the other side hears of it at once."""
+        """End the link of `wire`, whose other side is told at once."""
         back = wire.receiver.wires.pop(wire.far)
         del wire.sender.wires[wire.link]
         wire.open = back.open = False
@@ -345,7 +348,7 @@ class Swarm:
         wire.stalled = True
 
     def resume(self, wire: Wire) -> None:
-        """The stalled link writes what it was given, and then says so."""
+        """Write the waiting frames of a stalled link, and report Writable."""
         wire.stalled = False
         waiting, wire.waiting = wire.waiting, []
         for frame in waiting:
@@ -361,28 +364,30 @@ class Swarm:
         heappush(self._agenda, (time, next(self._numbers), do))
 
     def run(self, seconds: float) -> None:
-        """Let everything happen that is due within `seconds`."""
+        """Handle everything that is due within `seconds`."""
         end = self.now + seconds
+        for node in self.nodes.values():  # a test may have changed anything since
+            node.due = node.host.next_deadline()
         while self._step(end):
             pass
         self.now = end
 
     def _step(self, end: float) -> bool:
-        free = [node for node in self.nodes.values() if not node.host.busy]
-        deadlines = [node.host.next_deadline() for node in free]
-        deadline = min(deadlines, default=float("inf"))
+        first = min(self.nodes.values(), key=lambda node: node.due, default=None)
+        deadline = first.due if first else float("inf")
         arrival = self._agenda[0][0] if self._agenda else float("inf")
         if min(deadline, arrival) > end:
             return False
         self.now = max(self.now, min(deadline, arrival))
-        if deadline < arrival:
-            free[deadlines.index(deadline)].pump()
+        if first and deadline < arrival:
+            first.pump()
             return True
         heappop(self._agenda)[2]()
         return True
 
     def run_until_equal(self, limit: float) -> float:
-        """Run until every node has the union of all updates; how many seconds that took, at most `limit`."""
+        """Run until every node has the union of all updates. Return the seconds that it took, at most
+        `limit`."""
         start = self.now
         while not self.converged:
             assert self.now - start < limit, self.differences()
@@ -392,7 +397,7 @@ class Swarm:
     # -- the oracle --------------------------------------------------------------------------------
 
     def witness(self, admit: Admit) -> None:
-        """An origin has made these updates, durably; or it has got them back from others."""
+        """Record updates that an origin has made durably, or has got back from others."""
         told = self.oracle.setdefault(admit.feed, [])
         updates = [(part.epoch, scalar) for part in admit.segment.parts for scalar in part.scalars]
         first = admit.segment.first
@@ -400,7 +405,7 @@ class Swarm:
         told.extend(updates[len(told) - first :])
 
     def digest(self) -> bytes:
-        """The digest of the union of everything computed, made update by update."""
+        """Return the digest of the union of all computed updates, built update by update."""
         frontier = Frontier(RUN)
         for feed, told in self.oracle.items():
             chain = frontier.state(feed).chain
@@ -425,7 +430,7 @@ class Swarm:
         )
 
     def total(self, kind: str) -> int:
-        """How many messages of this type all nodes have sent."""
+        """Return the number of messages of this type that all nodes have sent."""
         return sum(node.sent[kind] for node in self.nodes.values())
 
     def total_bytes(self, kind: str) -> int:

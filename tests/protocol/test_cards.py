@@ -1,4 +1,4 @@
-"""Cards reach every node that has the origin's updates, and cost next to nothing (SPEC K1-K5)."""
+"""Cards reach every node that has the origin's updates, at little cost (SPEC K1-K5)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names_at(node: Node) -> dict[Feed, Names]:
 
 
 def eve_has(steps: int) -> Scripted:
-    """Return a machine that has `steps` updates of eve from link 1, whose digest never agrees."""
+    """Return a machine with `steps` updates of eve from link 1, whose peer never has the same digest."""
     host = Scripted()
     host.link(1)
     host.name(1, EVE)
@@ -200,7 +200,7 @@ def test_forged_cards_cost_the_link() -> None:
 
 
 VISIBLE = [*map(hex, range(0x600, 0x606)), "0x6dd", "0x70f", "0x890", "0x891", "0x8e2", "0x110bd", "0x110cd"]
-"""Marks above or below numbers and words, which Unicode counts among the format characters."""
+"""Marks on numbers and words. Unicode counts them among the format characters."""
 
 
 # -- what may be a name ------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_invalid_names_are_refused(text: str) -> None:
 
 
 def test_no_valid_name_has_characters_that_cannot_be_seen() -> None:
-    """The ranges of K2 have whatever Python calls a control, format or separating character."""
+    """The ranges of K2 contain every character that Python calls a control, format or separator character."""
     hidden = {"Cc", "Cf", "Zl", "Zp", "Co", "Cs"}
     passed = [
         hex(n)

@@ -1,4 +1,4 @@
-"""The control feed: one signed sequence, whatever arrives in whatever order (SPEC O3, O4)."""
+"""The control feed is one signed sequence, in any order of arrival (SPEC O3, O4)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_signature_is_of_one_run_one_position_and_one_past() -> None:
 
 
 def test_decisions_of_another_history_bring_nothing_and_break_no_rule() -> None:
-    """Its holder may be honest: it has to be asked for what comes before."""
+    """The sender may be honest: it must be asked for earlier decisions."""
     feed = feed_with(*ABC[:2])
     assert feed.add(2, AXY[2:]) == 0
     assert records(feed) == (b"a", b"b")
@@ -224,33 +224,6 @@ def test_a_succession_keeps_a_prefix_and_gives_the_feed_to_another_key() -> None
     assert feed.add(3, signed((*first(b"a", b"b"), (1, b"d"), (0, b"e")), "ann", "bob")[3:]) == 0
 
 
-def test_a_succession_ends_a_freeze() -> None:
-    feed = feed_with(*ABC)
-    feed.freeze(fork(first(b"a", b"b"), first(b"a", b"x"), "ann"))
-    feed.succeed(succession(1, first(b"a")))
-    assert (feed.frozen, records(feed)) == (False, (b"a",))
-    assert feed.add(1, [feed.sign(b"d", signing_key("bob").sign)]) == 1
-
-
-def test_what_a_succession_keeps_is_disputed_by_no_fork() -> None:
-    feed = feed_with(*ABC)
-    feed.succeed(succession(1, first(b"a", b"b", b"c")))
-    assert feed.freeze(fork(first(b"a", b"b"), first(b"a", b"x"), "ann"))
-    assert (records(feed), feed.frozen) == ((b"a", b"b", b"c"), False)
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_a_node_with_another_history_than_a_succession_keeps_comes_to_have_that(early: bool) -> None:
-    feed = feed_with(*ABC[: 2 if early else 3])
-    feed.succeed(succession(1, first(b"a", b"x", b"y")))
-    assert feed.misses_decisions
-    assert feed.add(2, AXY[2:]) == 0, "which is not known to follow"
-    feed.add(0, AXY)
-    assert (records(feed), feed.misses_decisions) == ((b"a", b"x", b"y"), False)
-    feed.add(0, ABC)
-    assert records(feed) == (b"a", b"x", b"y")
-
-
 def test_a_node_that_is_behind_takes_one_history_in_place_of_another_and_says_so() -> None:
     feed = feed_with(*ABC[:2])
     feed.succeed(succession(1, first(b"a", b"x", b"y")))
@@ -275,44 +248,11 @@ def test_nobody_signs_on_a_feed_of_which_something_is_lacking() -> None:
         feed.sign(b"?", signing_key("bob").sign)
 
 
-def test_the_highest_term_counts_in_whatever_order_successions_come() -> None:
-    kept = first(b"a", b"b")
-    whole = signed((*kept, (1, b"d"), (3, b"e")), "ann", "bob", "", "cid")
-    earlier, later = succession(1, kept), succession(3, (*kept, (1, b"d")), "cid")
-    for order in ((earlier, later), (later, earlier)):
-        feed = feed_with(*ABC)
-        for one in order:
-            feed.succeed(one)
-        feed.add(0, whole)
-        assert (feed.term, records(feed)) == (3, (b"a", b"b", b"d", b"e"))
-
-
-def test_two_successions_of_one_term_void_each_other() -> None:
-    feed = feed_with(*ABC)
-    feed.succeed(succession(1, first(b"a"), "bob"))
-    feed.add(1, [feed.sign(b"d", signing_key("bob").sign)])
-    feed.succeed(succession(1, first(b"a"), "cid", ("dan", "dot")))
-    assert (feed.term, feed.succession, records(feed)) == (0, None, (b"a",))
-    assert feed.add(0, ABC) == 2
-    feed.succeed(succession(2, first(b"a"), "cid"))
-    assert (feed.term, records(feed)) == (2, (b"a",))
-
-
 def test_the_same_succession_with_other_votes_is_the_same() -> None:
     feed = feed_with(*ABC)
     assert feed.succeed(succession(1, first(b"a"), votes=("dee", "dan")))
     assert not feed.succeed(succession(1, first(b"a"), votes=("dan", "dot")))
     assert feed.term == 1
-
-
-def test_kept_decisions_of_a_term_that_is_void_since_are_still_kept() -> None:
-    kept = (*first(b"a"), (1, b"d"))
-    feed = ControlFeed(AUTHORITY)
-    for one in (succession(1, first(b"a"), "bob"), succession(1, first(b"a"), "cid")):
-        feed.succeed(one)
-    feed.succeed(succession(2, kept, "eve"))
-    assert feed.add(0, signed(kept, "ann", "bob")) == 2
-    assert not feed.misses_decisions
 
 
 @pytest.mark.parametrize(
@@ -404,7 +344,7 @@ OBJECTS = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(came=st.lists(st.tuples(U32, OBJECTS), max_size=15))
 def test_garbage_breaks_a_rule_or_brings_nothing(
     came: list[tuple[int, Entry | ControlFork | Succession]],
@@ -425,7 +365,7 @@ def test_garbage_breaks_a_rule_or_brings_nothing(
 
 
 def assert_sound(feed: ControlFeed) -> None:
-    """The sequence is one chain, each decision signed by the key of its term, and has what it must keep."""
+    """Assert that the sequence is one chain with valid keys, and contains the decisions that must be kept."""
     assert len(feed.chains) == len(feed.entries) + 1
     history = tuple((entry.term, entry.record) for entry in feed.entries)
     assert feed.chain == chain_of(history)

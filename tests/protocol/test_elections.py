@@ -1,8 +1,9 @@
-"""Stand-ins: what is decided, and who organises when the organiser falls silent (SPEC O21 to O24)."""
+"""Stand-ins: decisions by majority, and elections when the organiser falls silent (SPEC O21 to O24)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -24,16 +25,16 @@ RUN = replace(ORGANISED, organised=AUTHORITY._replace(terms=ELECTED_TERMS), vers
 CALM = Faults()
 SEEDS = 3 << int(os.environ.get("SFNODE_DEPTH", "0"))
 ELECTION = LEASE + 3 * BEAT + 2 * SPREAD
-"""Seconds in which a fallen organiser is replaced."""
+"""Maximum time, in seconds, until a fallen organiser is replaced."""
 
 
 def key_of(name: str) -> bytes:
-    """Return the public key with which a node stands in: the organiser's own, or one that it has made."""
+    """Return the key with which a node stands in: the organiser's key, or one that the node has made."""
     return origin_of("organiser" if name == "a" else f"{name} stands in")
 
 
 def swarm(names: str = "a b c", others: str = "d", seed: int = 0, faults: Faults = CALM) -> Swarm:
-    """Return a swarm whose first node organises, with stand-ins and others that are members."""
+    """Return a swarm of members: stand-ins, of which the first organises, and others."""
     made = Swarm(run=RUN, organiser="a", stand_ins=names.replace("a", ""), seed=seed, faults=faults)
     for name in (names + " " + others).split():
         made.add(name)
@@ -70,9 +71,17 @@ def leaders(made: Swarm) -> list[str]:
 
 
 def said(node: Node) -> list[str]:
-    """Return what was announced, as a node has it."""
+    """Return the texts announced by the decisions of a node."""
     read = (decisions.read(entry.record).decision for entry in feed(node).entries)
     return [one.text for one in read if isinstance(one, Announce)]
+
+
+def run_until(made: Swarm, done: Callable[[], bool], limit: float) -> None:
+    """Run until `done`, for at most `limit` seconds."""
+    end = made.now + limit
+    while not done():
+        assert made.now < end
+        made.run(BEAT)
 
 
 def isolate(made: Swarm, *names: str) -> None:
@@ -129,7 +138,7 @@ def test_a_fallen_organiser_is_replaced_and_what_was_shown_stays(seed: int) -> N
 def test_nobody_decides_without_more_than_half() -> None:
     made = swarm("a b c")
     isolate(made, "a"), isolate(made, "b"), isolate(made, "c")
-    made.run(20 * LEASE)
+    made.run(4 * LEASE)
     assert leaders(made) == []
     for name in "abc":
         decide(made[name], Announce(name))
@@ -171,20 +180,6 @@ def test_a_restarted_organiser_goes_on_in_its_term() -> None:
     made.run(1)
     assert said(made["d"]) == ["before", "after"]
     assert feed(made["d"]).term == 0
-
-
-def test_a_promise_outlasts_a_crash() -> None:
-    """Whoever has elected one elects no other in the same term, whatever was in its memory."""
-    made = swarm()
-    made.drop(made["a"])
-    made.run(ELECTION)
-    (leader,) = leaders(made)
-    other = "b" if leader == "c" else "c"
-    before = made[other].statement
-    made[other].restart()
-    assert before
-    assert before.voted == 1
-    assert elections(made[other])._own == before
 
 
 def test_the_former_organiser_comes_back_as_a_stand_in() -> None:
@@ -230,7 +225,7 @@ def test_an_organiser_from_a_backup_leads_no_term_that_had_begun() -> None:
 
 
 def test_an_old_copy_of_the_organisers_folder_notices_that_it_is_one() -> None:
-    """It would sign other decisions at positions that it has forgotten."""
+    """Otherwise it would sign other decisions at positions that it has forgotten."""
     made = swarm()
     kept = list(made["a"].decided), made["a"].statement
     decide(made["a"], Announce("forgotten"))
@@ -246,10 +241,10 @@ def test_an_old_copy_of_the_organisers_folder_notices_that_it_is_one() -> None:
 
 
 def test_one_stand_in_alone_ends_no_term() -> None:
-    """It hears nobody, and says so: the others go on as before."""
+    """A stand-in that hears nobody says so, and the others keep their organiser."""
     made = swarm("a b c", "")
     isolate(made, "c")
-    made.run(10 * LEASE)
+    made.run(3 * LEASE)
     made.mesh()
     made.run(3 * BEAT)
     assert leaders(made) == ["a"]
@@ -257,8 +252,8 @@ def test_one_stand_in_alone_ends_no_term() -> None:
 
 
 def test_an_organiser_whom_those_of_a_later_term_do_not_answer_stands_anew() -> None:
-    """A candidate has not heard of those who have elected it: they are in its term, and too few to elect
-    another."""
+    """A candidate does not know who has elected it. These stand-ins are in its term, but too few to elect
+    another one."""
     made = swarm("a b c d e", "", faults=Faults(latency=(0.2, 0.2)))
     made.drop(made["e"])
     isolate(made, "a")
@@ -292,7 +287,7 @@ def test_others_are_named_by_more_than_half_of_both() -> None:
 
 
 def test_whoever_was_silent_still_is_after_a_restart() -> None:
-    """Others tell what the organiser has said last: that is no news of it."""
+    """Neighbours repeat the organiser's last statement, which does not show that the organiser is alive."""
     made = swarm()
     made.drop(made["a"])
     isolate(made, "b")
@@ -304,7 +299,7 @@ def test_whoever_was_silent_still_is_after_a_restart() -> None:
 
 
 def test_a_false_stand_in_on_both_sides_of_a_split_costs_one_side_what_it_saw_and_nobody_the_run() -> None:
-    """More than half of three share one that lies: the later term stays, the same for all."""
+    """With three stand-ins, both majorities share the liar. The later term wins for everybody."""
     made = swarm("a b c", "d")
     there_too = made.add("c2")
     there_too.decided, there_too.statement = list(made["c"].decided), made["c"].statement
@@ -319,8 +314,8 @@ def test_a_false_stand_in_on_both_sides_of_a_split_costs_one_side_what_it_saw_an
     made.run(BEAT)
     assert (said(made["a"]), said(made["d"])) in ((["a"], ["b"]), (["a"], ["c2"]))
     made.mesh()
-    made.run(2 * ELECTION)
-    assert {tuple(said(node)) for node in made.nodes.values()} == {tuple(said(made["d"]))} != {("a",)}
+    run_until(made, lambda: len({tuple(said(node)) for node in made.nodes.values()}) == 1, 2 * ELECTION)
+    assert said(made["d"]) != ["a"]
     assert not any(feed(node).frozen for node in made.nodes.values())
 
 
@@ -348,14 +343,14 @@ def test_a_run_of_version_3_has_no_stand_ins() -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_nothing_shown_is_taken_back_whoever_falls_or_is_cut_off(seed: int) -> None:
-    """Organisers fall and come back: never do two terms decide differently."""
+    """Organisers fall and come back; two terms never decide differently."""
     faults = Faults(latency=(0.01, 3.0))
-    made = swarm("a b c d e", "f g", seed=seed, faults=faults)
+    made = swarm("a b c d e", "f", seed=seed, faults=faults)
     made.run(60)
     name_stand_ins(made, "a b c d e")
     made.run(30)
     shown: dict[str, list[str]] = {name: [] for name in made.nodes}
-    for turn in range(12):
+    for turn in range(5):
         made.run(made.random.uniform(1, 90))
         victim = made[made.random.choice("abcde")]
         if made.random.random() < 0.5:
@@ -369,14 +364,16 @@ def test_nothing_shown_is_taken_back_whoever_falls_or_is_cut_off(seed: int) -> N
             assert said(node)[: len(shown[name])] == shown[name]
             shown[name] = said(node)
         made.mesh()
-    made.run(3 * ELECTION)
-    assert len(leaders(made)) == 1
-    assert len({feed(node).chain for node in made.nodes.values()}) == 1
+    run_until(
+        made,
+        lambda: len(leaders(made)) == 1 and len({feed(node).chain for node in made.nodes.values()}) == 1,
+        3 * ELECTION,
+    )
     assert not any(feed(node).frozen for node in made.nodes.values())
 
 
 def be_elected_unheard(made: Swarm, times: int) -> None:
-    """Let "b" hold so many elections of itself that nobody has heard of, and "c" be in a later term."""
+    """Let b hold `times` elections of itself that no other node knows, and c be in a later term."""
     ahead, key = feed(made["b"]).copy(), key_of("b")
     signs = [signing_key(f"{name} stands in").sign for name in "bc"]
     for term in range(1, times + 1):
@@ -396,14 +393,14 @@ def test_who_holds_as_many_elections_as_a_statement_has_room_for_stands_for_no_o
     made = swarm()
     made.drop(made["a"])
     be_elected_unheard(made, unheard)
-    made.run(2 * ELECTION)
+    made.run(ELECTION)
     kept = [made[name].statement for name in "bc"]
     assert [decode(encode(one)) for one in kept if one] == kept
     assert leaders(made) == leading
 
 
 def test_no_statement_has_a_number_after_which_there_is_none() -> None:
-    """Somebody else has the key and uses up the numbers: the node that has it goes on."""
+    """Another holder of the key may use up the numbers; the true node goes on."""
     made = swarm()
     link = next(iter(made["c"].machine.links.values()))
     told = replace(elections(made["c"])._told(), number=(1 << 64) - 1)
@@ -419,7 +416,7 @@ def test_no_statement_has_a_number_after_which_there_is_none() -> None:
 
 
 def test_statements_of_others_cost_a_stranger_nothing() -> None:
-    """Who is no stand-in hears of them and passes them on; a false one is charged to whoever brought it."""
+    """A node that is no stand-in forwards statements. A forged one is charged to the link that brought it."""
     made = swarm()
     link = next(iter(made["d"].machine.links.values()))
     known = next(iter(elections(made["d"])._heard.values())).said
@@ -432,7 +429,7 @@ def test_statements_of_others_cost_a_stranger_nothing() -> None:
 
 
 def test_a_newcomer_learns_of_a_fork_of_a_term_that_was_elected() -> None:
-    """It can tell whose key has signed two decisions only after it has the election."""
+    """It can check the fork only after it has the election."""
     made = swarm()
     made.drop(made["a"])
     made.run(ELECTION)
@@ -467,7 +464,8 @@ def test_an_organiser_hands_over_at_once() -> None:
 
 
 def test_an_organiser_that_hands_over_decides_nothing_more() -> None:
-    """The other one would take it for the organiser again, while those who have elected that one wait."""
+    """Otherwise its successor would take it for the organiser again, while the voters of the successor
+    wait."""
     made = swarm("a b c d", "", faults=Faults(latency=(0.2, 0.2)))
     made["a"].handle(OwnHandOver(key_of("c")))
     made.run(0.3)
@@ -489,7 +487,7 @@ def test_somebody_goes_on_if_the_one_to_whom_it_was_handed_over_does_not() -> No
 
 
 def test_whoever_passes_a_statement_on_cannot_leave_out_or_change_what_it_proposes() -> None:
-    """It would come before the true one, in its place."""
+    """Otherwise the changed statement could replace the true one."""
     made = swarm()
     bad = next(link for link in made["b"].machine.links.values() if link.peer == "d")
     good = next(link for link in made["b"].machine.links.values() if link.peer == "a")
@@ -516,7 +514,7 @@ def test_statements_that_nobody_has_signed_use_up_nothing_of_whose_they_seem_to_
 
 
 def test_answers_go_to_the_organiser_and_not_to_everybody() -> None:
-    """A decision costs a swarm about as many statements as stand-ins have links on the way."""
+    """A decision costs about one statement for each link."""
     made = swarm("a b c", "d e f g h i")
     made.run(BEAT)
     before = sum(node.sent["Statement"] for node in made.nodes.values())
@@ -530,7 +528,7 @@ def test_answers_go_to_the_organiser_and_not_to_everybody() -> None:
 
 
 def test_an_organiser_goes_on_though_one_holds_nothing_and_another_was_led_into_a_later_term() -> None:
-    """Only with the latter are there more than half, and it goes back to no earlier term."""
+    """The majority includes the one in the later term, and it cannot go back to an earlier term."""
     made = swarm("a b c", "d")
     at_b, told, sign = elections(made["b"]), elections(made["b"])._told, signing_key("b stands in").sign
 
@@ -555,14 +553,14 @@ def test_an_organiser_goes_on_though_one_holds_nothing_and_another_was_led_into_
 
 
 def vote(made: Swarm, name: str, candidate: str, number: int = 1 << 20, term: int = 1) -> Statement:
-    """Return a statement of a stand-in that elects somebody, as a liar signs it."""
+    """Return a liar's signed statement that elects a candidate."""
     at, key = elections(made[name]), signing_key("organiser" if name == "a" else f"{name} stands in")
     elects = replace(at._own, number=number, voted=term, candidate=key_of(candidate), entries=())
     return replace(elects, signature=key.sign(statement_message(RUN.run_id, elects)))
 
 
 def tell(made: Swarm, liar: str, told: dict[str, Statement]) -> None:
-    """Let a liar send each of these its own statement."""
+    """Let a liar send a different statement to each of these nodes."""
     for name, statement in told.items():
         link = next(link for link in made[name].machine.links.values() if link.peer == liar)
         made[name].handle(Received(link.id, encode(statement, *RUN.form)))
@@ -594,7 +592,7 @@ def test_an_organiser_whom_only_a_liar_answers_leads_no_more() -> None:
 
 
 def test_votes_that_were_hidden_from_each_other_are_found_when_their_holders_meet() -> None:
-    """The liar has said something else to both since."""
+    """The liar has sent newer statements to both nodes since."""
     made = swarm("a b c", "d e")
     isolate(made, "a", "d"), isolate(made, "c", "e")
     for name, candidate in ("a", "b"), ("c", "c"):
@@ -638,8 +636,8 @@ def test_a_proof_is_kept_and_a_newcomer_is_told_and_who_was_away() -> None:
 
 
 def test_nothing_else_proves_a_lie() -> None:
-    """Neither the same vote told twice, nor votes of two terms, nor a key of nobody who stands in, nor what
-    the key has not signed."""
+    """A repeated vote, votes of two terms, a key that does not stand in, and a wrong signature prove
+    nothing."""
     made = swarm("a b c", "d")
     known = feed(made["d"])
     one, other = vote(made, "b", "b"), vote(made, "b", "c")

@@ -1,9 +1,9 @@
-"""Small elections, searched (SPEC O21 to O23): three stand-ins and a member that watches, every order of a
-few events, with crashes before and after a statement is durable, and what is told at any time or never.
+"""An exhaustive search and random walks of small elections (SPEC O21 to O23).
 
-The stand-ins are those that ship; each has a clock of its own. A signature is a keyed hash here: what
-signatures are worth is tested elsewhere. `SFNODE_DEPTH` says by how many events more the search goes, beyond
-the few that a test has time for, and doubles as often the number of the walks.
+There are three stand-ins and one member that only observes. The search tries every order of a few events,
+with crashes before and after a statement is durable, and with statements that arrive at any time or never.
+The code under test is the product's; each node has its own clock. Signatures are keyed hashes, as other tests
+check signatures. `SFNODE_DEPTH` is the number of additional events; each doubles the number of walks.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ NAMES = "abcw"
 KEYS = {name: name.encode() * 32 for name in NAMES}
 AUTHORITY = Authority(bytes(32), KEYS["a"], (bytes(32),), 1, ELECTED_TERMS)
 OFTEN = {"hears": 6, "folds": 2, "waits": 3, "is": 1, "decides": 2, "hands": 1}
-"""How often which kind of events is drawn, of those that may be."""
+"""Weight of each kind of event in a random walk."""
 
 ROUNDS = 60
-"""Rounds of five seconds in which there has to be an organiser: two elections."""
+"""Number of rounds of five seconds, enough for two elections, after which there must be an organiser."""
 
 LINK = Link(0, "peer", 0.0)
 
@@ -56,7 +56,7 @@ def signatures_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Wrong(AssertionError):  # noqa: N818
-    """What never may be."""
+    """A violation of an invariant."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def never(*proof: object) -> list[Action]:
 
 
 def started(name: str, entries: tuple[Entry, ...], statement: Statement | None, now: float) -> Site:
-    """Return a node that begins with what is on its disk."""
+    """Return a node that starts with the contents of its disk."""
     feed = ControlFeed(AUTHORITY)
     assert feed.add(0, entries) == len(entries)
     made = Elections(feed, {}, Counters(), grow=lambda _: [], prove=never, own=statement)
@@ -100,22 +100,22 @@ def started(name: str, entries: tuple[Entry, ...], statement: Statement | None, 
 
 
 class World(NamedTuple):
-    """All nodes, what has been sent, and what has been seen of them so far."""
+    """All nodes, the statements sent, and the facts observed so far."""
 
     sites: dict[str, Site]
     sent: dict[str, Statement]
-    """The newest statement of each that has left its node."""
+    """The newest statement that each node has sent."""
     folded: tuple[bytes, ...]
-    """Chain hashes of all that anybody has folded."""
+    """Chain hashes of the longest sequence that any node has folded."""
     promised: frozenset[tuple[str, int, bytes]]
-    """Whom each has elected in which term."""
+    """Votes: (stand-in, term, elected key)."""
     led: frozenset[tuple[int, str]]
     left: tuple[int, int]
-    """Decisions and crashes that may still be."""
+    """Number of decisions and of crashes that may still happen."""
 
 
 def after(world: World, name: str, do: Callable[[Site], list[Action]], crash: str = "") -> World:
-    """Return the world after something happened at one node, which then may fall before anybody hears."""
+    """Return the world after an event at one node, which may crash before it sends anything."""
     site = world.sites[name].copied()
     stop = site.feed.stop
     stated = [one.statement for one in do(site) if isinstance(one, KeepStatement)]
@@ -131,7 +131,7 @@ def after(world: World, name: str, do: Callable[[Site], list[Action]], crash: st
 
 
 def looked_at(world: World, site: Site) -> World:
-    """Return the world with what is seen of a node. Raises Wrong where that contradicts what was before."""
+    """Return the world with the facts observed at a node. Raises Wrong if they contradict earlier facts."""
     longer = max(world.folded, tuple(site.feed.chains), key=len)
     if any(longer[: len(one)] != one for one in (world.folded, tuple(site.feed.chains))):
         raise Wrong("two have folded different decisions at one position")
@@ -164,7 +164,7 @@ def fold(entries: list[Entry], site: Site) -> list[Action]:
 
 
 def wait(seconds: float, site: Site) -> list[Action]:
-    """Let a node's clock go on: until something is due, or by so much."""
+    """Advance a node's clock by `seconds`; 0 stands for its next deadline."""
     site.now = site.now + seconds if seconds else max(site.now, site.elections.deadline())
     return site.elections.review(site.now)
 
@@ -185,7 +185,7 @@ Happening = tuple[str, str, Callable[[Site], list[Action]]]
 
 
 def happenings(world: World) -> Iterator[Happening]:
-    """Yield what may happen next: what, at which node, and how."""
+    """Yield the possible next events, each as (name, node, action)."""
     sites = world.sites
     for name, site in sites.items():
         for other, theirs in sites.items():
@@ -208,7 +208,8 @@ def happenings(world: World) -> Iterator[Happening]:
 
 
 def tellings(world: World, of: str, to: str) -> Iterator[tuple[str, Statement]]:
-    """Yield what somebody has said last, and what others have heard of it, as they tell a new neighbour."""
+    """Yield the last statement of a stand-in, and the versions of it that others would tell a new
+    neighbour."""
     if of in world.sent:
         yield "", world.sent[of]
     for name in "abc".replace(of, "").replace(to, ""):
@@ -218,7 +219,7 @@ def tellings(world: World, of: str, to: str) -> Iterator[tuple[str, Statement]]:
 
 
 def futures(world: World) -> Iterator[tuple[str, World]]:
-    """Yield the worlds that may be next; Wrong is raised with what has led there."""
+    """Yield each possible next event with the world after it."""
     for what, name, do in happenings(world):
         spent = world
         if "decides" in what or "hands" in what:
@@ -233,7 +234,8 @@ def futures(world: World) -> Iterator[tuple[str, World]]:
 
 
 def identity(world: World) -> object:
-    """Return what of a world decides what follows: numbers by their order, times by what they let happen."""
+    """Return the part of a world that determines its future. Numbers are replaced by their ranks, and
+    times by the deadlines that have passed."""
     numbers = {said.number for said in world.sent.values()}
     for site in world.sites.values():
         numbers |= {one.said.number for one in site.elections._heard.values()}
@@ -263,7 +265,7 @@ def identity(world: World) -> object:
 
 
 def search(start: World, depth: int) -> list[World]:
-    """Return all worlds that so many events lead to. Raises Wrong, with the events, where something is."""
+    """Return all worlds after `depth` events. Raises Wrong with the events that led to a violation."""
     seen = {identity(start)}
     border: list[tuple[World, tuple[str, ...]]] = [(start, ())]
     for _ in range(depth):
@@ -281,14 +283,14 @@ def search(start: World, depth: int) -> list[World]:
 
 
 def told(world: World, story: str) -> World:
-    """Return the world after these events, each as `futures` names it."""
+    """Return the world after the events in `story`, with the names that `futures` gives them."""
     for what in story.split("; "):
         world = dict(futures(world))[what]
     return world
 
 
 def beginning(decisions_left: int = 2, crashes_left: int = 1) -> World:
-    """Return three stand-ins of which the first organises, and that have heard one another."""
+    """Return three stand-ins that have heard each other; the first one organises."""
     feed = ControlFeed(AUTHORITY)
     named = StandIns(tuple(StandIn(place, KEYS[name]) for place, name in enumerate("abc")))
     feed.add(0, [feed.sign(decisions.encode(named), partial(mac, KEYS["a"]))])
@@ -298,7 +300,8 @@ def beginning(decisions_left: int = 2, crashes_left: int = 1) -> World:
 
 
 def calm(world: World, rounds: int, up: str = "abc") -> World:
-    """Return the world after so many rounds of five seconds in which all that are up tell each other all."""
+    """Return the world after some rounds of five seconds in which all nodes in `up` tell each other
+    everything."""
     for _ in range(rounds):
         for name in up:
             world = after(world, name, later)
@@ -316,7 +319,7 @@ def later(site: Site) -> list[Action]:
 
 
 def comes_to_rest(world: World, up: str) -> None:
-    """Raises Wrong unless those who are up have one organiser before long, whose next decision all have."""
+    """Raise Wrong unless the nodes in `up` soon have one organiser, and all get its next decision."""
     world = calm(world, ROUNDS, up)
     leading = [name for name in up if world.sites[name].elections.leads(world.sites[name].now)]
     if len(leading) != 1:
@@ -328,7 +331,7 @@ def comes_to_rest(world: World, up: str) -> None:
 
 
 def walked(world: World, seed: int, steps: int = 40) -> tuple[World, list[str]]:
-    """Return the world after some events drawn at random, and which they were."""
+    """Return the world after random events, with the names of these events."""
     random, past = Random(seed), []
     for _ in range(steps):
         kinds: dict[str, list[Happening]] = {}
@@ -362,7 +365,7 @@ def test_no_order_of_a_few_events_takes_back_what_was_folded_or_begins_a_term_tw
     assert len(worlds) > 300
 
 
-@pytest.mark.parametrize("seed", range(60 << MORE))
+@pytest.mark.parametrize("seed", range(16 << MORE))
 def test_whatever_has_happened_any_two_of_three_go_on(seed: int) -> None:
     world, past = walked(beginning(5, 4), seed)
     for up in ("abc", "ab", "ac", "bc"):
@@ -373,25 +376,25 @@ def test_whatever_has_happened_any_two_of_three_go_on(seed: int) -> None:
 
 
 def test_what_was_answered_is_held_although_somebody_tells_what_was_said_before() -> None:
-    """A stand-in that has started again hears of the organiser what its neighbours know, which is older."""
+    """After a restart, a stand-in hears older statements of the organiser from its neighbours."""
     world = told(beginning(), "a decides; c hears a; a hears c; c falls; c hears a by b")
     assert world.sites["c"].elections._ahead().stop == world.sites["a"].feed.stop
 
 
 def test_a_term_that_was_handed_to_one_is_taken_by_no_other() -> None:
-    """Whoever has elected that one would elect itself as well."""
+    """Otherwise a voter of the successor would elect itself as well."""
     world = told(beginning(), f"{STORIES['a candidate']}; b hears c; a hands over to c; b hears a; b waits")
     assert sorted(term for name, term, _ in world.promised if name == "b") == [1, 2]
 
 
 def test_an_organiser_goes_on_with_those_who_have_elected_somebody_that_fell() -> None:
-    """It holds no lease any more, and they answer it nothing, as they are of a later term."""
+    """It has no lease any more, and the voters of the later term do not answer it."""
     world = told(beginning(), f"{STORIES['a candidate']}; a is alone")
     comes_to_rest(told(world, "b hears c"), "ab")
 
 
 def test_a_stand_in_that_tells_of_late_terms_makes_no_candidate_unheard_of() -> None:
-    """A candidate stands for a term in which more than half can elect it, not one that a liar has made up."""
+    """A candidate chooses a term in which a majority can elect it, and not a term that a liar has made up."""
     world = told(beginning(), STORIES["the organiser is not heard"])
     late = world.sites["a"].elections._ahead().term + elections.LEAP
     said = replace(world.sent["a"], number=99, term=late, voted=late, candidate=KEYS["w"], signature=b"")
@@ -403,14 +406,14 @@ def test_a_stand_in_that_tells_of_late_terms_makes_no_candidate_unheard_of() -> 
 
 
 def test_a_candidate_that_learns_of_decisions_is_elected_with_them() -> None:
-    """Its own ballot is for what it has now, as those of the others are."""
+    """Its own ballot covers the decisions that it has now, like the ballots of others."""
     world = told(beginning(), "b is alone; c is alone; c hears b; a decides; b hears a; a hears b; c waits")
     world = told(world, "c folds as a; c waits; c waits; b folds as a; b is alone; b hears c; c hears b")
     assert world.sites["c"].elections._organises()
 
 
 def test_whom_an_undecided_decision_names_alone_does_not_elect_itself_alone() -> None:
-    """More than half of those who stand in have to agree, too, until that is decided."""
+    """Until the decision is decided, more than half of the present stand-ins must agree, too."""
     alone = decisions.encode(StandIns((StandIn(2, KEYS["c"]),)))
     world = after(beginning(), "a", lambda site: site.elections.decide(alone, site.now))
     world = told(world, "c hears a; c is alone")
@@ -421,7 +424,7 @@ def test_whom_an_undecided_decision_names_alone_does_not_elect_itself_alone() ->
 
 
 def test_an_organiser_that_hears_more_of_its_key_than_it_knows_decides_nothing() -> None:
-    """It is an old copy, or there is another one: what it would sign may be signed already."""
+    """It is an old copy, or a second node has its key. It may have signed other decisions already."""
     world = beginning()
     said = replace(world.sent["a"], number=99, signature=b"")
     told_by_a = replace(said, signature=mac(KEYS["a"], control_feed.statement_message(bytes(32), said)))
@@ -432,7 +435,7 @@ def test_an_organiser_that_hears_more_of_its_key_than_it_knows_decides_nothing()
 
 
 def unheard(site: Site) -> Site:
-    """Return a node that has what others have answered, and does not know any more what they have said."""
+    """Return a node that has the answers of others, but has forgotten their statements."""
     site = site.copied()
     site.elections._heard.clear()
     return site
@@ -463,10 +466,18 @@ MUTATIONS: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
-def test_the_walks_find_what_would_be_wrong(
-    mutation: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+FOUND_BY = {
+    "who has handed over goes on": 522,
+    "what was said before takes away what was answered": 336,
+    "whoever holds less is elected": 124,
+    "ballots are not durable": 133,
+}
+"""The first walk that finds a mutation, for those that take long; others begin with walk 0."""
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_walks_find_what_would_be_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation = MUTATIONS[name]
     source = Path(elections.__file__).read_text()
     assert source.count(mutation[0]) == 1
     mutant = ModuleType("mutant")
@@ -475,10 +486,10 @@ def test_the_walks_find_what_would_be_wrong(
     mutant.__dict__.update(signed_by=vars(elections)["signed_by"], STATEMENT_BURST=1e12)
     monkeypatch.setitem(globals(), "Elections", mutant.Elections)
     with pytest.raises(Wrong):
-        many_walks()
+        many_walks(FOUND_BY.get(name, 0))
 
 
-def many_walks() -> None:
+def many_walks(first: int) -> None:
     scenes = [told(beginning(5, 4), story) for story in STORIES.values()]
-    for seed in range(10_000):
+    for seed in range(first, first + 10_000):
         walked(scenes[seed % len(scenes)], seed, 25)

@@ -1,4 +1,4 @@
-"""Updates with a scalar for every cell: what travels, what is refused, and what it costs (SPEC U11, S4)."""
+"""Updates of first-order runs: encoding, validation and cost (SPEC U11, S4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from sfprotocol.errors import LocalProtocolError, RemoteProtocolError
 from sfprotocol.events import OwnUpdates, Served, Writable
 from sfprotocol.fields import Values
 from sfprotocol.frontier import Frontier
-from sfprotocol.plumtree import MAX_BURST_BYTES
 from sfprotocol.rate_limit import ORIGIN_BURST, ORIGIN_BYTES, OriginBuckets
 from sfprotocol.weighing import Counted, Rates
 from tests.protocol.feeds import RUN
@@ -116,7 +115,7 @@ def test_a_segment_of_more_than_24_kib_is_refused() -> None:
 
 
 def test_own_updates_of_another_form_are_not_signed() -> None:
-    """They would be in the log, and nobody could be sent them."""
+    """Otherwise they would be in the log, and could not be sent."""
     for run, values in ((FIRST_ORDER, 7), (FIRST_ORDER, (7,) * 23), (RUN, (7,) * 24)):
         host = Scripted(ANN, run=run)
         with pytest.raises(LocalProtocolError, match="U11: an update of another form"):
@@ -141,16 +140,6 @@ def test_another_unit_or_limit_is_another_rate(other: RateFrom) -> None:
 
 
 # -- what it costs -----------------------------------------------------------------------------------------
-
-
-def test_a_burst_is_bounded_by_bytes() -> None:
-    host = Scripted(run=USUAL)
-    feeds = [messages.Feed(index.to_bytes(32, "big"), 0) for index in range(40)]
-    for feed in feeds:
-        host.machine.frontier.advance(feed, 100, bytes(32), 0)
-    host.link(1)
-    burst = serves(host.hear(1, messages.Want(tuple(messages.Position(feed, 0) for feed in feeds))))
-    assert len(burst) == -(-MAX_BURST_BYTES // (USUAL.form.segment_updates * USUAL.form.width))
 
 
 def test_asking_twice_costs_what_is_sent_twice() -> None:

@@ -1,4 +1,4 @@
-"""Nodes that begin with a checkpoint, or keep nothing before one (SPEC O14, O15)."""
+"""Nodes that begin with a checkpoint, or store no updates before one (SPEC O14, O15)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPOCHS = 4
 
 
 def bases(node: Node, epoch: int) -> list[tuple[int, Base]]:
-    """Return where feeds stand after what closes up to that of `epoch` have named, from a full log."""
+    """Return the bases of feeds after the close of `epoch`, from a complete log."""
     run_state = node.machine.organised.run_state
     found = []
     for of, stop in run_state.positions(epoch).items():
@@ -39,7 +39,7 @@ def kept(archive: Node, epoch: int) -> CheckpointKept:
 
 
 def run_with_checkpoint(names: str = "a b c", epoch: int = 2) -> tuple[Swarm, CheckpointKept]:
-    """Return a swarm after some epochs, all sealed, and the checkpoint that its organiser has signed."""
+    """Return a swarm after some sealed epochs, and a checkpoint that its organiser has signed."""
     made = swarm(names)
     for _ in range(EPOCHS):
         for name in names.split():
@@ -196,7 +196,7 @@ def test_who_asks_for_what_is_not_kept_gets_nothing_and_stays() -> None:
 
 
 def test_what_is_asked_for_while_it_goes_is_not_served_and_the_link_goes_on() -> None:
-    """Both events are of one round: what was decided first is carried out when it is gone."""
+    """Both events belong to one round: the request is decided first, and carried out after the deletion."""
     made, checkpoint = run_with_checkpoint()
     b, c = made["b"], made["c"]
     (wire,) = (wire for wire in b.wires.values() if wire.receiver is c)
@@ -328,7 +328,8 @@ def test_who_waits_in_vain_begins_with_nothing() -> None:
 
 
 def test_an_own_feed_that_a_checkpoint_knows_is_not_continued() -> None:
-    """The folder is new and the key is not: what that has signed after the checkpoint is not known here."""
+    """The folder is new and the key is old: updates that the key has signed after the checkpoint are
+    unknown here."""
     made, checkpoint = run_with_checkpoint()
     old = made["c"].own
     made.drop(made["c"])
@@ -350,8 +351,7 @@ def test_an_own_feed_that_a_checkpoint_knows_is_not_continued() -> None:
 
 
 def fork(made: Swarm, name: str, at: int) -> Proof:
-    """Return the proof that the origin `name` has signed something else than what is known from step `at`
-    on."""
+    """Return the proof that the origin `name` has signed other updates from step `at` on."""
     feed = made[name].own
     log = made["a"].log
     chain, ours = log.past(RUN, feed, at)

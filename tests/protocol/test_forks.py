@@ -136,36 +136,30 @@ def test_a_proof_that_is_made_has_the_shorter_of_two_branches() -> None:
     assert fork_proofs.holds(RUN, made, verifies)
 
 
-def test_two_nodes_with_two_branches_find_the_fork_and_end_equal() -> None:
+@pytest.mark.parametrize(
+    ("anns", "bobs", "common"),
+    [
+        ([parts(0, 0), parts(1, 1)], [parts(0, 0), parts(2, 2, 2)], 2),
+        ([parts(0, 0, 1)], [parts(0, 0, 2)], 2),  # nobody lacks anything by count: only the tags differ
+        (
+            [parts(0, 1), *[parts(*[3] * 90) for _ in range(20)]],
+            [parts(0, 2), *[parts(*[4] * 70) for _ in range(20)]],
+            1,
+        ),
+    ],
+    ids=["two branches", "equal length", "far back"],
+)
+def test_two_nodes_with_two_histories_find_the_fork_and_end_equal(
+    anns: list[Parts], bobs: list[Parts], common: int
+) -> None:
     swarm = Swarm("ann bob")
-    past(swarm["ann"], parts(0, 0), parts(1, 1))
-    past(swarm["bob"], parts(0, 0), parts(2, 2, 2))
-    swarm.connect(swarm["ann"], swarm["bob"])
-    swarm.run(5)
-    assert [node.machine.frontier.known for node in swarm.nodes.values()] == [2, 2]
-    assert len(states(swarm)) == 1
-    assert [node.faults for node in swarm.nodes.values()] == [[], []]
-
-
-def test_branches_of_equal_length_are_told_apart() -> None:
-    # Nobody lacks anything by count, so nothing is ever asked for: only the tags differ.
-    swarm = Swarm("ann bob")
-    past(swarm["ann"], parts(0, 0, 1))
-    past(swarm["bob"], parts(0, 0, 2))
-    swarm.connect(swarm["ann"], swarm["bob"])
-    swarm.run(5)
-    assert [node.machine.frontier.known for node in swarm.nodes.values()] == [2, 2]
-    assert len(states(swarm)) == 1
-
-
-def test_a_fork_far_back_is_found() -> None:
-    swarm = Swarm("ann bob")
-    past(swarm["ann"], parts(0, 1), *[parts(*[3] * 90) for _ in range(20)])
-    past(swarm["bob"], parts(0, 2), *[parts(*[4] * 70) for _ in range(20)])
+    past(swarm["ann"], *anns)
+    past(swarm["bob"], *bobs)
     swarm.connect(swarm["ann"], swarm["bob"])
     swarm.run(10)
-    assert [node.machine.frontier.known for node in swarm.nodes.values()] == [1, 1]
+    assert [node.machine.frontier.known for node in swarm.nodes.values()] == [common, common]
     assert len(states(swarm)) == 1
+    assert [node.faults for node in swarm.nodes.values()] == [[], []]
 
 
 def test_a_newcomer_learns_of_the_cut_with_the_rest() -> None:
@@ -205,7 +199,7 @@ def test_the_cut_survives_a_restart() -> None:
 
 
 def made_up(at: int, hidden: bytes) -> Proof:
-    """Sign two chain heads of Eve over a past that nobody has seen."""
+    """Return a proof of two chain heads that Eve has signed over an unknown past."""
     return Proof(EVE, at, (hidden, hidden), (head(at, hidden, 1), head(at, hidden, 2)))
 
 
@@ -266,10 +260,10 @@ def test_a_lookup_from_before_a_lower_cut_is_repeated() -> None:
 # -- all honest nodes cut alike ----------------------------------------------------------------------
 
 stories = st.lists(st.integers(0, 1), min_size=1, max_size=6)
-"""A history of Eve's. With two values and few updates, several of them often begin alike."""
+"""A history of Eve. With two values and few updates, several histories often have a common beginning."""
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(stories, min_size=2, max_size=4), st.integers(0, 2**32), st.booleans())
 @example([[0], [0, 0]], 7030, True)  # the only link is lost after the network has healed
 @example([[0], [0]], 10748, False)  # rounding of times let a Summary overtake the Hello

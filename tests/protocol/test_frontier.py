@@ -1,4 +1,4 @@
-"""The frontier (SPEC D1-D3): it describes a set, however that set came about."""
+"""The frontier describes a set of updates, independent of how it was reached (SPEC D1-D3)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def chain(feed: Feed, following: int) -> bytes:
 
 
 def reached(positions: dict[Feed, int], order: Random | None = None) -> Frontier:
-    """Return a frontier at `positions`, reached feed by feed at once, or in single steps in some order."""
+    """Return a frontier at `positions`. With `order`, it is reached in single steps in that order, else
+    feed by feed."""
     frontier = Frontier(RUN)
     if order is None:
         for feed, following in positions.items():
@@ -49,7 +50,7 @@ def test_digests_are_equal_only_for_equal_sets(one: dict[Feed, int], other: dict
 
 
 def by_the_rule(frontier: Frontier) -> bytes:
-    """Compute the digest anew from all records, number by number, as SPEC D3 says."""
+    """Compute the digest from all records by SPEC D3."""
     lanes = [0] * 1024
     for state in frontier:
         if state.empty:

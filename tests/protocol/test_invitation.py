@@ -1,4 +1,4 @@
-"""Invitations (SPEC N1-N6): a link that is written can be read, and one with a typo is refused."""
+"""Invitations: a written link can be read, and a link with a typo is refused (SPEC N1-N6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of a link, and what may come in each (SPEC L2, L3, L6)."""
+"""The states of a link, and the messages that each state allows (SPEC L2, L3, L6)."""
 
 from __future__ import annotations
 

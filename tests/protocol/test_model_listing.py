@@ -1,4 +1,4 @@
-"""The listing of a base model (SPEC B1, B2): one encoding, and no harmful file names."""
+"""The listing of a base model has one encoding and no harmful file names (SPEC B1, B2)."""
 
 from __future__ import annotations
 

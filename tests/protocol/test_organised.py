@@ -1,4 +1,4 @@
-"""Organised runs: what the machine holds, names and lets go by an organiser's decisions (SPEC, part O)."""
+"""Organised runs: how decisions change the feeds that a machine holds (SPEC, part O)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sfprotocol.run_state import Span
 from sfprotocol.signing import extend, genesis
 from tests.protocol.feeds import RUN, origin_of, own_updates, signed, signing_key
 from tests.protocol.organised import closing
-from tests.protocol.swarm import Node, Swarm, Wire
+from tests.protocol.swarm import Node, Swarm
 
 AUTHORITY = messages.Authority(
     RUN.run_id, origin_of("organiser"), tuple(map(origin_of, ("d1", "d2", "d3"))), 2
@@ -44,7 +44,7 @@ def decide(node: Node, decision: decisions.Decision) -> None:
 
 
 def close(node: Node) -> None:
-    """Close the open epoch, naming everything that this node holds."""
+    """Close the open epoch with all updates that this node holds."""
     decide(node, closing(node.machine.frontier))
 
 
@@ -85,37 +85,8 @@ def test_nobody_makes_updates_before_it_is_admitted() -> None:
     assert same(made)
 
 
-def test_updates_that_arrive_before_their_origins_admission_are_asked_for_once_it_is_here() -> None:
-    """Floods do not keep the order in which things were decided; whoever passes them on is honest."""
-    made = Swarm(run=ORGANISED, organiser="a")
-    made.add("a"), made.add("b")
-    made.mesh()
-    made.run(1)
-    transmit, held = made.transmit, list[tuple[Wire, bytes]]()
-
-    def hold(wire: Wire, frame: bytes, *, segment: bool) -> None:
-        if isinstance(wire_codec.decode(frame), messages.Control | messages.ControlHead):
-            held.append((wire, frame))
-        else:
-            transmit(wire, frame, segment=segment)
-
-    made.transmit = hold  # type: ignore[method-assign]
-    decide(made["a"], Admit(origin_of("a"), QUOTA, 0))
-    assert made["a"].compute(3)
-    made.run(2)
-    counters = made["b"].machine.counters
-    assert (counters.admitted, counters.rejected) == (0, 0)
-    assert counters.unnamed
-    made.transmit = transmit  # type: ignore[method-assign]
-    for wire, frame in held:
-        transmit(wire, frame, segment=False)
-    made.run(2)
-    assert counters.admitted == 3
-    assert same(made)
-
-
 def test_a_proof_against_a_stranger_is_neither_kept_nor_passed_on() -> None:
-    """Keys cost nothing, and a proof may have 82 kB: only of members are they kept."""
+    """Keys are free, and a proof may take 82 kB. So only proofs against members are stored."""
     made = swarm("a b")
     stranger = messages.Feed(origin_of("stranger"), 0)
     chain = genesis(RUN.run_id, stranger)
@@ -178,7 +149,8 @@ def test_all_together_make_two_epochs_of_updates_for_one_close() -> None:
 
 
 def test_after_short_epochs_members_make_no_more_than_twice_as_much_for_the_next_one() -> None:
-    """An organiser that looks for a rate closes short epochs; what came meanwhile destroyed models."""
+    """An organiser that searches for a rate closes short epochs. Too many updates during them have
+    destroyed models."""
     made = swarm(run=replace(ORGANISED, epoch_updates=4096), quota=4096)
     assert made["b"].compute(200)
     assert made["b"].machine.organised.room(made["b"].own) == 4096 - 200, "its quota"
@@ -224,22 +196,6 @@ def test_what_is_to_be_skipped_can_be_left_out_of_what_is_named() -> None:
     assert organised.named(1, [b]) == organised.named(0)
 
 
-def test_a_newcomer_learns_decisions_before_it_asks_for_updates() -> None:
-    made = swarm()
-    for _ in range(3):
-        for name in "abc":
-            made[name].compute(9)
-        made.run(2)
-        close(made["a"])
-        seal(made["a"])
-    late = made.add("late")
-    made.connect(late, made["b"])
-    made.run(3)
-    assert late.machine.frontier.known == 81
-    assert late.machine.organised.missing_updates == 0
-    assert same(made)
-
-
 def test_what_a_restarted_node_has_kept_is_what_counts() -> None:
     made = swarm()
     made["b"].compute(9)
@@ -271,7 +227,7 @@ def test_a_revoked_origin_makes_no_more_and_keeps_what_was_named() -> None:
 
 
 def test_what_a_revoked_origin_has_not_signed_does_not_end_its_feed() -> None:
-    """Anybody could have said it, and what may still be held of the feed did not come any more."""
+    """Otherwise a forged update could end the feed, and its remaining valid updates would be refused."""
     made = swarm()
     made["b"].compute(3)
     made.run(2)
@@ -319,7 +275,7 @@ def test_a_fork_of_the_organiser_freezes_the_feed_until_deputies_pass_it_on() ->
 
 
 def succeeded(node: Node, kept: int) -> OwnSuccession:
-    """The deputies' word that after so many decisions another key signs."""
+    """Return the deputies' succession that keeps this many decisions and names another key."""
     feed = node.machine.organised.control.feed
     succession = messages.Succession(feed.next_term, kept, feed.chains[kept], origin_of("new"), ())
     message = succession_message(RUN.run_id, succession)
@@ -328,7 +284,8 @@ def succeeded(node: Node, kept: int) -> OwnSuccession:
 
 
 def test_an_organiser_that_has_lost_its_say_meanwhile_signs_nothing_and_goes_on() -> None:
-    """Between what it decides and the signature another's key or a fork may come: nobody's fault here."""
+    """A succession or a fork may arrive between a decision and its signature. That is no fault of this
+    node."""
     made = swarm("a b")
     stop = made["a"].machine.organised.control.feed.stop
     made["a"].handle(succeeded(made["a"], stop))
@@ -349,7 +306,7 @@ def test_an_organiser_that_has_lost_its_say_meanwhile_signs_nothing_and_goes_on(
 
 
 def test_what_a_succession_admits_no_more_does_not_count_until_it_is_admitted_again() -> None:
-    """Whoever adds updates up is told of it both times, though meanwhile the feed has no number."""
+    """Both changes are reported as Advanced, although the feed has no number in between."""
     made = swarm("a b")
     made["b"].compute(3)
     made.run(2)
@@ -365,7 +322,7 @@ def test_what_a_succession_admits_no_more_does_not_count_until_it_is_admitted_ag
 
 
 def test_who_has_signed_two_decisions_hears_of_it_from_whoever_finds_out() -> None:
-    """Its decision is what the fork is found by, and nobody else tells a node with a single neighbour."""
+    """A node with a single neighbour can hear of its own fork from nobody else."""
     made = swarm("a b c")
     made.cut(made["a"], made["b"]), made.cut(made["b"], made["c"])
     made["b"].machine.organised.control._sign = signing_key("organiser").sign
@@ -385,7 +342,7 @@ def test_who_has_signed_two_decisions_hears_of_it_from_whoever_finds_out() -> No
 
 
 def test_after_a_cut_a_feed_has_the_label_of_what_is_left() -> None:
-    """A close names the other history later, whose next label is earlier than that of what was let go."""
+    """A later close lists the other history, whose next label is earlier than that of the dropped updates."""
     made = swarm("a b")
     made["b"].compute(5)
     made.run(2)
@@ -453,7 +410,7 @@ def test_decisions_that_come_with_a_forged_one_are_kept_and_counted() -> None:
 
 
 def commitment(name: str) -> messages.Commitment:
-    """Return what a validator of before 0.3 said of epoch 0, as it was signed then."""
+    """Return a validator's commitment for epoch 0, signed as before version 0.3."""
     origin, digest = origin_of(name), bytes(32)
     signed = b"".join((b"sfnode-commitment", RUN.run_id, origin, bytes(4), b"saltsalt", digest))
     return messages.Commitment(0, origin, digest, signing_key(name).sign(signed))
@@ -489,7 +446,7 @@ def test_what_validators_of_before_say_changes_nothing_is_not_passed_on_and_coun
 
 @pytest.mark.parametrize("others", [8, 2])
 def test_a_node_with_another_history_than_the_named_one_lets_it_go(others: int) -> None:
-    """Also where its history ends before the step at which the tag would tell."""
+    """This holds even if its history ends before the step whose tag would show the difference."""
     made = swarm("a b c d")
     other = made.twin("b")  # the same key, the same incarnation
     made.cut(made["b"], made["d"]), made.cut(made["a"], made["d"]), made.cut(made["c"], made["d"])
@@ -510,7 +467,7 @@ def test_a_node_with_another_history_than_the_named_one_lets_it_go(others: int) 
 
 @pytest.mark.parametrize("kept", [1, 0])
 def test_a_node_whose_log_has_lost_what_was_named_of_its_feed_does_not_continue_it(kept: int) -> None:
-    """Nobody has it any more, so that no peer can show it; the decisions tell."""
+    """No peer can show the lost updates, as all have lost them. The decisions show that they existed."""
     made = swarm()
     b, feed = made["b"], made["b"].own
     for steps in (3, 2):
@@ -681,7 +638,7 @@ def test_after_a_succession_what_is_labelled_beyond_the_open_epoch_goes_and_a_ne
 
 
 def test_of_a_segment_that_goes_beyond_what_is_named_what_may_be_held_is_taken() -> None:
-    """Its origin has signed both in one, so that who lacks what was named can get it no other way."""
+    """One signature covers both parts, so that there is no other way to get the listed part."""
     made = swarm("a b")
     segment = signed("b", 0, 0, [messages.EpochScalars(0, (1, 2, 3)), messages.EpochScalars(1, (4,))])
     feed = made["b"].own
@@ -694,7 +651,7 @@ def test_of_a_segment_that_goes_beyond_what_is_named_what_may_be_held_is_taken()
 
 
 def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> None:
-    """A succession may keep what a fork has frozen, and then what was made by it counts."""
+    """A succession may keep a frozen decision, and then the updates that it allowed count."""
     made = swarm("a b c")
     made.cut(made["a"], made["b"]), made.cut(made["a"], made["c"])
     made["b"].machine.organised.control._sign = signing_key("organiser").sign
@@ -718,7 +675,7 @@ def test_while_it_is_not_settled_which_decisions_count_nothing_is_let_go() -> No
 
 
 def test_of_two_machines_with_one_key_the_later_goes_on_and_the_other_stays_where_it_is() -> None:
-    """They would take the place of each other with every epoch, until no incarnation is left."""
+    """Otherwise the two machines would replace each other with every epoch, until no incarnation is left."""
     made = swarm()
     made["c"].compute(3)
     made.run(2)

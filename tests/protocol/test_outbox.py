@@ -283,7 +283,7 @@ def test_a_peer_is_blank_until_it_shows_that_it_takes_part() -> None:
 
 
 def tree(*links: int) -> tuple[Scripted, int]:
-    """Return a relay that knows the name of bob's feed on these links, and the key of that feed."""
+    """Return a relay to which these links have taught the name of bob's feed, and the feed's key."""
     host = Scripted()
     for link in links:
         host.link(link)

@@ -88,7 +88,7 @@ def test_a_peer_that_has_our_feed_from_ourselves_is_no_witness() -> None:
 
 
 def overtaken() -> scripted.Scripted:
-    """Return the host of a node whose log holds 3 of its updates, and which a peer has shown two more."""
+    """Return a node with 3 own updates in its log, after a peer has shown two more."""
     host = scripted.Scripted(scripted.ANN, proven=False, past=3)
     host.link(1, Position(scripted.ANN, 5))
     host.hear(1, scripted.said("ann", 3, 5))
@@ -254,17 +254,10 @@ def test_a_new_feed_is_named_and_flooded_on_links_that_are_up() -> None:
 
 
 LONG = parameters(epoch_updates=100_000)
-"""A run of which a few steps are next to nothing."""
+"""A run in which a few steps are a negligible part of an epoch."""
 
 
 # -- one author ------------------------------------------------------------------------------------------
-
-
-def test_the_first_update_waits_for_nothing() -> None:
-    author = Author(parameters(1000))
-    author.make(5.0)
-    assert author.counts == [1]
-    assert author.coalescing.deadline() == float("inf")
 
 
 def test_more_are_joined_step_by_step_until_the_signature_costs_little() -> None:
@@ -272,14 +265,6 @@ def test_more_are_joined_step_by_step_until_the_signature_costs_little() -> None
     for step in range(200):
         author.make(0.5 * step)
     assert author.counts[:8] == [1, 2, 4, 8, 16, ENOUGH, ENOUGH, ENOUGH]
-
-
-def test_one_update_is_signed_every_thirty_seconds_at_least() -> None:
-    author = Author(LONG)
-    for step in range(20):
-        author.make(10.0 * step)
-    assert author.counts[2:] == [3] * len(author.counts[2:])
-    assert max(author.waited) < MAX_WAIT
 
 
 def test_a_step_that_takes_longer_than_that_is_signed_at_once() -> None:
@@ -373,10 +358,10 @@ def test_a_feed_is_continued_where_the_log_ends() -> None:
     assert (updates.first, updates.count, coalescing.first) == (40, 2, 42)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.floats(0.001, 100))
 def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int, pace: float) -> None:
-    """However steps and news come: 30 s, two tenths of an epoch seen, and 32 updates are the most."""
+    """Updates wait at most 30 s, or until two tenths of an epoch are seen, or until 32 wait."""
     random = Random(chance)
     author = Author(parameters(epoch_updates))
     now, known_at, signed_at = 0.0, 0, float("-inf")
@@ -417,8 +402,8 @@ def test_nothing_waits_too_long_whatever_happens(chance: int, epoch_updates: int
 def test_the_run_makes_no_more_than_a_tenth_of_an_epoch_while_an_update_waits(
     epoch_updates: int, paces: list[float], together: bool
 ) -> None:
-    """Also when all begin at once, and nobody sees what the others hold back. What comes in the tenth of a
-    second between two segments, and during a step or the delay of the network, is beyond coalescing."""
+    """This holds even if all authors begin together and none sees the others' waiting updates. Updates
+    made between two segments, during a step or in transit are not counted."""
     course = authors.Swarm(parameters(epoch_updates), paces, together).play(
         warm=0, measured=64 * min(1.0, paces[0])
     )

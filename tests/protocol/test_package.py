@@ -1,4 +1,4 @@
-"""The modules of sfprotocol, and the cost of importing it."""
+"""The modules of sfprotocol and the cost of their import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers may make with a label, and what they have credit for (SPEC O20)."""
+"""Quotas and credit of strangers (SPEC O20)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOM = 256
 
 
 def begun(*decisions: Decision, strangers: int = 1) -> RunState:
-    """Return a run in which something of the organiser's counts, and what follows from these decisions."""
+    """Return a run in which an update of the organiser counts, after these decisions."""
     members = (admit(0), *(admit(1 + n, 0) for n in range(strangers)))
     return fold(*members, close(0, {0: 100}), seal(0), close(1), *decisions, epoch_updates=1024)
 

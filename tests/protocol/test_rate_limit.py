@@ -1,4 +1,4 @@
-"""A token bucket keeps its rate, in whatever pieces it is spent."""
+"""Token buckets keep their rate for pieces of any size."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from sfprotocol.rate_limit import (
     INTAKE_BURST,
     INTAKE_RATE,
     LEAST_REST,
-    ORIGIN_BURST,
-    ORIGIN_RATE,
     PROOF_BURST,
     PROOF_RATE,
     Bucket,
@@ -94,15 +92,6 @@ def test_the_reserve_pays_for_a_long_history_and_then_the_link_rests() -> None:
         assert intake.rests_until == 0.0
     intake.charge(100, reserve, 0.0)
     assert intake.rests_until == LEAST_REST
-
-
-def test_an_origin_in_debt_has_to_wait_and_others_do_not() -> None:
-    origins = OriginBuckets()
-    assert origins.may_bring(b"x", 0.0)
-    origins.brought(b"x", int(ORIGIN_BURST + 10 * ORIGIN_RATE), 2, 0.0)
-    assert not origins.may_bring(b"x", 9.9)
-    assert origins.may_bring(b"y", 0.0)
-    assert origins.may_bring(b"x", 10.1)
 
 
 def test_proofs_against_an_origin_are_counted_apart_from_its_news() -> None:

@@ -1,4 +1,4 @@
-"""Open runs: feeds with work (SPEC S7), those 65,536 with the lowest (S8), and a quota for each (U6)."""
+"""Open runs: work of feeds (SPEC S7), the limit of 65,536 feeds (S8), and the quota of a feed (U6)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def feed_of(name: str) -> Feed:
 
 
 BY_WORK = sorted(NAMES, key=lambda name: work(feed_of(name)))
-"""The names in the order of their feeds' work: the first are those for which there is always room."""
+"""The names by ascending work of their feeds. There is always room for the first ones."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forked(name: str) -> Proof:
-    """Return the proof that the origin has signed two first updates."""
+    """Return the proof that the origin has signed two different first updates."""
     feed = feed_of(name)
     chain = genesis(RUN.run_id, feed)
     parts = [(EpochScalars(0, (scalar,)),) for scalar in (1, 2)]
@@ -55,13 +55,19 @@ def evictions(actions: list[Action]) -> list[tuple[Feed, int]]:
 
 
 def hearing(*names: str, host: Scripted | None = None) -> tuple[Scripted, list[Action]]:
-    """Return a relay that hears two updates of each of these, one after the other, and what it does."""
+    """Return a relay that hears two updates of each of these origins in turn, and its actions."""
     host = host or Scripted()
     actions = [] if host.machine.links else host.link(1)
     for name in names:
         actions += host.name(1, feed_of(name))
         actions += host.hear(1, said(name, 0, 2))
     return host, actions
+
+
+def without_room() -> Feed:
+    """Return a feed of ann for which the first feeds by work leave no room."""
+    feeds = (Feed(origin_of("ann"), number) for number in range(1000))
+    return next(feed for feed in feeds if work(feed) > work(feed_of(BY_WORK[ROOM - 1])))
 
 
 # -- room (S8) ---------------------------------------------------------------------------------------
@@ -119,11 +125,7 @@ def test_what_a_full_run_excludes_costs_no_signature() -> None:
 
 @pytest.mark.usefixtures("little_room")
 def test_an_own_feed_that_makes_room_is_followed_by_one_with_less_work() -> None:
-    own = next(
-        Feed(origin_of("ann"), number)
-        for number in range(1000)
-        if work(Feed(origin_of("ann"), number)) > work(feed_of(BY_WORK[ROOM - 1]))
-    )
+    own = without_room()
     host = Scripted(own)
     host.event(OwnUpdates(own, 0, (EpochScalars(0, (5, 6)),)))
     _, actions = hearing(*BY_WORK[:ROOM], host=host)
@@ -135,11 +137,7 @@ def test_an_own_feed_that_makes_room_is_followed_by_one_with_less_work() -> None
 
 @pytest.mark.usefixtures("little_room")
 def test_an_empty_own_feed_for_which_there_is_no_room_any_more_is_replaced_too() -> None:
-    own = next(
-        feed
-        for feed in (Feed(origin_of("ann"), number) for number in range(1000))
-        if work(feed) > work(feed_of(BY_WORK[ROOM - 1]))
-    )
+    own = without_room()
     host = Scripted(own)
     _, actions = hearing(*BY_WORK[:ROOM], host=host)
     assert continued(actions) == []

@@ -1,4 +1,4 @@
-"""Integer randomness (SPEC R1-R8): the statistics of what is drawn. What is drawn is in test_vectors."""
+"""Statistics of the integer randomness (SPEC R1-R8). The vectors pin its values."""
 
 from __future__ import annotations
 

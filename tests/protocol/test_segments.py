@@ -1,4 +1,4 @@
-"""Segments are split, merged and joined without changing what they say (SPEC S4, S6)."""
+"""Segments are split, merged and joined without a change of their updates (SPEC S4, S6)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Updates = list[tuple[int, int]]
 HISTORIES = st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9)), min_size=1, max_size=40).map(
     lambda updates: sorted(updates, key=lambda update: update[0])
 )
-"""The (epoch, scalar) of every update of a feed; epochs never decrease."""
+"""Pairs (epoch, scalar) of all updates of a feed, by ascending epoch."""
 
 
 def parts_of(updates: Updates) -> tuple[EpochScalars, ...]:
-    """Return one part per update, as no origin would write them."""
+    """Return one part for each update, unlike any origin."""
     return tuple(EpochScalars(epoch, (scalar,)) for epoch, scalar in updates)
 
 

@@ -1,4 +1,4 @@
-"""Chains and signatures (SPEC S1-S6): what an origin signed verifies in any cut, and nothing else does."""
+"""Chains and signatures: signed updates verify in any cut, and no others do (SPEC S1-S6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def accepted(segment: Segment, state: FeedState | None = None, run: RunParameter
 
 
 def after(parts: tuple[EpochScalars, ...], feed: Feed = FEED) -> FeedState:
-    """Return the state of a feed of which these updates are admitted."""
+    """Return the state of a feed with these updates."""
     frontier = Frontier(RUN)
     count = sum(len(part.scalars) for part in parts)
     frontier.advance(feed, count, extend(empty(feed).chain, parts), parts[-1].epoch)

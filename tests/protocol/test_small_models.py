@@ -1,8 +1,8 @@
-"""Small organised runs, searched exhaustively (SPEC O3-O10).
+"""Exhaustive search of small organised runs (SPEC O3-O10).
 
-A node is a function of what has come to it. So instead of three nodes and every interleaving of their links,
-one node is tried with every sequence of arrivals of any length, with drops and repeats: its states are
-finite. What all of them come to, once everything has come again as a whole, is one state, the same for all.
+The state of a node is a function of its arrivals. So one node is tried with every sequence of arrivals,
+including losses and repetitions, in place of several nodes with all interleavings. It has finitely many
+states. After all messages have arrived again, all these states become the same state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Arrival = Callable[[S], S]
 
 
 def everything_reachable(start: S, arrivals: list[Arrival[S]], key: Callable[[S], Hashable]) -> list[S]:
-    """Return every state to which some sequence of arrivals leads."""
+    """Return all states that some sequence of arrivals leads to."""
     found, border = {key(start): start}, [start]
     while border:
         border = [
@@ -48,7 +48,7 @@ def in_turn(arrivals: Iterable[Arrival[S]], state: S) -> S:
 
 
 def settled(state: S, round_: Arrival[S], key: Callable[[S], Hashable]) -> S:
-    """Return the state that stays when everything comes again, as often as it takes."""
+    """Return the state after all messages have arrived again until nothing changes."""
     for _ in range(10):
         before, state = key(state), round_(state)
         if key(state) == before:
@@ -81,7 +81,7 @@ HISTORIES: dict[str, tuple[History, tuple[str, ...]]] = {
     "a|d|g": ((*TRUNK, (1, b"d"), (2, b"g")), SIGNERS),
     "axy|h": ((*first(b"a", b"x", b"y"), (2, b"h")), SIGNERS),
 }
-"""What keys have signed: the organiser two sequences, and so have those who came after."""
+"""Signed histories: two sequences of the organiser, and some of its successors."""
 
 SUCCESSIONS = {
     "1 keeps a": succession(1, TRUNK, "bob"),
@@ -97,7 +97,7 @@ def ranges(whole: list[Any]) -> Iterator[tuple[int, list[Any]]]:
 
 
 def received(message: Succession | tuple[int, list[Entry]], feed: ControlFeed) -> ControlFeed:
-    """Return the feed after an arrival; a fork that shows is taken in at once."""
+    """Return the feed after an arrival. A fork that it shows is stored at once."""
     after = copy.copy(feed)
     after.entries, after.chains, after._sizes = feed.entries[:], feed.chains[:], feed._sizes[:]
     after.forks = dict(feed.forks)
@@ -115,12 +115,13 @@ def identity(feed: ControlFeed) -> Hashable:
 
 
 def agreement(feed: ControlFeed) -> tuple[bytes, bool, frozenset[bytes], bool]:
-    """Return that on which nodes agree: all of it but the forks of terms that others have succeeded."""
+    """Return the state on which nodes must agree: everything except forks of earlier terms."""
     return feed.chain, feed.misses_decisions, frozenset(feed.successions), feed.frozen
 
 
 def agreed(histories: list[tuple[History, tuple[str, ...]]], successions: list[Succession]) -> History | None:
-    """Return the sequence by SPEC O4, from the set of all that was signed; None where nobody can know it."""
+    """Return the sequence that SPEC O4 derives from the set of all signed messages; None if it cannot be
+    known."""
     terms = [one.term for one in successions]
     alone = [one for one in successions if terms.count(one.term) == 1]
     last = max(alone, key=lambda one: one.term, default=None)
@@ -210,7 +211,7 @@ KNOWN = (
 
 
 def tell(what: str, source: int, target: int, nodes: Three) -> Three:
-    """Return the nodes after one has told another all that it has of one kind."""
+    """Return the nodes after one node has told another everything of one kind."""
     theirs, ours = nodes[source], nodes[target]
     if what == "successions":
         ours = in_turn([partial(received, one) for one in theirs.successions.values()], ours)
@@ -304,7 +305,7 @@ STORIES: tuple[tuple[Decision, ...], ...] = (
 
 
 def orders() -> Iterator[tuple[Decision, ...]]:
-    """Yield the decisions of every story in all orders, and once with the organiser's member first."""
+    """Yield all orders of the decisions of every story, each after the organiser's admission."""
     for story in STORIES:
         for said in permutations(story):
             yield (admit(0, 3), *said)
@@ -314,7 +315,7 @@ HISTORIES_OF_LABELS = [labels for n in (1, 2, 3) for labels in combinations_with
 
 
 def test_what_may_be_held_once_may_be_held_for_good() -> None:
-    """Nothing that a node has taken in is forbidden by what is decided later, but by a revocation."""
+    """Only a revocation forbids updates that were allowed before."""
     for said in orders():
         run = RunState(budget=9, rate=5, epoch_updates=8)
         held: set[tuple[int, tuple[int, ...]]] = set()
@@ -336,7 +337,7 @@ def refusal(run: RunState, feed: int, labels: tuple[int, ...]) -> Any:
 
 
 def test_what_members_hold_of_one_label_is_bounded_for_the_member() -> None:
-    """However many feeds it has, it is a quota, and one update of each of the others."""
+    """All feeds of a member together have its quota, plus one update of each further feed."""
     for said in orders():
         run = fold(*said, epoch_updates=8)
         for member, label in product(range(len(run.members)), range(run.open_epoch + 1)):

@@ -1,4 +1,4 @@
-"""What peers say of origins that nobody has admitted costs nothing that lasts (SPEC O19)."""
+"""Claims about feeds of strangers leave no lasting cost (SPEC O19)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.protocol.test_organised import QUOTA, close, decide, same, swarm
 from tests.protocol.test_pulls import calls
 
 LINE = Faults(latency=(0.05, 0.05))
-"""A line on which what goes there and back takes a tenth of a second."""
+"""A line with a round trip of a tenth of a second."""
 
 SOON = 1.0
-"""Seconds within which a feed is here once its origin is known to be admitted: some ways there and back."""
+"""Maximum time, in seconds, until a feed arrives after its origin's admission: a few round trips."""
 
 PAGES = 5
-"""Full Summaries, all that a link may waste at once."""
+"""Number of full Summaries that use up the waste of a link."""
 
 
 def strangers(count: int, first: int = 0) -> list[messages.Feed]:
@@ -54,7 +54,7 @@ def hear(node: Node, peer: Node, *said: messages.Message) -> None:
 
 
 def grown(work: Callable[[], None]) -> int:
-    """Return by how many bytes memory is larger after `work`."""
+    """Return by how many bytes `work` increases memory."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -67,7 +67,7 @@ def grown(work: Callable[[], None]) -> int:
 
 
 class Late:
-    """Holds back all messages of some kinds to one node, as on the way of whoever sends them."""
+    """Delays messages of some types to one node until `release`."""
 
     def __init__(self, made: Swarm, to: str, *kinds: type) -> None:
         self._made, self._to, self._kinds = made, to, kinds
@@ -141,7 +141,7 @@ def test_an_admission_costs_the_same_however_much_a_link_has_claimed() -> None:
     "kinds", [(messages.Control, messages.ControlHead), (messages.Control,)], ids=["unheard of", "awaited"]
 )
 def test_a_feed_that_came_before_its_origins_admission_is_here_soon_after_it(kinds: tuple[type, ...]) -> None:
-    """On a link that was up already: the peer has told the name and sent everything, which it does once."""
+    """The link was up before, so that the peer has already sent its names and updates, which it does once."""
     made = swarm("a b", faults=LINE)
     made.add("c")
     made.connect(made["c"], made["a"])
@@ -164,7 +164,7 @@ def test_a_feed_that_came_before_its_origins_admission_is_here_soon_after_it(kin
 def test_a_newcomer_has_all_feeds_soon_after_the_last_page_of_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Everything that it hears first is of strangers; it asks once, when it knows them all."""
+    """All feeds are strangers' at first. The newcomer asks once, when it has all decisions."""
     monkeypatch.setattr("sfprotocol.control_sync.PAGE_BYTES", 1)
     made = swarm("a b c", faults=LINE)
     for name in "abc":
@@ -213,7 +213,8 @@ def test_feeds_arrive_where_messages_get_lost_and_admissions_come_one_by_one(see
 
 
 def test_what_a_peer_had_before_the_decisions_came_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a newcomer would take nothing more of whoever has made much, for as long as that was too fast."""
+    """Otherwise a newcomer would refuse an origin's new updates for as long as its old ones exceed the
+    rate."""
     monkeypatch.setattr(rate_limit, "ORIGIN_BURST", 8.0)
     monkeypatch.setattr(rate_limit, "ORIGIN_RATE", 0.01)
     made = swarm("a b", faults=LINE)
@@ -255,7 +256,7 @@ def test_each_claim_of_strangers_is_followed_by_one_request_at_most() -> None:
 
 
 def test_who_drops_decisions_has_everybody_tell_again() -> None:
-    """Others are strangers now than when they told what they have."""
+    """Another set of origins is strangers now than when the neighbours told their feeds."""
     made = swarm("a b c")
     made["c"].compute(3)
     made.run(2)

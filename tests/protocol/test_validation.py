@@ -1,4 +1,4 @@
-"""What may be held of a feed: of a forked one, what can be told from its other history (SPEC O6, O7)."""
+"""Which updates of a feed may be held, in particular of a forked one (SPEC O6, O7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SALT = b"saltsalt"
 
 
 def named(*stops: int) -> tuple[RunState, FeedState]:
-    """A forked feed, empty here, of which closes have named the history of sevens up to these steps."""
+    """Return an empty forked feed whose closes list a history of sevens up to these steps."""
     run_state, before = RunState(budget=10**6, rate=1), 0
     run_state.apply(Recorded(Admit(FEED.origin, 10**5, 0)))
     for epoch, stop in enumerate(stops):

@@ -1,4 +1,4 @@
-"""How much updates count: differences between two states, step by step."""
+"""Weights of updates: the differences between two states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectors of rates and weights, by plain Python (exact integers and binary64), and by the engine."""
+"""The vectors of rates and weights, checked by plain Python and by the engine."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def number(bits: str) -> float:
 
 
 def bits(value: float) -> str:
-    """Of the nearest binary32 number."""
+    """Return the bits of the nearest binary32 number, in hexadecimal."""
     return struct.pack(">f", value).hex()
 
 
 def rate(schedule: str, learning_rate: float, epoch: int, epochs: int) -> float:
-    """U7, by plain Python."""
+    """Return the rate of an epoch by U7, in plain Python."""
     x = epoch / epochs
     factors = {"constant": 1.0, "linear": 1.0 - x, "cosine": 0.5 * (1.0 + math.cos(math.pi * x))}
     return number(bits(learning_rate * factors[schedule]))
@@ -61,7 +61,7 @@ def test_rates(vector: dict[str, Any]) -> None:
 
 
 def rows_of(vector: dict[str, Any], epoch: int, side: str, rows: int) -> list[list[int]]:
-    """U or V: signs, or numbers of a blob that has U first."""
+    """Return U or V: signs, or entries of a blob that begins with U."""
     if vector["bases"]:
         entries = [byte - 256 if byte > 127 else byte for byte in bytes.fromhex(vector["bases"]["blob"])]
         rank = vector["rank"]

@@ -1,4 +1,4 @@
-"""The codec (SPEC C1-C9): every message has one encoding, and other bytes are refused."""
+"""The codec: every message has one encoding, and other bytes are refused (SPEC C1-C9)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ LABELS = ((0, 0, 0, 1, 2, 3), (0, 1, 1, 2))
 """Epochs of the updates of either member."""
 
 NORMS = ((60, 78, 79, 9, 39, 50), (30, 10, 77, 20))
-"""About how long they are: some are too long for their label's limit, or too short."""
+"""Approximate norms of the updates. Some are above their label's limit, or too far below it."""
 
 
 def blob(subspace: int) -> bytes:
@@ -52,7 +52,7 @@ def blob(subspace: int) -> bytes:
 
 
 def values(member: int, step: int) -> tuple[int, ...]:
-    """Return the scalars of an update, about as long as NORMS says."""
+    """Return the scalars of an update whose norm is near that in NORMS."""
     words = seeds.stream(seeds.derive_key(bytes([member])), CELLS * step, CELLS)
     drawn = (words % np.uint64(2001)).astype(np.int64) - 1000
     scaled = np.rint(drawn * (NORMS[member][step] / math.sqrt(int((drawn**2).sum())))).astype(int).tolist()
@@ -177,7 +177,7 @@ def _bad_decisions() -> list[dict[str, str]]:
 
 
 def _run_state(norm_limit: int) -> dict[str, Any]:
-    """Return what becomes of seals in a first-order run, or in another where there is no limit."""
+    """Return the effect of seals in a first-order run, or in a run without a limit."""
     run = RunState(budget=100, rate=3 << 30, norm_limit=norm_limit)
     steps = []
     for decision in (
@@ -196,7 +196,7 @@ def _run_state(norm_limit: int) -> dict[str, Any]:
 
 
 def _borders() -> list[tuple[int, tuple[int, ...]]]:
-    """Return updates whose sum of squares is that of a border, or one beside it."""
+    """Return updates whose sum of squares is at a limit or next to it."""
     return [
         (80, (80, 0, 0, 0)),
         (80, (80, 1, 0, 0)),
@@ -218,8 +218,8 @@ def _borders() -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _run(run_id: bytes) -> dict[str, Any]:
-    """Return a run of two members, whose second subspace has bases of its own: what was decided, what each
-    update weighs, the cores that they make, and the weights."""
+    """Return a run of two members with two sets of bases: its decisions, the weight of each update, the
+    cores and the weights of the model."""
     run_state = RunState(
         budget=1000, rate=7 << 29, norm_limit=LIMIT, bases=_digest(blob(0)), subspace_epochs=2
     )

@@ -1,7 +1,7 @@
-"""The conversations of flood.json: a few machines, a perfect network, every event with the actions it caused.
+"""The conversations of flood.json: a few machines on a perfect network, with the actions for every event.
 
-All chance is written into the script and time moves only when it says so, so the transcripts never change
-unless the machine does. The network hands over frames in order and at once, except where a script loses or
+The script determines all random choices, and time moves only where it says so. The transcripts therefore
+change only with the machine. The network delivers frames in order and at once, except where a script loses or
 falsifies one.
 """
 
@@ -33,7 +33,7 @@ NEW_INCARNATION = 4_000_000_000
 
 
 class RecordedMachine(Machine):
-    """A machine that writes down every call, and is due only when the script says so."""
+    """A machine that records every call, and is due only when the script says so."""
 
     due = False
     write_down: Callable[[Event, list[Action]], None]
@@ -102,7 +102,7 @@ class VectorHost:
 
 
 class VectorConversation:
-    """Runs machines and writes down every call."""
+    """Machines whose calls are recorded."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -158,7 +158,7 @@ class VectorConversation:
             self._round(host)
 
     def _round(self, host: VectorHost) -> None:
-        """Run rounds of this host until it has nothing more to do by itself."""
+        """Run rounds of this host until nothing is left to do."""
         while host.host.waiting or host.machine.due:
             if commit := host.host.decide(self._now):
                 host.append(commit)
@@ -273,7 +273,7 @@ def another_run() -> VectorConversation:
 
 
 def _past(updates: int, *others: int) -> list[Admit]:
-    """Return alice's log after this many updates and some more with these scalars."""
+    """Return alice's log after `updates` updates and further ones with these scalars."""
     talk = VectorConversation("")
     alice = talk.host("alice")
     for scalar in (*range(updates), *others):

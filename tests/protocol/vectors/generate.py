@@ -1,10 +1,10 @@
-"""Write protocol/vectors/*.json, the test vectors, from the reference implementation (SPEC.md says what
-they pin).
+"""Write protocol/vectors/*.json, the test vectors, from the reference implementation (SPEC.md describes
+them).
 
     python -m tests.protocol.vectors.generate
 
-Deterministic: the same code writes the same bytes. Byte strings are written in hexadecimal, 64-bit integers
-as decimal strings (`plain`). Each file has the module of its name. They know nothing of sfnode.
+The output is deterministic. Byte strings are hexadecimal, 64-bit integers are decimal strings (`plain`). Each
+file has a module of the same name, and none imports sfnode.
 """
 
 from __future__ import annotations

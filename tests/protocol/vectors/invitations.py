@@ -1,4 +1,4 @@
-"""The vectors of links: what they invite to, and what is no link."""
+"""The vectors of invitation links, valid and invalid."""
 
 from __future__ import annotations
 

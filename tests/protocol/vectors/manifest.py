@@ -1,4 +1,4 @@
-"""The vectors of manifests: their bytes and their ids, and what is refused. Encoded here from the rule."""
+"""The vectors of manifests: their bytes, their ids and invalid ones. The encoder is written from the rule."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ REWARD: dict[str, Any] = OPEN | {
 
 
 def vectors() -> dict[str, Any]:
-    """Return a manifest of version 1, eight of version 2, and fields that none of version 2 may have."""
+    """Return a manifest of version 1, eight of version 2, and invalid changes to one of version 2."""
     return {
         **manifest_vector(MANIFEST),
         "version 2": [
@@ -183,7 +183,7 @@ def manifest_vector(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _invalid_manifests() -> list[dict[str, Any]]:
-    """Return changes to the organised manifest that make it one to be refused, with the rules."""
+    """Return changes that make the organised manifest invalid, with the broken rules."""
     said, training = ORGANISED["organised"], ORGANISED["training"]
     organiser, deputies = said["organiser"], said["deputies"]
     changes: list[tuple[str, str, dict[str, Any]]] = [

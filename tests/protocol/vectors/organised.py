@@ -1,4 +1,4 @@
-"""The vectors of organised runs: decisions and their bytes, a control feed, and what counts by one."""
+"""The vectors of organised runs: encodings of decisions, a control feed, and the state that follows."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from sfprotocol.decisions import (
     Worth,
 )
 from sfprotocol.run_state import RunState, multiplier, named_digest
+from tests.protocol.vectors.plain import origin as _public
 from tests.protocol.vectors.plain import plain
 
 RUN_ID = bytes(range(32))
@@ -146,12 +147,9 @@ def _key(secret: bytes) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(secret)
 
 
-def _public(secret: bytes) -> bytes:
-    return _key(secret).public_key().public_bytes_raw()
-
-
 def _control() -> dict[str, Any]:
-    """Return three decisions, another third one, a succession that keeps two, and a decision after it."""
+    """Return three decisions, a second third one (a fork), a succession that keeps two decisions, and a
+    decision after it."""
     authority = messages.Authority(RUN_ID, _public(ORGANISER), tuple(map(_public, DEPUTIES)), votes=2)
     feed = ControlFeed(authority)
     said = [Admit(_public(MEMBERS[0]), 10, 0), Close(0, SALT, ()), Seal(0, (), (), DIGEST, 4096, ())]
@@ -202,8 +200,8 @@ def _entry(entry: messages.Entry, chain: bytes) -> dict[str, Any]:
 
 
 def _election() -> dict[str, Any]:
-    """Return three stand-ins, whom the organiser names, the election of one of them by two, a decision of the
-    term that it begins, and a statement of the one who is elected."""
+    """Return a control feed with three stand-ins, an election and a decision after it; and a statement of
+    the elected stand-in."""
     authority = messages.Authority(
         RUN_ID, _public(ORGANISER), tuple(map(_public, DEPUTIES)), 2, messages.ELECTED_TERMS
     )
@@ -305,7 +303,7 @@ def _story() -> list[Decision]:
 
 
 def _shared() -> list[Decision]:
-    """Return decisions that share out what members may make: one who was vouched for, and strangers."""
+    """Return decisions after which a vouched member and strangers have quotas."""
     admitted = [Admit(bytes([number]) * 32, 0, 0) for number in range(2, 6)]
     tag = bytes(8)
     return [
@@ -330,7 +328,8 @@ def _shared() -> list[Decision]:
 
 
 def _quotas() -> dict[str, Any]:
-    """Return what members may make with each label after each of these decisions, and in which feed (O20)."""
+    """Return the quotas with each label after each of these decisions, and the feed that each member uses
+    (O20)."""
     run = RunState(budget=10_000, rate=1 << 32, epoch_updates=250)
     steps = []
     for decision in _shared():

@@ -1,7 +1,7 @@
-"""What the files of vectors share: values of the protocol as plain JSON, the run, and the origins in it.
+"""JSON of protocol values, and the run and the origins that all vectors share.
 
-A value with a type is an object with its name under "type"; bytes are hexadecimal; 64-bit fields are decimal
-strings; a feed is spread into "origin" and "incarnation" where it stands alone and is an object elsewhere.
+A value with a type is an object with its name under "type". Bytes are hexadecimal, and 64-bit fields are
+decimal strings. A feed on its own is two fields, "origin" and "incarnation"; elsewhere it is an object.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a message or decision in the vectors, where a join request is still a petition."""
+    """Return the name of a message or decision in the vectors, where a JoinRequest is called Petition."""
     return "Petition" if kind is messages.JoinRequest else kind.__name__
 
 

@@ -1,4 +1,4 @@
-"""The vectors of seeds and what follows from them: directions, mini-batches, rows and drawn tokens."""
+"""The vectors of seeds: directions, mini-batches, rows and drawn tokens."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def _selected(purpose: str, rows: int, count: int) -> list[int]:
 
 
 def _balanced(seed: int, batch_size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Return a balanced mini-batch: the class of each row, and its place in its class (R8)."""
+    """Return a balanced mini-batch: the class of each row, and its number within the class (R8)."""
     classes, rows = seeds.balanced_rows(seed, batch_size, sizes)
     return {"seed": str(seed), "sizes": list(sizes), "classes": classes.tolist(), "rows": rows.tolist()}
 
 
 def _group(size: int, rows: int) -> dict[str, Any]:
-    """Return the losses of a group's points, row by row, and the scalars that they are (U2); and of a step
-    in it, whose seed draws the mini-batch (R8)."""
+    """Return the losses of a group's points by row, the scalars that follow from them (U2), and the step
+    whose seed draws the mini-batch (R8)."""
     epsilon, delta, limit = Fraction(1, 1024), Fraction(1, 64), 20_000
     drawn = seeds.stream(size, 0, size * rows).reshape(size, rows).tolist()
     losses = [[Fraction(value >> 40, 1 << 24) for value in point] for point in drawn]

@@ -1,4 +1,4 @@
-"""The vectors of files that nodes give each other: listings, and the hashes of parts."""
+"""The vectors of shared files: listings and hashes of parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILES = {
     "config.json": b"{}",
     "model.safetensors": bytes(model_listing.PIECE) + bytes(range(256)) * 4096 + b"the last piece",
 }
-"""The first piece of the second file is all zeros, the second counts bytes, the third is a few words."""
+"""The second file has three pieces: zeros, repeated bytes 0 to 255, and a short rest."""
 
 
 ROWS = b"text\tlabel\na fine day\t1\n"

@@ -107,7 +107,7 @@ def _digest(count: int) -> dict[str, Any]:
 
 
 def _cut_digest() -> dict[str, Any]:
-    """Return a feed that is cut at step 2, and one of which nothing counts."""
+    """Return the digest of a feed that is cut at step 2 and of one that is cut at step 0."""
     frontier = Frontier(RUN)
     for secret, parts, at in zip(SECRETS, (PARTS, ()), (2, 0), strict=True):
         feed = Feed(origin(secret), 3)
@@ -139,7 +139,7 @@ def _work(feed: Feed) -> dict[str, Any]:
 
 
 def _first_with_work(start: int, bits: int) -> dict[str, Any]:
-    """Return the first incarnation from `start` on with so many bits of work (SPEC I1, S7)."""
+    """Return the first incarnation, from `start` on, with `bits` bits of work (SPEC I1, S7)."""
     frontier = Frontier(replace(RUN, work_bits=bits))
     found = fresh(frontier, origin(SECRETS[0]), start)
     return {"start": start, "bits": bits, **plain(found)}

@@ -14,7 +14,7 @@ from tests.protocol.vectors.plain import RUN_ID
 
 
 def vectors() -> dict[str, Any]:
-    """Rates, and the weights of one small matrix; computed from the rules U7 and U8, with numpy alone."""
+    """Return rates, and the weights of one small matrix (U7, U8)."""
     cores = {0: [(0, 1, 350), (3, 2, -77)], 2: [(0, 1, -9), (1, 1, 32_767)]}
     aging = {subspace: [(1, 2, 2**36 + subspace)] for subspace in (0, 1, 3, 11)}
     huge = {1: [(0, 0, 2**62), (1, 3, -(2**61) - 12345), (2, 2, 2**40 + 1)]}
@@ -36,7 +36,7 @@ def vectors() -> dict[str, Any]:
 
 
 def published_bases(rows: tuple[int, ...], rank: int) -> bytes:
-    """Return a blob (R10) for one target or more: U, V, U, V, ... with so many rows, all entries from a
+    """Return a blob (R10) with the bases U, V, U, V, ... of one or more targets, with entries from a
     stream."""
     words = seeds.stream(seeds.derive_key(b"sfnode vector of bases"), 0, sum(rows) * rank)
     return ((words % np.uint64(255)).astype(np.int64) - 127).astype(np.int8).tobytes()
@@ -74,7 +74,7 @@ def _rates(schedule: str, learning_rate: float, epoch_updates: int, budget: int)
 
 
 def moved(weights: Any, u: Any, core: Any, v: Any, scale: float) -> Any:
-    """Return binary64 weights without the term of a core (U8); bases and core are of Python's integers."""
+    """Return binary64 weights minus the term of a core (U8). Bases and core are Python integers."""
     largest = int(np.abs(u).max() * np.abs(v).max())
     parts = [(1, core)]
     if float(np.abs(core.astype(np.float64)).sum()) * largest >= 2.0**53:
@@ -94,8 +94,8 @@ def _weights(
     bases: bool = False,
     decay: float = 1.0,
 ) -> dict[str, Any]:
-    """Weights of a matrix of 3 x 5 at rank 4, for layer 0, with random or published bases. `factor`: the
-    learning rate, or of an organised run, whose rates are in its cores, scalar_delta."""
+    """Return the weights of a 3 x 5 matrix at rank 4, for layer 0, with random or published bases.
+    `factor` is the learning rate; in an organised run, whose cores contain the rates, it is scalar_delta."""
     rank, shape, delta = 4, (3, 5), 1 / 64 if schedule != "organised" else factor
     values = [1.0, -0.5, 3.0e-5, 1 / 3, -2.7182818, 0.1, 1e-8, -0.04, 12.5, 0.0, 7e-3, -0.9, 0.25, 1.5, -6.0]
     base = np.array(values, np.float32).reshape(shape)
@@ -152,11 +152,11 @@ def _blob(blob: bytes) -> dict[str, str]:
 
 
 def bits(value: np.float32) -> str:
-    """Return the bits of a binary32 number in hexadecimal, the sign first."""
+    """Return the bits of a binary32 number in hexadecimal, sign first."""
     return struct.pack(">f", value).hex()
 
 
 def _bfloat16(value: np.float32) -> str:
-    """Return the upper half of the bits after rounding to nearest, ties to even; of finite numbers."""
+    """Return the upper half of the bits, rounded to nearest with ties to even; for finite numbers."""
     whole = int(bits(value), 16)
     return f"{(whole + 0x7FFF + (whole >> 16 & 1)) >> 16:04x}"
