@@ -170,8 +170,8 @@ def token_keys(seed: int, prompts: int) -> U64:
 
 
 def token_draws(keys: U64, places: I64) -> U64:
-    """Return, for each key, the random number that draws the token at the given place of its answer; places
-    begin at 0 (SPEC R11).
+    """Return, for each key, the random number that draws the token at the given position (`places`) of its
+    answer, counted from 0 (SPEC R11).
 
     It is the upper 31 bits of value `place` of the key's stream. Both arrays have the shape of the result.
     """

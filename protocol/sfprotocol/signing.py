@@ -110,7 +110,7 @@ WORK_BITS = 256
 
 _WORK = b"sfnode-work"
 _ASK_EVERY = 4096
-"""Number of hashes between two checks for an interruption. They take some milliseconds."""
+"""Number of hashes between two checks for an interruption. That many hashes take some milliseconds."""
 
 
 def work(run_id: bytes, origin: bytes, number: int) -> int:

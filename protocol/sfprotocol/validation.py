@@ -140,7 +140,8 @@ class Verified(NamedTuple):
     """The part of a segment that is new, with its origin's signature checked."""
 
     segment: Segment
-    """Updates from the first new one to the end, as the signature needs them."""
+    """All updates from the first new one to the end, because the signature can be verified only with all of
+    them."""
     chain: bytes
     """The chain head after the segment."""
     counted: int
