@@ -282,7 +282,7 @@ class ControlFeed:
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
 
-        Raises LocalProtocolError if the decision cannot follow the stored decisions, as it would fork the
+        Raises LocalProtocolError if the decision cannot follow the stored decisions and so would fork the
         feed.
         """
         return self._sign(Entry(self.term, record, b""), sign)

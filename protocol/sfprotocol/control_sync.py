@@ -88,7 +88,7 @@ class ControlSync:
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by the stored decisions."""
+        """The state of the run according to the stored decisions."""
         return self._run_state
 
     @property
@@ -252,8 +252,8 @@ class ControlSync:
             link.control.told = self.head()
 
     def _dropped(self, first: int) -> list[Action]:
-        """Compute the state of the run again from all decisions, as stored decisions from position `first` on
-        do not belong to the sequence any more."""
+        """Compute the state of the run again from all decisions, after stored decisions from position `first`
+        on were dropped or replaced."""
         self.dropped = True
         self._refold()
         left = (self._frontier.state(feed) for feed in self._strange)
@@ -279,7 +279,7 @@ class ControlSync:
         return {n for state in self._frontier if (n := number(state.feed)) is not None}
 
     def _strangers(self, feeds: Iterable[messages.Feed]) -> list[messages.Feed]:
-        """Return the feeds among these whose origin is no member."""
+        """Return those of `feeds` whose origin is no member."""
         return [feed for feed in feeds if self._run_state.number(feed) is None]
 
     def _tell_digest(self) -> None:

@@ -140,7 +140,7 @@ class Part(NamedTuple):
 
 
 class StandIn(NamedTuple):
-    """A member that may replace the organiser, with the key that it has made for this."""
+    """A member that may replace the organiser, with the key that it has made for its role as a stand-in."""
 
     member: int
     key: bytes
@@ -269,8 +269,8 @@ class Bases:
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Name the stand-ins, the organiser among them: more than half of them elect another organiser when it
-    falls silent. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
+    """Name the stand-ins, of whom the organiser is one. If the organiser falls silent, more than half of the
+    stand-ins elect another one. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
 
     keys: tuple[StandIn, ...]
     admission: int = 0

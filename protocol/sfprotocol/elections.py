@@ -164,7 +164,7 @@ class Elections:
         return [key for key in self._feed.stand_ins if key in fresh]
 
     def _fresh(self, now: float) -> list[bytes]:
-        """Return the keys of all others that were heard within LEASE."""
+        """Return the keys of all other stand-ins that were heard within LEASE."""
         return [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
 
     def deadline(self) -> float:
@@ -174,8 +174,8 @@ class Elections:
     # -- what comes in -----------------------------------------------------------------------------
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Take part with this key from now on. `restored`: the key may have made promises that are unknown
-        here."""
+        """Take part with this key from now on. `restored`: whether the key may have made promises that are
+        unknown here."""
         self.key, self._sign, self.restored = key, sign, restored
         self._organiser_at = self._beat_at = self._wake_at = now
         if self._own and self._own.key != key:
@@ -240,8 +240,8 @@ class Elections:
         return [*passed, *self.review(now)]
 
     def _keep_vote(self, said: Statement) -> None:
-        """Store a vote for a term that is not over. The first ones stay, so that later ones cannot displace
-        them."""
+        """Store a vote for a term that is not over. If there are too many, the earliest votes are kept, so
+        that later ones cannot displace them."""
         if said.candidate and said.voted >= self._feed.term:
             votes = [one for one in self._votes.get(said.key, ()) if one.voted >= self._feed.term]
             fresh = all(one.voted != said.voted for one in votes)
@@ -564,9 +564,9 @@ class Elections:
         return 1 + max(self._ours(), self._reached(now, self._in_vain()))
 
     def _reached(self, now: float, more: int = 0) -> int:
-        """Return the latest term that a group of stand-ins has reached. The group consists of the stand-ins
-        with the earliest terms: enough to be more than half together with us, and `more` further ones. Terms
-        that are too late for others to accept are left out."""
+        """Return the latest term of those stand-ins that are in the earliest terms: as many as make more than
+        half together with us, and `more` further ones. Terms that are too late for the other stand-ins to
+        accept are left out."""
         told_by = {key: self._heard[key].said for key in self._fresh(now)}
         terms = {key: max(said.term, said.voted) for key, said in told_by.items()}
         reached = 0
@@ -582,7 +582,7 @@ class Elections:
         return times if stop == self._feed.stop else 0
 
     def _ours(self) -> int:
-        """Return the latest term by our own statement and decisions."""
+        """Return the latest term in our own statement and decisions."""
         return max([self._ahead().term, *([self._own.term, self._own.voted] if self._own else [])])
 
     def _is_near(self, term: int) -> bool:

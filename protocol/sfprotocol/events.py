@@ -104,7 +104,7 @@ class OwnDecision:
 
 @dataclass(frozen=True, slots=True)
 class OwnHandOver:
-    """The organiser hands the run over to a stand-in, named by its key, at once."""
+    """The organiser hands the run over at once to the stand-in with this key."""
 
     key: bytes
 
@@ -264,7 +264,7 @@ class KeepControl:
 
 @dataclass(frozen=True, slots=True)
 class KeepAuthority:
-    """Store durably this succession, or this proof about a key of the control feed."""
+    """Store this message durably: a succession, or a proof about a key of the control feed."""
 
     message: messages.HigherWord
 

@@ -199,7 +199,7 @@ that both sides keep. Most forks concern only the few updates that a restored ba
 
 INQUIRY_TIME = 60.0
 """Seconds after which a peer may be asked again about the same feed. A peer that sends only garbage then
-costs three questions a minute for each feed."""
+causes at most three requests a minute for each feed."""
 
 MAX_INQUIRIES = 64
 """Maximum number of feeds under inquiry on one link. Bounds the cost of a peer that sends garbage for many
@@ -232,8 +232,8 @@ def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool
 
 
 def avoid(link: Link, state: FeedState, now: float) -> None:
-    """Ask this peer neither for the feed nor for its history for a while, as we have no history to
-    compare."""
+    """Stop asking this peer for the feed and its history for INQUIRY_TIME, as we have no history of the feed
+    to compare."""
     inquire(link, state, NEVER, now)
     if known := link.inquiries.get(state.feed):
         known.stage = len(LOOK_BACK)

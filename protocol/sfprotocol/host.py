@@ -159,7 +159,7 @@ class Host:
         self._turns: deque[events.LinkId] = deque()
         """Links with waiting frames that do not rest, in the order of their turns."""
         self._resting: dict[events.LinkId, float] = {}
-        """The time at which a rest ends, keyed by the resting links with waiting frames (SPEC L9)."""
+        """Resting links with waiting frames, each with the time at which its rest ends (SPEC L9)."""
         self.taken = 0
         """Number of events handled by the last round."""
         self._links: set[events.LinkId] = set()

@@ -209,7 +209,7 @@ class Link:
     role: int = 0
     """The role in the peer's Hello: 0 trainer, 1 relay (SPEC L2)."""
     known: int = 0
-    """Number of updates that the peer knew, by its last Hello or Summary."""
+    """Number of updates that the peer knew, as told in its last Hello or Summary."""
     floor: int = 0
     """The first epoch whose listed steps the peer stores; 0 if it stores all steps (SPEC O15)."""
     informed: bool = False

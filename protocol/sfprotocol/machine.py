@@ -309,7 +309,7 @@ class Machine:
                 actions += self._pulls.ask(link, [self.own], now)
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         anti_entropy.compare(link, summary.digest, self.frontier, now)
-        if self.own and link.agreement.agreed:  # nothing else shows how much of our feed it holds
+        if self.own and link.agreement.agreed:  # nothing else shows how much of our feed the peer holds
             self._pulls.has(link, self.own, self.frontier.next(self.own))
         if not summary.more:
             link.retelling = False

@@ -33,8 +33,8 @@ comparison reads the log once."""
 
 
 class Membership(Enum):
-    """The standing of our own origin according to the decisions (SPEC O6). Only with MEMBER does it make
-    updates."""
+    """The standing of our own origin according to the decisions (SPEC O6). An origin makes updates only with
+    the standing MEMBER."""
 
     UNKNOWN = "a decision is unknown to this version"
     STRANGER = "not admitted"
@@ -89,7 +89,7 @@ class Organised:
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by the decisions stored here."""
+        """The state of the run according to the decisions stored here."""
         return self.control.run_state
 
     @property
@@ -379,8 +379,9 @@ class Organised:
         self._frontier.named(feed, self.run_state.named(number), self.run_state.ended(number))
 
     def _retell(self) -> list[events.Action]:
-        """Ask neighbours that have named feeds of strangers to tell everything again (SPEC O19). They are
-        asked once there are new members and the neighbour has no decisions that are missing here."""
+        """Ask neighbours that have named feeds of strangers to tell everything again (SPEC O19). A neighbour
+        is asked once the run has further members, and the neighbour has no decisions that are missing
+        here."""
         members, stop = len(self.run_state.members), self.control.feed.stop
         asked = [
             link
@@ -488,7 +489,7 @@ class Organised:
         have brought another history here."""
         feed, before = state.feed, state.next
         if before <= state.base:
-            return []  # the base is of a checkpoint that does not hold any more
+            return []  # the base is of a checkpoint that is not valid any more
         for link in self._links.values():
             link.inquiries.pop(feed, None)
             link.outbox.dirty.pop(feed, None)

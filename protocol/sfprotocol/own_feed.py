@@ -45,7 +45,7 @@ of the run's epoch by up to a sixteenth of this number. If it is further ahead, 
 
 
 def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
-    """Return a feed of `origin` that nobody knows, given 32 random bits (SPEC I1).
+    """Return a feed of `origin` that nobody knows (SPEC I1); `drawn` is a random incarnation of 32 bits.
 
     It is the first incarnation from the drawn one on that is unknown here and that the run allows. An
     organised run allows 64 for each origin (SPEC O6); in an open run most incarnations lack the proof of work

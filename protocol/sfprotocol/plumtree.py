@@ -50,8 +50,9 @@ MAX_BURST = 64
 others."""
 
 MAX_BURST_BYTES = 131_072
-"""Maximum size of the updates handed to a link before it reports Writable, in bytes. They cross a line of 100
-kbit/s in 10 s, after which the peer gives up a pull. A longer queue would be requested and sent twice."""
+"""Maximum size of the updates handed to a link before it reports Writable, in bytes. They take 10 s on a line
+of 100 kbit/s, which is the time after which the peer gives up a pull. More updates would be requested and
+sent twice."""
 
 
 def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: int, now: float) -> None:

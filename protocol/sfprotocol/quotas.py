@@ -14,9 +14,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 EPOCHS_AHEAD = 2
-"""Room of one close, as a multiple of the usual number of updates of an epoch. Updates beyond it would be
-measured at outdated weights. In one run an epoch had 2,038 updates instead of 250 because the organiser was
-busy. It ended at a loss of 0.544 instead of the usual 0.2."""
+"""Maximum number of updates of all members for one close (the room), as a multiple of the usual number of
+updates of an epoch. Further updates would be measured at outdated weights. In one run an epoch had 2,038
+updates instead of 250 because the organiser was busy; the run ended at a loss of 0.544 instead of the usual
+0.2."""
 
 USUAL_OF = 4
 """Number of latest closes from which the usual number of updates of an epoch is taken: the number in the
@@ -38,12 +39,12 @@ up at most an eighth of the target at which an epoch ends. Half of their eighth 
 label opens, the other half for strangers that come later."""
 
 RECENT_SEALS = 16
-"""Number of latest seals from which credit is computed, usually a run's last minutes. Strangers that turn
-hostile together need sixteen good epochs for each epoch that they spoil."""
+"""Number of latest seals from which credit is computed. They usually cover the last minutes of a run.
+Strangers that turn hostile together need sixteen good epochs for each epoch that they spoil."""
 
 CREDIT_GROWTH = 2
-"""Factor of a stranger's credit: the credit is this many times the largest number of its updates that count
-of one recent close. So a new or busy machine reaches its pace after a few epochs."""
+"""Factor of a stranger's credit, which is this factor times the largest number of its updates that a recent
+seal has counted. So a new or busy machine reaches its pace after a few epochs."""
 
 WITH_ZEROS = 4
 """Maximum ratio of a stranger's steps that give credit, zeros included, to its steps other than zeros. In
@@ -61,15 +62,15 @@ _LABEL = itemgetter(0)
 
 
 class Share(NamedTuple):
-    """The quotas of all strangers without credit for one label. If there are many strangers, only some have a
-    turn."""
+    """The quotas of all strangers without credit for one label. If there are more strangers than updates,
+    only some of them have a turn."""
 
     each: int
     first: int
     """Number of the first member whose turn it is."""
     stop: int
-    """Number after that of the last member whose turn it is. If it is not above `first`, the turn continues
-    with the lowest numbers."""
+    """1 + number of the last member whose turn it is. If it is not above `first`, the turn continues with the
+    lowest numbers."""
 
     def of(self, member: int) -> int:
         """Return the quota of a stranger without credit, by its member number."""
@@ -158,7 +159,7 @@ class Quotas:
         said.append((label, quota))
 
     def forget(self, member: int) -> None:
-        """Remove a member from the strangers, with or without credit."""
+        """Remove a member from the lists of strangers, those with credit and those without."""
         self._proven.discard(member)
         if (place := self._place(member)) is not None:
             del self._unproven[place]

@@ -18,7 +18,7 @@ FRAME_COST = 256
 long as hashing a few hundred bytes."""
 
 FORGERY_COST = 4096
-"""Cost of a signature that does not verify, in tokens. Checking one is the most expensive work that a
+"""Cost of a signature that does not verify, in tokens. Checking a signature is the most expensive work that a
 stranger can cause."""
 
 WASTE_RATE, WASTE_RATE_PER_FEED = 131_072.0, 256.0

@@ -522,7 +522,7 @@ class RunState:
         for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
             feed.append(close.epoch, stop, move.tag, move.zeros)
         for number in numbers:
-            if number not in self._feeds:  # its member now uses it in place of a lost one
+            if number not in self._feeds:  # its member now uses it in place of a lost feed
                 member, incarnation = divmod(number, decisions.INCARNATIONS)
                 self.quotas.renew(member, incarnation)
                 insort(self._numbers.setdefault(member, []), number)

@@ -1,4 +1,4 @@
-"""Integer randomness for everything random on which nodes must agree (SPEC R1-R8, R11, R12).
+"""Integer randomness for all random values on which nodes must agree (SPEC R1-R8, R11, R12).
 
 SplitMix64 used as a counter-based generator: value k of a key is `mix64(key + (k + 1) * GOLDEN)`, all
 arithmetic modulo 2**64. All operations are on integers, so that the result is the same on every machine. The
@@ -30,7 +30,7 @@ MOST_ENTRY = 127
 """Maximum magnitude of an entry of bases of the kinds `published` and `features`."""
 
 BIAS = 4096
-"""Magnitude of the product of the mean row and a column of V in a `features` basis (SPEC R12)."""
+"""Magnitude of the dot product of the mean row and each column of V in a `features` basis (SPEC R12)."""
 
 
 class Coordinates(NamedTuple):
@@ -153,8 +153,8 @@ def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
 def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64, I64]:
     """Return the classes of a balanced mini-batch, and the number of each row within its class (SPEC R8).
 
-    `sizes`: number of rows of each class, not all 0. The classes with rows take turns, in the order of their
-    values of a stream. Rows are drawn with replacement. Both results have shape (batch_size,).
+    `sizes`: number of rows of each class, not all 0. The classes that have rows take turns, in an order drawn
+    from a stream of the seed. Rows are drawn with replacement. Both results have shape (batch_size,).
     """
     present = np.flatnonzero(sizes)
     order = present[np.argsort(stream(_purpose_key(seed, b"order"), 0, len(present)))]

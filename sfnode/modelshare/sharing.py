@@ -198,8 +198,8 @@ class Sharing:
         log.info("base model: complete, and the one that the manifest names")
 
     def _stored_listing(self) -> bytes | None:
-        """Return the encoded listing that is stored since an earlier start; None if it is missing or its hash
-        is wrong."""
+        """Return the encoded listing that an earlier start has stored; None if it is missing or its hash is
+        wrong."""
         with suppress(OSError):
             encoded = self._layout.listing.read_bytes()
             if hash_listing(encoded) == self._wanted:

@@ -186,7 +186,7 @@ class Shares:
         of_peer = of_range * len(where.peers)
         parts = (self._all, 1), (where.bucket, of_range), (peer, of_peer)
         for bucket, of in parts:
-            bucket.take(0.0, now, rate=rate / of, burst=burst / of)  # adds tokens gained since then
+            bucket.take(0.0, now, rate=rate / of, burst=burst / of)  # adds the tokens due by now
         in_debt = min(where.bucket.level, peer.level) <= 0
         if self._all.level < tokens or (in_debt and not begun):
             return False

@@ -111,8 +111,8 @@ class Demote(logging.Handler):
 
 
 class AbandonedTasks(logging.Filter):
-    """A filter for asyncio's logger, which logs failures of tasks that a library has abandoned at level
-    DEBUG.
+    """A filter for asyncio's log records: failures of tasks that a library has abandoned are logged at level
+    DEBUG instead.
 
     hivemind updates its routing table in such tasks, with data from strangers. It also leaves the tasks of a
     cancelled search to the garbage collector: its workers, and tasks that only wait for the end of the

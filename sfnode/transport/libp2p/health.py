@@ -32,10 +32,10 @@ PING_INTERVAL = 0.4
 """Pause, in seconds, between two pings (`Pulse.beats`), each of which costs half a millisecond."""
 
 HANG_TICK, HANG_TICKS = 0.25, 5
-"""Seconds between two wake-ups of our own event loop, and number of wake-ups after which p2pd hangs if it has
-not answered a ping. Wake-ups are counted, and not seconds, so that a pause of this process (on a busy
-machine, or a laptop that slept) is not taken for a pause of p2pd. A hang is noticed within 0.4 s + 5 x 0.25 s
-= 1.65 s."""
+"""Seconds between two wake-ups of our own event loop, and number of wake-ups after which a p2pd that has not
+answered a ping counts as hanging. Wake-ups are counted, and not seconds, so that a pause of this process (on
+a busy machine, or a laptop that slept) is not taken for a pause of p2pd. A hang is noticed within 0.4 s + 5 x
+0.25 s = 1.65 s."""
 
 LOOK_INTERVAL = 1.0
 """Seconds between two checks of this machine's addresses, which take 0.1 ms, and of the places at relays."""
