@@ -30,8 +30,8 @@ WANT_AGAIN = 5.0
 The largest decision takes 15 s over a line of 100 kbit/s: it is requested several times before it arrives."""
 
 PUSHED_BYTES = 1024
-"""Maximum size of new decisions that are sent without a request, in bytes. Longer news is announced, and the
-peer asks for it once."""
+"""Maximum size of new decisions that are sent without a request, in bytes. Longer news is only announced, so
+that a peer fetches it from one neighbour and not from all."""
 
 PAGE_BYTES = 200 * 1024
 """Maximum size of the decisions in one message, in bytes. A larger decision is sent alone."""

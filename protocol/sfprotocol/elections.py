@@ -641,7 +641,7 @@ class Elections:
 
 
 def _stance(said: Statement) -> tuple[int, int, bytes, bool]:
-    """Return the fields of a statement whose change everybody must know at once."""
+    """Return those fields of a statement of which all nodes must learn at once when they change."""
     return said.term, said.voted, said.candidate, said.silent
 
 

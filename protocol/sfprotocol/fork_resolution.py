@@ -2,7 +2,7 @@
 
 A segment that does not verify, or a different tag, raises suspicion. The peer is then asked for its history
 (an inquiry, answered by ordinary segments), which is compared with ours (fork_proofs). A proof of two signed
-histories cuts the feed and is shown to everybody. Fetching missing updates is no concern of this module.
+histories cuts the feed and is sent to all neighbours. Fetching missing updates is no concern of this module.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class ForkResolution:
     # -- consequences ------------------------------------------------------------------------------
 
     def cut(self, proof: Proof, now: float) -> list[Action]:
-        """Cut the feed and send the proof to everybody (SPEC E3, E4)."""
+        """Cut the feed and send the proof to all neighbours (SPEC E3, E4)."""
         feed, at = proof.feed, proof.cut
         state = self._frontier.state(feed)
         if at >= state.forked:

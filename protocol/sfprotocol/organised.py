@@ -256,7 +256,7 @@ class Organised:
         return anti_entropy.tell_all(link, self._frontier, now)
 
     def tell(self, link: Link, now: float) -> list[events.Action]:
-        """Tell a neighbour whose turn it is about changes of the control feed."""
+        """Tell a neighbour how the control feed has changed; called for each neighbour in turn."""
         return self.control.tell(link, now)
 
     def deadline(self) -> float:

@@ -187,8 +187,8 @@ class OwnFeed:
 
 
 MAX_WAIT = 30.0
-"""Maximum time from one own segment to the next, in seconds. A killed process loses the work of that time,
-and other nodes see no progress of ours in it."""
+"""Maximum time from one own segment to the next, in seconds. A process that is killed loses the work of that
+time. Until a segment is sent, other nodes see no progress of ours."""
 
 MIN_INTERVAL = 0.1
 """Minimum time between two own segments, in seconds. Bounds signatures and commits for any engine."""

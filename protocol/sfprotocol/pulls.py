@@ -124,8 +124,8 @@ class Pulls:
             self.set_claim(link, feed, following)
 
     def set_claim(self, link: Link, feed: Feed, following: int) -> None:
-        """Note that we can get `feed` up to step `following` from the peer, whatever it claimed before. It
-        may lack later updates, or the decisions stored here do not allow them yet."""
+        """Note that we can get `feed` up to step `following` from the peer, whatever it claimed before. The
+        peer may lack later updates, or the decisions stored here may not allow them yet."""
         before, link.has[feed] = link.has.get(feed, 0), following
         pull = self._pulls.get(feed)
         if pull is None or following == before:

@@ -145,7 +145,7 @@ class RunState:
         self._feeds: dict[int, NamedSteps] = {}
         """The listed steps of each feed that has some, keyed by feed number."""
         self._numbers: dict[int, list[int]] = {}
-        """The numbers of the feeds with listed steps, ascending, keyed by member number."""
+        """The numbers of each member's feeds with listed steps, ascending, keyed by member number."""
         self._rates = [decisions.RateFrom(0, rate, decisions.UNIT_ONE, norm_limit)]
         self._epoch_updates = epoch_updates
         self.quotas = quotas.Quotas(self.room)

@@ -164,8 +164,8 @@ def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64
 
 
 def token_keys(seed: int, prompts: int) -> U64:
-    """Return the keys for drawing the answers to the prompts of the update with this seed (SPEC R11): the
-    stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
+    """Return one key for each prompt of the update with this seed, with which the prompt's answer is drawn
+    (SPEC R11): the first values of the stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
     return stream(_purpose_key(seed, b"tokens"), 0, prompts)
 
 

@@ -119,7 +119,7 @@ def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) 
     has at most `most` updates.
 
     A segment of a forked feed must reach the next listed end, and must not end between two listed ends,
-    unless no segment could be longer. Between two ends nobody can tell the two histories apart.
+    unless no longer segment is possible. Between two listed ends the two histories cannot be told apart.
     """
     number = run_state.number(state.feed)
     if number is None or state.next >= state.named:

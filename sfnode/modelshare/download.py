@@ -47,7 +47,7 @@ LOOK_INTERVAL = 2.0
 
 MAX_SOURCES = 64
 """Maximum number of peers that are asked. Most of them may be strangers from the roster, where ids cost
-nothing. At this number, a new peer replaces the first of the peers that have sent nothing."""
+nothing. When it is reached, a new peer replaces the first of the peers that have sent nothing."""
 
 LOOK_AHEAD = 32
 """Maximum number of candidates for the next piece to request from a peer; the rarest of them is chosen. In a
