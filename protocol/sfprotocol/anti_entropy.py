@@ -1,7 +1,7 @@
 """Anti-entropy: Summaries of all feeds, and when to repeat them (SPEC A1-A3, A6).
 
-Flooding is fast and may lose anything. The comparison of digests makes delivery certain. If a Summary shows
-missing updates, pulls.py asks for them.
+Flooding is fast but may lose any message. Comparing digests shows whether updates were lost, and so makes
+delivery certain. If a Summary shows missing updates, pulls.py asks for them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from sfprotocol.plumtree import announce
 from sfprotocol.wire_codec import MAX_ENTRIES
 
 SYNC_INTERVAL = 1.0
-"""Seconds between Summaries, each to the next link in turn. With 6 links each neighbour gets one every 6 s,
-which costs a quiet node 50 bytes a second."""
+"""Seconds between two Summaries; each goes to the next link in turn. With 6 links, each neighbour gets a
+Summary every 6 s. A node without new updates sends 50 bytes a second in this way."""
 
 CLAIM_BYTES = 43
 """Typical size of a feed's entry in a Summary, in bytes."""
 
 FULL_SUMMARY_BASE = 2.0
 FULL_SUMMARY_PER_FEED = 0.02
-"""Seconds between full Summaries on a link with another digest: the sum of a constant and a part for each
-feed. It keeps the cost of full Summaries below 3 kB/s for a link, with any number of feeds."""
+"""Seconds between full Summaries on a link while the digests of both sides differ: FULL_SUMMARY_BASE plus
+FULL_SUMMARY_PER_FEED for each feed. Full Summaries then cost less than 3 kB/s per link, with any number of
+feeds."""
 
 MOST_PATIENCE = 16.0
 """Maximum factor by which the interval between full Summaries grows while they do not make the digests equal.
-While updates flow, the digests of both sides are seldom of the same moment, so that they differ although
-nothing is lost."""
+While updates flow, the two digests seldom describe the same moment, and so differ although no update is
+lost."""
 
 
 def pages(frontier: Frontier, entries: list[Claim]) -> list[Summary]:
-    """Return `entries` (in the order of feeds) as Summaries; only the last has `more` unset.
+    """Return Summaries with these `entries`, which are in the order of feeds. All Summaries but the last have
+    `more` set.
 
-    Returns one empty page if there are no entries.
+    Without entries, return one empty Summary.
     """
     cuts = range(0, max(len(entries), 1), MAX_ENTRIES)
     return [
@@ -49,7 +51,7 @@ def pages(frontier: Frontier, entries: list[Claim]) -> list[Summary]:
 
 
 def tell_all(link: Link, frontier: Frontier, now: float) -> list[Action]:
-    """Tell the peer everything we have, with full names (SPEC A1)."""
+    """Send the peer Summaries of all feeds that we have, with their full names (SPEC A1)."""
     link.agreement.told_at = now
     link.outbox.changed.clear()
     link.names.known.update(state.feed for state in frontier)
@@ -57,8 +59,8 @@ def tell_all(link: Link, frontier: Frontier, now: float) -> list[Action]:
 
 
 def tell(link: Link, frontier: Frontier, now: float) -> list[Action]:
-    """Tell the peer the changed feeds and the digest (SPEC A2). Tell it everything if the digests stay
-    different."""
+    """Send the peer the changed feeds and the digest (SPEC A2), or all feeds if the digests have differed for
+    long."""
     if not wants_full_summary(link, frontier, now):
         return [*announce(link, frontier), *(Transmit(link.id, page) for page in pages(frontier, []))]
     link.agreement.patience = min(2 * link.agreement.patience, MOST_PATIENCE)
@@ -66,7 +68,7 @@ def tell(link: Link, frontier: Frontier, now: float) -> list[Action]:
 
 
 def wants_full_summary(link: Link, frontier: Frontier, now: float) -> bool:
-    """Return whether the digests have differed for so long that a Summary is probably lost (SPEC A6)."""
+    """Return whether the digests have differed for so long that a Summary was probably lost (SPEC A6)."""
     agreement = link.agreement
     if agreement.differs_since is None:
         return False
@@ -85,6 +87,6 @@ def compare(link: Link, digest: bytes, frontier: Frontier, now: float) -> None:
 
 
 def note_known(link: Link, known: int, frontier: Frontier) -> None:
-    """Note how many updates the peer knows by its last Summary."""
+    """Note the number of updates that the peer knows, as told in its last Summary (`known`)."""
     link.informed = link.informed or known > link.known or 2 * known > frontier.known
     link.known = known

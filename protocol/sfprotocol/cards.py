@@ -1,8 +1,8 @@
 """Cards: the names that origins give themselves, signed and passed on (SPEC K1-K5).
 
 Cards show names to people who watch a run. They are no part of its state: no digest covers them, nothing
-waits for them, and a lost card is sent again with the next link. A card travels like its feed, after the
-update from which it counts, so that nobody needs to know who has it already.
+waits for them, and a lost card is sent again when the next link comes up. A node sends a card to the peers to
+which it sends the card's feed, after the first `step` updates of the feed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sfprotocol.signing import Sign, card_message, signed_by
 
 CARD_STEPS = 256
 """Minimum number of updates between two cards of a feed. An origin that wants to show many names must
-therefore do much work."""
+therefore make many updates."""
 
 
 class Cards:
@@ -52,8 +52,8 @@ class Cards:
         self._cards.pop(feed, None)
 
     def names(self, among: Collection[bytes] | None = None) -> dict[bytes, Names]:
-        """Return the names of every origin, or of the origins `among` only, keyed by origin. They come from
-        the newest card of the feed that the origin used last."""
+        """Return the name and team of each origin, or only of the origins in `among`, keyed by origin. If an
+        origin has cards of several feeds, the one of the feed with the latest epoch is used."""
         cards = list(self._cards.values())  # an atomic copy: another thread may ask while cards arrive
         if among is not None:
             cards = [card for card in cards if card.feed.origin in among]
@@ -61,10 +61,10 @@ class Cards:
         return {card.feed.origin: Names(card.name, card.team) for card in ordered}
 
     def heard(self, link: Link, card: Card, now: float) -> list[Action]:
-        """Store and forward a card that is due and signed.
+        """Store and forward a card if it is due and its signature is valid.
 
-        A card that is no news, or counts from a missing update, costs its sender like any frame without news.
-        Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
+        A card that is not newer, or whose `step` lies after the stored updates, costs its sender as much as
+        any other frame without news. Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
         if not self._is_due(self._frontier.state(card.feed), card.step):
             return []
@@ -86,8 +86,8 @@ class Cards:
         return self._keep(replace(card, signature=self._sign(self._message(card))))
 
     def tell(self, link: Link, feed: Feed) -> list[Action]:
-        """Send the card of `feed` to a peer that we have sent the feed's updates, unless it has the card
-        (SPEC K4)."""
+        """Send the card of `feed` to the peer if we have sent it the updates before the card's `step`, unless
+        it has the card (SPEC K4)."""
         card = self._cards.get(feed)
         if card is None or not link.cards.get(feed, 0) < card.step <= link.outbox.sent.get(feed, 0):
             return []

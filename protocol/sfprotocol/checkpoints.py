@@ -17,7 +17,7 @@ class Base(NamedTuple):
 
     feed: Feed
     step: int
-    """Number of updates before it; at least one in a checkpoint."""
+    """Number of updates before the base; at least 1 in a checkpoint."""
     chain: bytes
     """Chain hash after the updates before `step`, 32 bytes."""
     epoch: int

@@ -1,25 +1,28 @@
 """The control feed: the organiser's decisions as one signed sequence, and the keys that may extend it (O3,
 O4).
 
-Every decision extends a hash chain and is signed on its own, so that two signatures at one position prove
-that the organiser has signed two sequences. Deputies, named in the manifest, may pass the feed on to another
-key. This module does not know what a decision means, and knows no links and no time.
+Every decision extends a hash chain, and its signature covers the chain hash. Two different chain hashes that
+are signed for one position therefore prove that the organiser has signed two sequences. Deputies, who are
+named in the manifest, may pass the feed on to another key. This module does not know what a decision means,
+and knows no links and no time.
 
 Theory of operation. Decisions, successions and forks arrive in any order. The sequence is a function of the
 set that has arrived:
 
-    the succession of the highest term counts, unless there are two of that term
-    one chain hash tells which decisions it keeps, whatever else was signed; after them only its key decides
-    a fork ends the sequence before the position at which two decisions were signed, while its term lasts
-    an election begins a term within the sequence: more than half of the stand-ins have signed it and all
-        decisions before it; of two sequences, the one with the later term where they part counts
-    decisions are a prefix of one chain; a decision that does not follow is not taken
+    succession   the one with the highest term counts; two with the same term void each other. It names one
+                 chain hash: the decisions up to there stay, and only the succession's key signs later ones
+    fork         ends the sequence before the position at which one key has signed two decisions, until the
+                 term of that key is over
+    election     begins a term within the sequence. More than half of the stand-ins have signed it, and with
+                 it the chain hash of all decisions before it. If two sequences differ, the one with the later
+                 term at the first difference counts
+    decision     is added only if it follows the stored decisions, which always form one chain
 
-A node *misses decisions* if it lacks some that the succession keeps. It then takes any signed decision, one
-history in place of another where they differ, until a history leads to that chain hash.
+A node *misses decisions* if it lacks some of the decisions that the succession keeps. It then accepts any
+signed decisions, even in place of different stored ones, until they lead to the succession's chain hash.
 
-The code that folds decisions remembers their number and the chain hash after them. If `chains` has another
-hash there, or ends before, it folds anew.
+Code that folds the decisions remembers how many it has folded, and the chain hash after them. If `chains` has
+another hash at that position, or is shorter, the code must fold all decisions again.
 """
 
 from __future__ import annotations
@@ -45,22 +48,24 @@ _ELECTION = b"sfnode-election"
 _STATEMENT = b"sfnode-statement"
 
 _TURNS = tuple(decisions.encode(one)[1:2] for one in (StandIns(()), Elected(bytes(32), ())))
-"""The byte of a record's kind, for the two decisions about who signs. No other record is decoded here."""
+"""The kinds of the two decisions about who signs, as the second byte of a record. Records of other kinds are
+not decoded here."""
 
 MAX_DEPUTIES = 64
 """Maximum number of deputies of a run. Bounds the signatures that are checked for a succession."""
 
 MAX_TERMS = 64
-"""Maximum number of terms whose successions are stored; the highest terms are kept. Only a majority of the
-deputies can make more."""
+"""Maximum number of terms whose successions are stored; the highest terms are kept. More terms need the
+signatures of a majority of the deputies."""
 
 MAX_CONTROL = 1 << 28
 """Maximum size of a control feed, in bytes, including ENTRY_COST for each decision. It is enough for 1,000
-epochs in which 10,000 feeds make updates. The holder of the key cannot cost others more memory than a few
-times that."""
+epochs in which 10,000 feeds make updates. It also bounds the memory of other nodes that the key's holder can
+use up, to a few times MAX_CONTROL."""
 
 ENTRY_COST = 256
-"""Bytes of memory that a decision takes besides its record: signature, chain hash, places in lists."""
+"""Bytes of memory that a decision takes besides its record, for its signature, its chain hash and list
+entries."""
 
 
 def genesis(run_id: bytes) -> bytes:
@@ -69,30 +74,32 @@ def genesis(run_id: bytes) -> bytes:
 
 
 def extend(chain: bytes, term: int, record: bytes) -> bytes:
-    """Return the chain hash after one more decision, with the chain hash `chain` before it."""
+    """Return the chain hash after a decision; `chain` is the chain hash before it."""
     return hashlib.blake2b(chain + term.to_bytes(4, "big") + record, digest_size=32, person=_CHAIN).digest()
 
 
 def decision_message(run_id: bytes, term: int, stop: int, chain: bytes) -> bytes:
-    """Return the message that the key of a term signs: the chain hash after `stop` decisions."""
+    """Return the message that a term's key signs for the last of `stop` decisions; `chain` is the chain hash
+    after it."""
     return b"".join((_HEAD, run_id, term.to_bytes(4, "big"), stop.to_bytes(8, "big"), chain))
 
 
 def succession_message(run_id: bytes, succession: Succession) -> bytes:
-    """Return the message that deputies sign."""
+    """Return the message that deputies sign for a succession."""
     numbers = succession.term.to_bytes(4, "big") + succession.kept.to_bytes(8, "big")
     return b"".join((_SUCCESSION, run_id, numbers, succession.chain, succession.key))
 
 
 def election_message(run_id: bytes, term: int, kept: int, chain: bytes, key: bytes) -> bytes:
-    """Return the message that stand-ins sign: `key` begins a term after `kept` decisions with this chain
-    hash."""
+    """Return the message that stand-ins sign to elect `key` for `term`. The term begins after `kept`
+    decisions, and `chain` is the chain hash after them."""
     return b"".join((_ELECTION, run_id, term.to_bytes(4, "big"), kept.to_bytes(8, "big"), chain, key))
 
 
 def statement_message(run_id: bytes, said: Statement, entries: bytes = b"") -> bytes:
-    """Return the message that the key of a statement signs. It covers the entries, so that nobody who
-    forwards the statement can leave them out. `entries` is their hash if they are not stored any more."""
+    """Return the message that the key of a statement signs. It contains the hash of the statement's entries,
+    so that nobody can leave entries out when forwarding the statement. `entries` is this hash, needed only if
+    the entries are not stored any more."""
     numbers = (
         (said.number, 8), (said.term, 4), (said.voted, 4), (said.decided, 8), (said.stop, 8), (said.last, 4),
         (said.heard, 8), (said.silent, 1),
@@ -122,14 +129,14 @@ def valid_votes(authority: Authority, succession: Succession) -> list[Vote]:
 
 
 class _Turn(NamedTuple):
-    """A decision about who signs, at its place in the sequence."""
+    """A decision about who signs, with its position in the sequence."""
 
     position: int
     term: int
     keys: tuple[bytes, ...]
-    """The stand-ins from there on, or the elected key."""
+    """The keys of the stand-ins from this position on, or the elected key."""
     members: tuple[int, ...] = ()
-    """Numbers of the stand-ins' members."""
+    """Member numbers of the stand-ins; empty for an election."""
 
 
 _POSITION, _TERM = attrgetter("position"), attrgetter("term")
@@ -145,16 +152,17 @@ class ControlFeed:
         self.chains = [genesis(authority.run_id)]
         """Chain hashes after 0, 1, ... decisions."""
         self.forks: dict[int, ControlFork] = {}
-        """The proof of the fork at the lowest position, keyed by term."""
+        """The proof of each term's fork, keyed by term. Of several forks of a term, the one at the lowest
+        position is stored."""
         self.liars: dict[bytes, DoubleVote] = {}
         """Proofs that a stand-in has elected two keys for one term, keyed by the stand-in's key. Statements
         of such a stand-in are ignored."""
         self.successions: dict[bytes, Succession] = {}
-        """Successions, keyed by their signed message. There is one for each term, or two that void each other
-        (of more, the two with the lowest messages)."""
+        """Successions, keyed by their signed message. A term has one, or two that void each other. Of more
+        than two, the two with the lowest messages are stored."""
         self.succession: Succession | None = None
-        """The succession that counts, which is of the highest term with only one succession; None if there is
-        none."""
+        """The succession that counts: that of the highest term with exactly one succession; None without such
+        a term."""
         self._sizes = [0]
         """Total size of the first 0, 1, ... decisions, in bytes (see MAX_CONTROL)."""
         self._named: list[_Turn] = []
@@ -191,7 +199,7 @@ class ControlFeed:
     @property
     def frozen(self) -> bool:
         """Whether nobody can decide before the next succession, because the present term's key has signed two
-        sequences or half of the stand-ins have voted twice in a term."""
+        sequences, or at least half of the stand-ins have elected two keys for one term."""
         honest = sum(key not in self.liars for key in self.stand_ins)
         return self.forked or (bool(self.stand_ins) and 2 * honest <= len(self.stand_ins))
 
@@ -213,7 +221,7 @@ class ControlFeed:
 
     @property
     def standing(self) -> dict[bytes, int]:
-        """The member numbers of the stand-ins, keyed by the keys with which they stand in."""
+        """The member number of each stand-in, keyed by its key as a stand-in."""
         named = _last_before(self._named, self.stop)
         return dict(zip(named.keys, named.members, strict=True)) if named and self.stand_ins else {}
 
@@ -233,8 +241,9 @@ class ControlFeed:
         return terms + max((succession.term for succession in self.successions.values()), default=0)
 
     def turns(self) -> list[tuple[bytes, int, Entry]]:
-        """Return the decisions that prove which key signs next: elections, and the StandIns before them. Each
-        comes with the chain hash before it and its position. `after` needs no others."""
+        """Return the decisions that prove which key signs next, as `after` checks them: elections, each with
+        the StandIns that named its voters. Each item is (chain hash before the decision, its position, the
+        decision)."""
         term, places = self.term, list[int]()
         while term % self.authority.terms:
             elected = next(turn for turn in self._elected if turn.term == term)
@@ -244,8 +253,8 @@ class ControlFeed:
         return [(self.chains[place], place, self.entries[place]) for place in places]
 
     def after(self, turns: Iterable[tuple[bytes, int, Entry]]) -> tuple[int, bytes | None]:
-        """Return the present term and its key, as they follow from the `turns` of another node and the
-        successions known here. The key is None if one of the decisions is not valid at its position."""
+        """Return the present term and its key, computed from the `turns` of another node and the successions
+        known here. The key is None if one of these decisions is not valid at its position."""
         told, last = ControlFeed(self.authority), -1
         told.successions, told.succession = self.successions, self.succession
         for chain, place, entry in turns:
@@ -273,7 +282,7 @@ class ControlFeed:
     def sign(self, record: bytes, sign: Sign) -> Entry:
         """Return the next decision of the present term, signed; the caller adds it.
 
-        Raises LocalProtocolError if the decision cannot follow the stored decisions, as it would fork the
+        Raises LocalProtocolError if the decision cannot follow the stored decisions and so would fork the
         feed.
         """
         return self._sign(Entry(self.term, record, b""), sign)
@@ -293,12 +302,12 @@ class ControlFeed:
     # -- what comes in -----------------------------------------------------------------------------
 
     def add(self, first: int, entries: Iterable[Entry]) -> int | ControlFork:
-        """Add decisions from position `first` on. Return how many decisions at the end of the sequence are
-        new, or the proof of a fork.
+        """Add decisions from position `first` on. Return the number of new decisions, which are now the last
+        ones of the sequence, or the proof of a fork.
 
-        Stops at the first decision that does not follow, is not signed or may not be taken yet. The others
-        are requested again later. Stored decisions may be replaced if this node misses decisions or has
-        missed an election.
+        Stops at the first decision that does not follow, is not validly signed or is not allowed yet; it and
+        the later ones are requested again. Stored decisions are replaced only if this node misses decisions
+        or has missed an election.
         """
         if self.forked and (trial := self._beyond_the_fork(first, entries := tuple(entries))):
             new = len(set(trial.chains) - set(self.chains))
@@ -398,7 +407,7 @@ class ControlFeed:
 
     @staticmethod
     def _lowest_two(successions: dict[bytes, Succession]) -> dict[bytes, Succession]:
-        """Return the two successions with the lowest messages of each of the highest MAX_TERMS terms. The
+        """Return, for each of the MAX_TERMS highest terms, the two successions with the lowest messages. The
         result does not depend on the order of arrival."""
         by_term: dict[int, list[bytes]] = {}
         for name in sorted(successions):
@@ -438,7 +447,8 @@ class ControlFeed:
         return self._follows(term, entry.term) and isinstance(turn_of(entry.record), Elected)
 
     def _stand_ins_at(self, position: int, term: int) -> tuple[bytes, ...]:
-        """Return the keys of the stand-ins that elect at a position; a succession ends their office."""
+        """Return the keys of the stand-ins that may elect at a position in `term`; empty if a succession has
+        come since they were named."""
         last = _last_before(self._named, position)
         alike = last is not None and (last.term == term or self._follows(last.term, term))
         return last.keys if last and alike and self.authority.terms > 1 else ()
@@ -535,8 +545,8 @@ class ControlFeed:
         return self._keys(entry.term)
 
     def _is_signed(self, position: int, entry: Entry, before: bytes) -> bool:
-        """Return whether a decision after a chain hash is signed by the key of its term. An election also
-        needs the ballots of more than half of the stand-ins."""
+        """Return whether a decision is signed by the key of its term; `before` is the chain hash before it.
+        An election also needs the ballots of more than half of the stand-ins."""
         chain = extend(before, entry.term, entry.record)
         message = decision_message(self.authority.run_id, entry.term, position + 1, chain)
         keys = sorted(self._keys_at(position, entry))

@@ -1,8 +1,9 @@
 """The control feed among neighbours: telling, asking and forwarding decisions (SPEC O12).
 
-Peers tell each other how many decisions they have. A peer with fewer asks. Short news is sent without a
-request. If two sequences differ, the peer is asked for earlier and earlier parts of its own, until two
-signatures at one position prove a fork. `organised` applies the decisions to feeds.
+Peers tell each other how many decisions they have, and the peer with fewer decisions asks for the rest. A few
+short new decisions are sent without a request. If the sequences of two peers differ, each peer asks the other
+for earlier and earlier decisions, until two signatures at one position prove a fork. `organised` applies the
+decisions to feeds.
 """
 
 from __future__ import annotations
@@ -26,12 +27,11 @@ from sfprotocol.wire_codec import MAX_ENTRIES
 
 WANT_AGAIN = 5.0
 """Seconds without an answer after which decisions are requested again, so that a dead peer costs little time.
-The largest decision takes 15 s over a line of 100 kbit/s. It arrives all the same, after repeated
-requests."""
+The largest decision takes 15 s over a line of 100 kbit/s: it is requested several times before it arrives."""
 
 PUSHED_BYTES = 1024
-"""Maximum size of new decisions that are sent without a request, in bytes. Longer news is announced, and the
-peer asks for it once."""
+"""Maximum size of new decisions that are sent without a request, in bytes. Longer news is only announced, so
+that a peer fetches it from one neighbour and not from all."""
 
 PAGE_BYTES = 200 * 1024
 """Maximum size of the decisions in one message, in bytes. A larger decision is sent alone."""
@@ -57,7 +57,8 @@ class ControlSync:
     def __init__(
         self, frontier: Frontier, links: dict[LinkId, Link], counters: Counters, *, kept: Kept
     ) -> None:
-        """Raises RemoteProtocolError if the stored decisions are not signed by the organiser."""
+        """Raises RemoteProtocolError (SPEC O3) if the stored decisions do not follow one another or one is
+        not validly signed."""
         run = frontier.run
         assert run.organised is not None
         self.feed = ControlFeed(run.organised)
@@ -87,13 +88,13 @@ class ControlSync:
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by the stored decisions."""
+        """The state of the run according to the stored decisions."""
         return self._run_state
 
     @property
     def claimed(self) -> tuple[int, str]:
-        """The largest number of decisions that a neighbour in our term or a later one claims to have, with
-        the neighbour's peer id; 0 and an empty id without such a claim."""
+        """The largest number of decisions that a neighbour claims to have, with that neighbour's peer id.
+        Only neighbours in our term or a later one are considered; without one, it is 0 with an empty id."""
         heads = [(link.control.theirs, link.peer) for link in self._links.values()]
         return max(
             ((head.stop, peer) for head, peer in heads if head and head.term >= self.feed.term),
@@ -102,7 +103,8 @@ class ControlSync:
 
     @property
     def key(self) -> bytes:
-        """The public key with which this node signs decisions while it may; empty if it has none."""
+        """The public key of this node's signatures on decisions, as the organiser or a stand-in; empty if it
+        has none."""
         return self.elections.key
 
     def sign(self, message: bytes) -> bytes:
@@ -112,8 +114,8 @@ class ControlSync:
         return self._sign(message)
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Sign decisions with this key, the organiser's or a stand-in's, from now on. `restored`: the key may
-        have signed decisions that are unknown here."""
+        """Set the key with which this node signs decisions from now on, as the organiser or a stand-in.
+        `restored`: whether the key may have signed decisions that are unknown here."""
         self._sign = sign
         self.elections.hold(key, sign, now, restored=restored)
 
@@ -164,8 +166,8 @@ class ControlSync:
         ]
 
     def heard(self, link: Link, control: messages.Control, now: float) -> list[Action]:
-        """Add decisions that a peer has sent. Decisions that do not follow ours change nothing, as the peer
-        may have another sequence."""
+        """Add decisions that a peer has sent. Decisions that do not follow ours are not added; they are no
+        fault, as the peer may have another sequence."""
         link.control.asked_at = float("-inf")
         before = self.feed.stop
         result = self.feed.add(control.first, control.entries)
@@ -199,8 +201,8 @@ class ControlSync:
         return [KeepAuthority(message), *dropped, *told, *asks, *self.elections.review(now)]
 
     def decide(self, record: bytes, now: float) -> list[Action]:
-        """Sign a decision of our own. With stand-ins, only propose it. Do nothing if a new fork or succession
-        does not allow it any more. Raises LocalProtocolError without a key."""
+        """Sign and add a decision of our own. If the run has stand-ins, only propose it. Do nothing if a new
+        fork or succession no longer allows it. Raises LocalProtocolError without a key."""
         before = self.feed.stop
         if self.feed.frozen or self.feed.misses_decisions:
             return []
@@ -250,8 +252,8 @@ class ControlSync:
             link.control.told = self.head()
 
     def _dropped(self, first: int) -> list[Action]:
-        """Compute the state of the run again from all decisions, as stored decisions from position `first` on
-        do not belong to the sequence any more."""
+        """Compute the state of the run again from all decisions, after stored decisions from position `first`
+        on were dropped or replaced."""
         self.dropped = True
         self._refold()
         left = (self._frontier.state(feed) for feed in self._strange)
@@ -268,7 +270,7 @@ class ControlSync:
         self._strange = self._strangers(state.feed for state in self._frontier)
         self._frontier.decided_by(self._run_state)
         for link in self._links.values():
-            link.names.strange_at = 0  # other feeds are strangers' now than when the peer told its feeds
+            link.names.strange_at = 0  # which feeds are strangers' has changed since the peer told its feeds
         self._tell_digest()
 
     def _held(self) -> set[int]:
@@ -277,7 +279,7 @@ class ControlSync:
         return {n for state in self._frontier if (n := number(state.feed)) is not None}
 
     def _strangers(self, feeds: Iterable[messages.Feed]) -> list[messages.Feed]:
-        """Return the feeds among these whose origin is no member."""
+        """Return those of `feeds` whose origin is no member."""
         return [feed for feed in feeds if self._run_state.number(feed) is None]
 
     def _tell_digest(self) -> None:

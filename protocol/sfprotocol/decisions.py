@@ -1,7 +1,7 @@
 """Decisions of an organiser, the entries of an organised run's control feed (SPEC O2, O5).
 
-Values and their one encoding. `run_state` applies them; `control_feed` checks who may sign them. All numbers
-are integers. Fractions are in fixed point.
+Types of decisions, and the one encoding of each decision. `run_state` applies decisions; `control_feed`
+checks who may sign them. All numbers are integers; fractions are fixed-point numbers.
 """
 
 from __future__ import annotations
@@ -39,38 +39,39 @@ from sfprotocol.fields import (
 )
 
 RATE_ONE = 1 << 32
-"""Number that stands for a rate of 1, as rates are stored in units of 2^-32 (SPEC O8)."""
+"""A rate of 1, in units of 2^-32 (SPEC O8)."""
 
 UNIT_ONE = 1 << 16
-"""Number that stands for a unit of scalar_delta, as the unit of a first-order run's scalars is stored in
-units of 2^-16 of scalar_delta (SPEC U11)."""
+"""Stored value of `RateFrom.unit` if a scalar of 1 stands for scalar_delta; units are stored in units of
+2^-16 of scalar_delta (SPEC U11)."""
 
 FACTOR_ONE = 1 << 12
-"""Number that stands for a factor of 1, as factors are stored in units of 2^-12 (SPEC O8)."""
+"""A factor of 1, in units of 2^-12 (SPEC O8)."""
 
 LEAST_NORM = 8
-"""Divisor of the limit. To count, an update's norm must reach this part of the limit (an eighth). A smaller
-update would take as much of the budget as a useful one."""
+"""Divisor of the limit of an update's norm. An update counts only if its norm is at least an eighth of the
+limit. A smaller update would change little, but use up as much of the update budget as a large one."""
 
 INCARNATIONS = 64
 """Maximum number of feeds of one member (SPEC O6). A feed's number is 64 times the number of its member, plus
 its incarnation."""
 
 TAG_BYTES = 8
-"""Bytes of the tag of a history in a close. After the close, a member may search for another history of its
-feed with the same tag. With one processor, this takes minutes for 4 bytes and thousands of years for 8 bytes
-(SPEC O7)."""
+"""Size of the tag that identifies a feed's history in a close, in bytes. After the close, a member may search
+for another history of its feed with the same tag. On one processor this takes minutes for a tag of 4 bytes,
+and thousands of years for 8 bytes (SPEC O7)."""
 
 MAX_DECISION = 192 * 1024
 """Maximum size of one decision, in bytes. A decision of this size fits a message, and a close of 10,000 feeds
-stays below it."""
+is smaller."""
 
 MAX_MOVES = 16_384
-"""Maximum number of entries of a list in a decision. The decoder allocates a list before it reads it."""
+"""Maximum number of entries of a list in a decision. Bounds the memory that the decoder allocates for a list
+before it has read the entries."""
 
 MAX_STAND_INS = 15
-"""Maximum number of stand-ins of a run. With 15, every decision waits for eight of them, and seven may be
-away."""
+"""Maximum number of stand-ins of a run. With 15 stand-ins, a decision needs eight of them, so that seven may
+be away."""
 
 MAX_TEXT = 1000
 """Maximum size of an announcement, in bytes; enough for a paragraph."""
@@ -96,7 +97,7 @@ class Move(NamedTuple):
 
 
 class Recount(NamedTuple):
-    """Steps that an earlier seal has skipped and a later seal counts."""
+    """Steps of one feed in one close, which an earlier seal has skipped and a later seal counts."""
 
     feed: int
     epoch: int
@@ -113,8 +114,8 @@ class RateFrom(NamedTuple):
     unit: int = UNIT_ONE
     """Value of a scalar of 1, in units of 2^-16 of scalar_delta."""
     limit: int = 0
-    """Maximum norm of an update, the root of its sum of squares; 0 in a zeroth-order run, which has no
-    limit."""
+    """Maximum norm of an update (the root of the sum of its squared scalars); 0 in a zeroth-order run, where
+    norms have no limit."""
 
     def moves(self, values: Values) -> bool:
         """Return whether an update with this label changes the weights (SPEC U11). Zeros do not. In a
@@ -126,34 +127,36 @@ class RateFrom(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The measured effect of one feed's updates in a close on the validation loss."""
+    """The measured effect on the validation loss of the updates of one feed that a close lists."""
 
     feed: int
     updates: int
     """Number of listed updates that were measured."""
     worth: int
-    """Nats by which the measured updates lower the loss with factor 1, in units of 10^-9."""
+    """Decrease of the validation loss by the measured updates, if their factor is 1, in units of 10^-9
+    nats."""
     score: int
     """Standard deviations by which the worth exceeds chance, in units of 10^-3 (SPEC O16)."""
 
 
 class StandIn(NamedTuple):
-    """A member that may replace the organiser, with the key that it has made for this."""
+    """A member that may replace the organiser, with the key that it has made for its role as a stand-in."""
 
     member: int
     key: bytes
 
 
 class Ballot(NamedTuple):
-    """The signature of one stand-in, by its place among them, over `control_feed.election_message`."""
+    """The signature of one stand-in over `control_feed.election_message`. `stand_in` is its index in the list
+    of stand-ins."""
 
     stand_in: int
     signature: bytes
 
 
 class Extension(NamedTuple):
-    """An additional field of a decision, made by a later version. A node that finds an even kind that it does
-    not know cannot know the run's state."""
+    """An additional field of a decision, defined by a later version. The run's state may depend on a field
+    with an even `kind`, so a node that does not know this kind cannot compute the state."""
 
     kind: int
     data: bytes
@@ -186,9 +189,11 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Amend:
-    """End a feed before the steps that the close of `epoch` lists, as these and later ones are lost.
+    """End a feed before the steps that the close of `epoch` lists, because these steps and all later ones are
+    lost.
 
-    A feed can end only at a tag. Between two tags nobody could tell two histories apart.
+    A feed can end only where a close has recorded a tag of its history. Elsewhere, nodes could not tell two
+    histories of the feed apart.
     """
 
     feed: int
@@ -197,7 +202,7 @@ class Amend:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Let the updates of an origin count."""
+    """Make an origin a member, so that its updates may count."""
 
     origin: bytes
     quota: int
@@ -209,7 +214,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """Publish the key of an invitation. Newcomers with its signature may be admitted."""
+    """Publish the key of an invitation. Newcomers whose origin this key has signed may be admitted."""
 
     key: bytes
     uses: int
@@ -217,7 +222,7 @@ class Invite:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Let no update of a member count from an epoch label on."""
+    """Exclude the updates of a member that have the label `epoch` or a later one."""
 
     member: int
     epoch: int
@@ -233,8 +238,8 @@ class RevokeInvitation:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Remove for good the steps that the closes of epochs `first` to `last` list of these members, or of all
-    members if `members` is empty."""
+    """Exclude for good the steps of these `members` that the closes of epochs `first` to `last` list. If
+    `members` is empty, exclude the steps of all members."""
 
     first: int
     last: int
@@ -264,13 +269,14 @@ class Bases:
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Name the stand-ins, the organiser among them: more than half of them elect another organiser when it
-    falls silent. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
+    """Name the stand-ins, of whom the organiser is one. If the organiser falls silent, more than half of the
+    stand-ins elect another one. If `keys` is empty, the run has no stand-ins any more (SPEC O21)."""
 
     keys: tuple[StandIn, ...]
     admission: int = 0
-    """Rule by which an elected stand-in admits newcomers by itself. 0: newcomers with an invitation. 1: the
-    same, while other newcomers wait for a person. 2: also newcomers with a proof of work."""
+    """Policy for newcomers whom an elected stand-in admits without asking a person. 0: those with an
+    invitation. 1: the same, and others wait for a person to decide. 2: those with an invitation or a proof of
+    work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,14 +326,14 @@ class Worth:
 
     epoch: int
     rows: int
-    """Validation rows on which it was measured."""
+    """Number of validation rows on which the worth was measured."""
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """Name members that measure for the organiser. Only versions before 0.3 made this decision; changes
-    nothing (SPEC O18)."""
+    """Name members that measure for the organiser. Changes nothing; only versions before 0.3 made this
+    decision (SPEC O18)."""
 
     members: tuple[int, ...]
 
@@ -377,7 +383,7 @@ def _text(most: int) -> Field:
 
 
 def _read_move(values: list[Any], at: int) -> Move:
-    """Return a move. The number of zeros is a fourth field, which is missing if there are none."""
+    """Return a move. Its fourth field, the number of zeros, is left out of the array if it is 0."""
     value = values[at]
     named = isinstance(value, list) and len(value) == 4
     move: Move = (_MOVE_WITH_ZEROS if named else _MOVE).read(values, at)
@@ -386,7 +392,8 @@ def _read_move(values: list[Any], at: int) -> Move:
 
 
 def _read_rate(values: list[Any], at: int) -> RateFrom:
-    """Return a rate. In a first-order run, unit and limit are two more fields, which must not be 0."""
+    """Return a rate. In a first-order run, the array has two more fields, unit and limit, which must not be
+    0."""
     value = values[at]
     whole = isinstance(value, list) and len(value) == 4
     rate: RateFrom = (_RATE_AND_UNIT if whole else _RATE).read(values, at)
@@ -456,7 +463,8 @@ def encode(decision: Decision, extensions: tuple[Extension, ...] = ()) -> bytes:
 
 
 def decode(data: bytes) -> Recorded:
-    """Return the decision that `data` encodes. Raises RemoteProtocolError (SPEC O2) if there is none."""
+    """Return the decision that `data` encodes. Raises RemoteProtocolError (SPEC O2) if `data` encodes
+    none."""
     try:
         return _decode(data)
     except RemoteProtocolError as error:
@@ -493,8 +501,9 @@ def _pack(value: Any) -> bytes:
 
 
 def _unpack(data: bytes) -> Any:
-    """Return the one value in `data`. The unpacker allocates arrays as they are announced, and 3 bytes can
-    announce 128 KiB. So a first pass checks that all announced elements are there."""
+    """Return the one value in `data`. The unpacker allocates an array as soon as it is announced, and 3 bytes
+    can announce 128 KiB. So a first pass, which allocates nothing, checks that all announced elements are
+    there."""
     unpacker = msgpack.Unpacker(max_buffer_size=MAX_DECISION, **_BOUNDS)
     unpacker.feed(data)
     try:

@@ -1,10 +1,10 @@
 """Stand-ins: they decide by majority, and elect another organiser when the organiser falls silent (SPEC O21
-to O24). This is Raft (Ongaro and Ousterhout 2014) with states that are flooded in place of calls.
+to O24). This is Raft (Ongaro and Ousterhout 2014) with flooded states in place of remote calls.
 
-Theory of operation. Each stand-in has one Statement, signed and numbered: its term, the key that it has
-elected, and the undecided decisions that it holds. The newest Statement of each key is flooded to everybody,
-and every action is a function of them (`review`). Our own is durable before it is sent, so that its promises
-hold after a crash.
+Theory of operation. Each stand-in publishes a signed, numbered Statement with its term, the key that it has
+elected, and the undecided decisions that it holds. The newest Statement of each stand-in is flooded to all
+nodes, and every action is a function of these Statements (`review`). Our own Statement is stored durably
+before it is sent, so that we keep its promises after a crash.
 
     role         does                                                becomes
     follower     holds what the organiser proposes, and answers      silent, after LEASE without a beat
@@ -44,30 +44,31 @@ BEAT = 10.0
 """Seconds between two statements of an organiser, and of a stand-in that hears no organiser."""
 
 LEASE = 60.0
-"""Seconds without an answer after which an organiser decides nothing, and without a beat after which
-stand-ins look for another organiser. Six beats, so that a lost link or a busy machine causes no election."""
+"""Seconds after which the answers of stand-ins expire, so that an organiser without newer ones decides
+nothing; and seconds without a beat after which stand-ins look for another organiser. It is six beats, so that
+a lost link or a busy machine causes no election."""
 
 SPREAD = 10.0
-"""Maximum random delay, in seconds, before a stand-in becomes a candidate. Two candidates at once would get
-half of the votes each."""
+"""Maximum random delay, in seconds, before a stand-in becomes a candidate. Two candidates at the same time
+might get half of the votes each, so that neither is elected."""
 
 STATEMENT_BYTES, STATEMENT_RATE, STATEMENT_BURST = 320, 8_192.0, 524_288.0
-"""Size of a statement without entries, in bytes; maximum size of the statements of one stand-in that are
-forwarded, in bytes per second and at once. The largest decision has 192 KiB, in runs with thousands of
-members, whose epochs last minutes."""
+"""STATEMENT_BYTES: size of a statement without entries. STATEMENT_RATE, STATEMENT_BURST: maximum bytes of
+statements of one stand-in that are forwarded, per second and at once. The largest decision, of 192 KiB, fits
+the burst; only runs with thousands of members have such decisions, and their epochs last minutes."""
 
 LEAP = 1024
-"""Maximum number of terms by which the statements of others may be ahead of our own term; later ones are
-ignored. Each term takes seconds in which more than half of the stand-ins are silent, so that honest stand-ins
-do not get further ahead."""
+"""Maximum number of terms by which the statements of others may be ahead of our own term; statements with
+later terms are ignored. Honest stand-ins do not get further ahead: before each new term, more than half of
+the stand-ins hear no organiser for seconds."""
 
 KEPT_VOTES = 8
-"""Maximum number of stored votes of one stand-in, for comparison with later ones. An honest stand-in has
-fewer votes in terms that are not over."""
+"""Maximum number of stored votes of one stand-in, with which its later votes are compared to find a double
+vote. An honest stand-in has fewer votes in terms that are not over."""
 
 LAST_NUMBER = (1 << 63) - 1
-"""Maximum number of a statement. Statements with higher numbers are ignored, as the key's owner could not
-continue after them."""
+"""Maximum number of a statement. Statements with higher numbers are ignored, as a stand-in could not number
+its next statement after the largest possible number."""
 
 
 @dataclass(slots=True)
@@ -80,8 +81,8 @@ class _Heard:
 
 
 class Elections:
-    """The stand-ins of one run, as one machine knows them. If this machine is a stand-in, also its own
-    part."""
+    """The stand-ins of one run, as one machine knows them; if this machine is a stand-in, also its own
+    state."""
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class Elections:
 
     @property
     def in_use(self) -> bool:
-        """Whether there are stand-ins, so that a decision takes more than half of them."""
+        """Whether there are stand-ins, so that a decision needs more than half of them."""
         return bool(self._feed.stand_ins)
 
     @property
@@ -145,12 +146,12 @@ class Elections:
 
     @property
     def settled(self) -> bool:
-        """Whether this node has stored durably in which terms our key must make no promise."""
+        """Whether it is known, and stored durably, in which terms our key may already have voted."""
         return not self.restored and self._own is not None
 
     def leads(self, now: float) -> bool:
-        """Return whether this node may decide: it organises, and more than half have answered within
-        LEASE."""
+        """Return whether this node may decide: it organises, and more than half of the stand-ins have
+        answered it within LEASE."""
         if not self.takes_part or self.restored or self._feed.key != self.key or not self._organises():
             return False
         return not self._feed.frozen and self._most(
@@ -158,12 +159,12 @@ class Elections:
         )
 
     def present(self, now: float) -> list[bytes]:
-        """Return the keys of the stand-ins that were heard within LEASE, with our own."""
+        """Return the keys of the stand-ins that were heard within LEASE, and our own key."""
         fresh = {*self._fresh(now), self.key}
         return [key for key in self._feed.stand_ins if key in fresh]
 
     def _fresh(self, now: float) -> list[bytes]:
-        """Return the keys of all others that were heard within LEASE."""
+        """Return the keys of all other stand-ins that were heard within LEASE."""
         return [key for key, heard in self._heard.items() if now - heard.at <= LEASE]
 
     def deadline(self) -> float:
@@ -173,8 +174,8 @@ class Elections:
     # -- what comes in -----------------------------------------------------------------------------
 
     def hold(self, key: bytes, sign: Sign, now: float, *, restored: bool = False) -> None:
-        """Take part with this key from now on. `restored`: the key may have made promises that are unknown
-        here."""
+        """Take part with this key from now on. `restored`: whether the key may have made promises that are
+        unknown here."""
         self.key, self._sign, self.restored = key, sign, restored
         self._organiser_at = self._beat_at = self._wake_at = now
         if self._own and self._own.key != key:
@@ -195,8 +196,8 @@ class Elections:
         return [Transmit(link.id, said) for said in told.values()]
 
     def heard(self, link: Link, said: Statement, now: float) -> list[Action]:
-        """Store a statement and forward it if it is news. Prove a double vote if the statement elects another
-        key for a term than an earlier statement.
+        """Store a statement and forward it if it is news. If an earlier statement of the same stand-in elects
+        another key for the same term, send the proof of a double vote.
 
         Raises RemoteProtocolError (SPEC L8) if the sender has wasted too much.
         """
@@ -233,14 +234,14 @@ class Elections:
             answered = self._answered.get(said.key, float("-inf"))
             self._answered[said.key] = max(answered, self._beats[said.heard])
         own = self._own
-        again = own is not None and said.number == own.heard  # a neighbour tells us after a restart
+        again = own is not None and said.number == own.heard  # repeated by a neighbour after our restart
         if not again and self._is_organisers(said) and (not own or said.term >= own.term):
             self._organiser_at = now
         return [*passed, *self.review(now)]
 
     def _keep_vote(self, said: Statement) -> None:
-        """Store a vote for a term that is not over. The first ones stay, so that later ones cannot displace
-        them."""
+        """Store a vote for a term that is not over. If there are too many, the earliest votes are kept, so
+        that later ones cannot displace them."""
         if said.candidate and said.voted >= self._feed.term:
             votes = [one for one in self._votes.get(said.key, ()) if one.voted >= self._feed.term]
             fresh = all(one.voted != said.voted for one in votes)
@@ -279,7 +280,8 @@ class Elections:
     # -- what follows ------------------------------------------------------------------------------
 
     def review(self, now: float) -> list[Action]:
-        """Answer, elect, become a candidate or decide, as follows from the known statements."""
+        """Take every step that follows from the known statements: answer, elect, become a candidate,
+        decide."""
         for key in [key for key in self._heard if not self._accepts(key)]:
             for known in self._heard, self._votes, self._told_at:
                 known.pop(key, None)
@@ -306,8 +308,8 @@ class Elections:
         return actions
 
     def _follow(self, now: float) -> list[Action]:
-        """Hold the proposal of the latest term's organiser, and answer it. Statements older than the last
-        answered one are ignored: others may still send them after a restart."""
+        """Take over the proposal of the organiser with the latest term, and answer it. Statements older than
+        the last answered one are ignored: others may still send them after a restart."""
         own = self._own
         latest = (own.term, own.heard) if own else (0, 0)
         organisers = [heard.said for heard in self._heard.values() if self._is_organisers(heard.said)]
@@ -349,14 +351,14 @@ class Elections:
             return []
         one = max(standing, key=lambda said: (said.term, said.key))
         theirs = self._with(one)
-        assert theirs is not None  # as of all who are standing
+        assert theirs is not None  # true of every statement in `standing`
         ballot = self._ballot(one.term, theirs, one.key)
         return self._state(now, term=one.term, voted=one.term, candidate=one.key, ballot=ballot, heard=0)
 
     def _stand(self, now: float) -> list[Action]:
-        """Stand for a new term after a delay, if more than half hear nothing of the organiser. An organiser
-        stands, too, if the others do not answer or do not hold its proposal because somebody is in a later
-        term."""
+        """Become the candidate for a new term, after a delay, if more than half of the stand-ins hear no
+        organiser. An organiser does so, too, if others do not answer it or do not hold its proposal because a
+        stand-in is in a later term."""
         if not self._may_stand(now):
             self._stand_at = None
             return []
@@ -382,8 +384,7 @@ class Elections:
         return self._sign(message)
 
     def _handed_over(self) -> tuple[int, bytes] | None:
-        """Return the term for which the organiser itself has elected another key, with that key; None if it
-        has not."""
+        """Return (term, key) if the organiser itself has elected another key for a later term; else None."""
         heard = self._heard.get(self._feed.key or b"")
         if heard is None or heard.said.voted <= max(heard.said.term, self._feed.term):
             return None
@@ -422,7 +423,7 @@ class Elections:
         return SPREAD * draw + (2 * BEAT if more else 0.0)
 
     def _count_ballots(self, now: float) -> list[Action]:
-        """Begin our term once more than half have elected us."""
+        """Begin our term once more than half of the stand-ins have elected us."""
         own, ahead = self._own, self._ahead()
         if not self._stands() or own is None:
             return []
@@ -443,7 +444,7 @@ class Elections:
         return self._state(now)
 
     def _count_answers(self, now: float) -> list[Action]:
-        """Decide our proposal once more than half hold it."""
+        """Decide our proposal once more than half of the stand-ins hold it."""
         ahead = self._ahead()
         if not self._organises() or ahead.stop == self._feed.stop:
             return []
@@ -487,8 +488,9 @@ class Elections:
     def _pass_on(
         self, said: Statement, before: Statement | None, source: Link | None, now: float
     ) -> list[Action]:
-        """Send a statement to all neighbours but the `source`. A mere answer to the organiser goes only to
-        the link that brought the organiser's last statement; every half beat, it goes to all neighbours."""
+        """Send a statement to all neighbours but the `source`. A statement that only answers the organiser is
+        sent on the link that brought the organiser's last statement, and to all neighbours at most once every
+        half beat."""
         links = [link for link in self._links.values() if link.greeted]
         if before and _stance(before) == _stance(said) and not self._is_organisers(said):
             way = [link for link in links if link.id == self._way]
@@ -516,7 +518,7 @@ class Elections:
 
     def _knows_too_little(self) -> bool:
         """Return whether our key may still have made promises that are unknown here. This ends once more than
-        half of the others have told their terms, in which we then promise nothing."""
+        half of the other stand-ins have told their terms; we then never vote in these terms."""
         if self.restored:
             others = [key for key in self._feed.stand_ins if key != self.key]
             if 2 * sum(key in self._heard for key in others) <= len(others):
@@ -548,22 +550,23 @@ class Elections:
         return ahead is not None and (ahead.key, ahead.term) == (said.key, said.term)
 
     def _latest(self) -> int:
-        """Return the latest term of any stand-in."""
+        """Return the latest plausible term of any stand-in."""
         terms = [max(one.said.term, one.said.voted) for one in self._heard.values()]
         return max([self._ours(), *filter(self._is_near, terms)])
 
     def _next_term(self, now: float) -> int:
-        """Return the first term in which more than half may elect us, by their statements.
+        """Return the first term in which, according to their statements, more than half of the stand-ins can
+        still elect us.
 
-        A single stand-in with a late term, honest or not, does not raise it. As some of the others may lie,
-        each failed candidacy takes one more stand-in into account.
+        A single stand-in in a late term, honest or not, does not raise it. As stand-ins may lie about their
+        terms, one more of the later terms is taken into account after each failed candidacy.
         """
         return 1 + max(self._ours(), self._reached(now, self._in_vain()))
 
     def _reached(self, now: float, more: int = 0) -> int:
-        """Return the latest term that a group of stand-ins has reached. The group consists of the stand-ins
-        with the earliest terms: enough to be more than half together with us, and `more` further ones. Terms
-        that are too late for others to accept are left out."""
+        """Return the latest term of those stand-ins that are in the earliest terms: as many as make more than
+        half together with us, and `more` further ones. Terms that are too late for the other stand-ins to
+        accept are left out."""
         told_by = {key: self._heard[key].said for key in self._fresh(now)}
         terms = {key: max(said.term, said.voted) for key, said in told_by.items()}
         reached = 0
@@ -579,11 +582,12 @@ class Elections:
         return times if stop == self._feed.stop else 0
 
     def _ours(self) -> int:
-        """Return the latest term by our own statement and decisions."""
+        """Return the latest term in our own statement and decisions."""
         return max([self._ahead().term, *([self._own.term, self._own.voted] if self._own else [])])
 
     def _is_near(self, term: int) -> bool:
-        """Return whether a term is plausible by now, so that one stand-in alone cannot use up all terms."""
+        """Return whether a term is plausible: of the same succession and at most LEAP after ours. Other terms
+        are ignored, so that one stand-in alone cannot use up all terms."""
         terms = self._feed.authority.terms
         return term // terms == self._feed.term // terms and term <= self._ours() + LEAP
 
@@ -614,14 +618,14 @@ class Elections:
         return self._memo[asked]
 
     def _groups(self) -> list[Collection[bytes]]:
-        """Return groups of keys: the present stand-ins, and the stand-ins that each undecided decision
-        names."""
+        """Return the groups of stand-ins of which majorities are needed: the present stand-ins, and those
+        that each undecided decision names."""
         return [group for group in (self._feed.stand_ins, *_named(self._tail[1])) if group]
 
     def _accepts(self, key: bytes) -> bool:
         """Return whether we accept statements with this key. Accepted are the keys of all stand-ins,
         including stand-ins that only a proposal names, if the proposal follows from our decisions. Keys with
-        a proven double vote are not."""
+        a proven double vote are not accepted."""
         if key in self._feed.liars:
             return False
         followed = (one.said.entries for one in self._heard.values() if self._with(one.said))
@@ -630,22 +634,22 @@ class Elections:
         )
 
     def _most(self, keys: Iterable[bytes]) -> bool:
-        """Return whether these keys, with ours, are more than half of the present stand-ins, and of those
-        that an undecided decision names. Keys with a proven double vote are in the total, and never in the
-        majority."""
+        """Return whether these keys and ours are more than half of each group of stand-ins (`_groups`). Keys
+        with a proven double vote count towards the size of a group, but not towards its majority."""
         with_us = {*keys, self.key} - self._feed.liars.keys()
         return all(2 * sum(key in with_us for key in group) > len(group) for group in self._groups())
 
 
 def _stance(said: Statement) -> tuple[int, int, bytes, bool]:
-    """Return the fields of a statement whose change everybody must know at once."""
+    """Return those fields of a statement of which all nodes must learn at once when they change."""
     return said.term, said.voted, said.candidate, said.silent
 
 
 def _may_not(said: Statement) -> bool:
-    """Return whether a stand-in must not organise in its term, because it has voted in a later one. The key
-    that it elected need not keep further decisions of its term. Or, after its folder was restored, its own
-    key may have signed decisions of this term that are lost."""
+    """Return whether a stand-in must not organise in its term, because it has voted in a later one. The
+    organiser elected in the later term need not keep further decisions of the earlier one. A restored
+    stand-in also votes in a later term, as its key may have signed decisions of this term that it has
+    lost."""
     return said.voted > said.term
 
 

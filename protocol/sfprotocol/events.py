@@ -84,7 +84,8 @@ class Examined:
     chain: bytes
     """Our chain head before that step."""
     ours: messages.Segment
-    """Our updates from that step on, none where our log ends, and the origin's signature after them."""
+    """Our updates from that step on, with the origin's signature after them; without updates if our log ends
+    there."""
     kept: messages.Proof | None
     """The proof of the feed's lowest Cut so far; None if the feed is not cut."""
 
@@ -103,7 +104,7 @@ class OwnDecision:
 
 @dataclass(frozen=True, slots=True)
 class OwnHandOver:
-    """The organiser hands the run over to a stand-in, named by its key, at once."""
+    """The organiser hands the run over at once to the stand-in with this key."""
 
     key: bytes
 
@@ -162,9 +163,9 @@ Event = LinkUp | LinkDown | Received | Writable | Served | OwnUpdates | Examined
 class Admit:
     """Append the whole segment to the log durably, then apply its first `counted` updates to the cores.
 
-    `chain` is the head after the segment. `counted` is less than the number of all updates only if the feed
-    is cut (SPEC E4), or later updates are revoked or not allowed (SPEC O6). The updates that do not count are
-    stored because the signature vouches for the whole segment.
+    `chain` is the chain head after the segment. `counted` is less than the segment's number of updates only
+    if the feed is cut (SPEC E4), or if later updates are revoked or not allowed (SPEC O6). Updates that do
+    not count are stored, too, because the signature can be verified only with the whole segment.
     """
 
     feed: messages.Feed
@@ -258,12 +259,12 @@ class KeepControl:
     first: int
     entries: tuple[messages.Entry, ...]
     ours: bool = False
-    """Whether this node has just signed them."""
+    """Whether this node has just signed the decisions."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAuthority:
-    """Store durably this succession, or this proof about a key of the control feed."""
+    """Store this message durably: a succession, or a proof about a key of the control feed."""
 
     message: messages.HigherWord
 
@@ -297,7 +298,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """Let the log begin with these bases, durably. Updates before them may be deleted."""
+    """Make these bases the durable beginning of the log. Updates before them may be deleted."""
 
     checkpoint: Checkpoint
     bases: tuple[Base, ...]
@@ -328,7 +329,7 @@ class Counters:
 
     admitted: int = 0
     put_off: int = 0
-    """Segments and proofs that exceed their origin's rate and were left for later."""
+    """Segments and proofs that were put off because they exceed their origin's rate."""
     rejected: int = 0
     """Segments that did not verify."""
     cuts: int = 0
@@ -342,7 +343,7 @@ class Counters:
 
     @property
     def news(self) -> int:
-        """Number that increases with every useful message of others, which changes our state or is left for
-        later."""
+        """Sum of counters that increases with each useful message of others: one that changes our state or is
+        put off."""
         told = self.cards + self.decisions + self.statements
         return self.admitted + self.cuts + told + self.put_off

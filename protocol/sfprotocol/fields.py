@@ -24,8 +24,8 @@ _UNREADABLE = (
     (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFFF), (0x13430, 0x1345F),
     (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0x10FFFF),
 )  # fmt: skip
-"""Code points that are invisible, change the direction of writing or control a terminal (SPEC K2). Ranges,
-because Unicode's categories change from version to version."""
+"""Code points that are invisible, change the direction of writing or control a terminal (SPEC K2). They are
+listed as ranges, because Unicode's categories change from version to version."""
 
 
 class Names(NamedTuple):
@@ -39,8 +39,8 @@ NAMELESS = Names()
 
 
 def text_fault(text: str, most: int = MAX_NAME) -> str | None:
-    """Return the fault of a name, a team or another text, as a sentence that begins with "it"; None if the
-    text has no fault. A text of more than `most` bytes has one (SPEC K2)."""
+    """Return what is wrong with a name, a team or another text, as a sentence that begins with "it"; None if
+    the text is valid. A text of more than `most` bytes is invalid (SPEC K2)."""
     if len(text.encode("utf-8", "surrogatepass")) > most:
         return f"it takes more than {most} bytes"
     if text != text.strip(" "):
@@ -56,7 +56,8 @@ def readable(text: str) -> bool:
 
 
 Scalar = int
-"""A quantised derivative, in units of the manifest's scalar_delta or of the unit for the update's label."""
+"""A quantised derivative, in units of the manifest's scalar_delta; in a first-order run, in the unit that
+seals set for the update's label."""
 
 Values = Scalar | tuple[Scalar, ...]
 """The content of an update. In a zeroth-order run it is one scalar along the update's direction. In a
@@ -64,7 +65,7 @@ first-order run it is one scalar for every cell of the cores, in the order of ce
 
 
 def flat(every: Sequence[Values]) -> Sequence[Scalar]:
-    """Return all scalars of these updates of one run, in order."""
+    """Return the scalars of these updates, all of one run, as one flat sequence in the same order."""
     vectors = not every or not isinstance(every[0], int)
     found = chain.from_iterable(cast(Sequence[tuple[Scalar, ...]], every)) if vectors else every
     return cast(tuple[Scalar, ...], tuple(found))
@@ -105,7 +106,8 @@ class Field(NamedTuple):
 
     width: int
     read: Callable[[list[Any], int], Any]
-    """Returns the part, given all values and the place of its first. Raises RemoteProtocolError."""
+    """Returns the part, given all values and the index of the part's first value. Raises
+    RemoteProtocolError."""
     write: Callable[[Any], list[Any]]
     """Returns the values of the part."""
 
@@ -158,7 +160,7 @@ def pair(part: Field) -> Field:
 
 
 def array(inside: Field) -> Field:
-    """Return the field for an array whose elements are the values of the row `inside`."""
+    """Return the field for a nested array, whose elements are the values of `inside`."""
     reason = f"not {inside.width} fields"
 
     def read(values: list[Any], at: int) -> Any:

@@ -17,9 +17,9 @@ from sfprotocol.segments import drop_updates, first_updates
 from sfprotocol.signing import Verify, extend
 
 Comparison = Proof | int | None
-"""The result of comparing a peer's history of a feed with ours. It is a proof if the two differ, and the step
-at which the shorter one ends if they agree up to there. None if the peer's history does not follow from our
-past."""
+"""The result of comparing a peer's history of a feed with ours. If the two differ, it is a proof. If they
+agree up to the end of the shorter one, it is the step at which the shorter one ends. It is None if the peer's
+history does not follow from our past."""
 
 
 def judge(run: RunParameters, state: FeedState, event: Examined, signed: Verify) -> Comparison:
@@ -73,8 +73,8 @@ def _apart(feed: Feed, one: Proof, chain: bytes, branch: Branch) -> Proof:
 
 
 def _shorter(proof: Proof) -> Branch:
-    """Return the branch that follows the proof's first chain head. If both branches do, return the shorter
-    one, as everybody stores the new proof."""
+    """Return the branch that follows the proof's first chain head. If both branches follow it, return the
+    shorter one, to keep the new proof small: all nodes store it."""
     one, other = proof.branches
     shared = proof.chains[0] == proof.chains[1]
     return other if shared and _count(other) < _count(one) else one

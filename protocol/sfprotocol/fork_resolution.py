@@ -2,7 +2,7 @@
 
 A segment that does not verify, or a different tag, raises suspicion. The peer is then asked for its history
 (an inquiry, answered by ordinary segments), which is compared with ours (fork_proofs). A proof of two signed
-histories cuts the feed and is shown to everybody. Fetching missing updates is no concern of this module.
+histories cuts the feed and is sent to all neighbours. Fetching missing updates is no concern of this module.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class ForkResolution:
     # -- suspicion ---------------------------------------------------------------------------------
 
     def unverified(self, link: Link, state: FeedState, segment: Segment, now: float) -> list[Action]:
-        """Ask for the peer's history, as its segment is garbage or of another history of the feed (SPEC A7).
+        """Ask for the peer's history, as its segment is invalid or belongs to another history of the feed
+        (SPEC A7).
 
-        The link stays while its waste allows it, because an honest peer may hold the other branch of a fork.
-        Raises RemoteProtocolError if it has wasted too much (SPEC L8).
+        The link is kept until its waste exceeds the limit, because an honest peer may hold the other branch
+        of a fork. Raises RemoteProtocolError (SPEC L8) at the limit.
         """
         self._counters.rejected += 1
         self._charge(link, now)
@@ -147,7 +148,7 @@ class ForkResolution:
     # -- consequences ------------------------------------------------------------------------------
 
     def cut(self, proof: Proof, now: float) -> list[Action]:
-        """Cut the feed and send the proof to everybody (SPEC E3, E4)."""
+        """Cut the feed and send the proof to all neighbours (SPEC E3, E4)."""
         feed, at = proof.feed, proof.cut
         state = self._frontier.state(feed)
         if at >= state.forked:
@@ -167,8 +168,8 @@ class ForkResolution:
         return [cut, *trace, *shown, *self._own.taken_back(feed)]
 
     def show(self, link: Link, feed: Feed, now: float) -> list[Action]:
-        """Send the proof that `feed` is cut, unless it is not cut or the peer has the proof (SPEC E3). Delay
-        the proof if the peer was sent another one of the feed a moment ago."""
+        """Send the proof that `feed` is cut, if it is cut and the peer lacks the proof (SPEC E3). Delay the
+        proof if another proof of the same feed was sent to the peer less than SYNC_INTERVAL ago."""
         state = self._frontier.state(feed)
         if not link.greeted or state.forked == UNCUT:
             return []
@@ -182,8 +183,8 @@ class ForkResolution:
         return [ShowProof(link.id, feed)]
 
     def show_again(self, link: Link, now: float) -> list[Action]:
-        """Send the delayed proofs. The delay keeps an origin with a thousand forks from using up its
-        neighbours' share of waste."""
+        """Send the delayed proofs. Without the delay, the proofs of an origin with a thousand forks would use
+        up the waste that is allowed on a link."""
         feeds, link.to_show = list(link.to_show), {}
         return [action for feed in feeds for action in self.show(link, feed, now)]
 
@@ -198,10 +199,10 @@ that both sides keep. Most forks concern only the few updates that a restored ba
 
 INQUIRY_TIME = 60.0
 """Seconds after which a peer may be asked again about the same feed. A peer that sends only garbage then
-costs three questions a minute for each feed."""
+causes at most three requests a minute for each feed."""
 
 MAX_INQUIRIES = 64
-"""Maximum number of feeds under inquiry on one link. Bounds the cost of a peer with garbage for many
+"""Maximum number of feeds under inquiry on one link. Bounds the cost of a peer that sends garbage for many
 feeds."""
 
 
@@ -214,8 +215,9 @@ def under_way(link: Link, state: FeedState, now: float) -> bool:
 def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool = False) -> list[Action]:
     """Ask for the peer's history unless we have done so recently or have too many inquiries on this link.
 
-    `least` is the first step that both sides keep. `whole`: ask from that step on at once. This is for feeds
-    that share a key, as a history that does not follow from our past may belong to another feed.
+    `least` is the first step that both sides keep. `whole`: whether to begin with `least` at once, for feeds
+    that share a key. With a later start, a history that does not follow from our past could also be one of
+    another feed.
     """
     known = link.inquiries.get(state.feed)
     if known and known.until > now:
@@ -230,8 +232,8 @@ def inquire(link: Link, state: FeedState, least: int, now: float, *, whole: bool
 
 
 def avoid(link: Link, state: FeedState, now: float) -> None:
-    """Ask this peer neither for the feed nor for its history for a while, as we have no history to
-    compare."""
+    """Stop asking this peer for the feed and its history for INQUIRY_TIME, as we have no history of the feed
+    to compare."""
     inquire(link, state, NEVER, now)
     if known := link.inquiries.get(state.feed):
         known.stage = len(LOOK_BACK)

@@ -31,13 +31,13 @@ LANES = 1024
 An extendable-output function expands each record to this many numbers. The numbers of all records are added
 lane by lane, modulo 2^16 (Bellare and Micciancio 1997; Lewi, Kim, Maykov and Weis 2019, "Securing Update
 Propagation with Homomorphic Hashing"). So the cost of adding or removing a record does not depend on the
-others. Two sets with equal sums are a short solution of a lattice problem in 1,024 dimensions, which takes
-about 2^200 steps. A single sum or XOR would let chosen feeds collide: a generalised birthday attack or
-Gaussian elimination solves these at once."""
+others. To find two sets with equal sums, one must find a short solution of a lattice problem in 1,024
+dimensions, which takes about 2^200 steps. With a single sum or XOR in place of the lanes, chosen feeds could
+be made to collide at once, by a generalised birthday attack or Gaussian elimination."""
 
 TAG_BYTES = 4
-"""Bytes of a feed's tag in a Summary. Two different histories have equal tags with a probability of 2^-32,
-and most likely different tags after one more update."""
+"""Bytes of a feed's tag in a Summary. Two different histories have equal tags with a probability of 2^-32; if
+so, their tags most likely differ after the next update."""
 
 MAX_FEEDS = 65_536
 """Maximum number of feeds of an open run; the feeds with the lowest work are kept. Also the maximum number of
@@ -65,9 +65,9 @@ class FeedState:
     labelled: int = 0
     """Number of consecutive updates at the end of the feed that belong to `epoch`."""
     forked: int = UNCUT
-    """The lowest cut by a proof of two histories; UNCUT without a proof."""
+    """The lowest step at which a fork proof cuts the feed; UNCUT without a proof."""
     forked_chain: bytes = b""
-    """The chain head before step `forked`, by the proof of this cut; empty without a proof."""
+    """The chain head before step `forked`, according to the proof of this cut; empty without a proof."""
     named: int = 0
     """The first step that no close lists, in an organised run. Forks do not cut below it (SPEC O7)."""
     ended: int = UNCUT
@@ -101,8 +101,8 @@ class FeedState:
 
     @property
     def cut_chain(self) -> bytes:
-        """The chain head before `fork_cut`, by the fork proof. Empty without a fork, or if the feed is cut
-        after the last listed step instead."""
+        """The chain head before `fork_cut`, according to the fork proof. Empty without a fork, or if the feed
+        is cut after the last listed step instead."""
         return self.forked_chain if self.fork_cut == self.forked else b""
 
     @property
@@ -137,11 +137,13 @@ class Frontier:
     def __init__(self, run: RunParameters) -> None:
         self.run = run
         self.run_state: RunState | None = None
-        """State of the run by the organiser's decisions; None in an open run. `control_sync` sets it."""
+        """State of the run according to the organiser's decisions; None in an open run. `control_sync` sets
+        it."""
         self.control = b""
         """The control feed's part of the state digest (SPEC O10)."""
         self.waiting = False
-        """Whether no update may be held yet, as the steps at which feeds begin are unknown (SPEC O15)."""
+        """Whether no update may be held yet, because the steps at which feeds begin are unknown (SPEC
+        O15)."""
         self.checkpoint: Checkpoint | None = None
         """The checkpoint that stands for all updates before the stored ones; None if updates are stored from
         step 0 on."""
@@ -270,9 +272,11 @@ class Frontier:
         return state
 
     def advance(self, feed: Feed, following: int, chain: bytes, epoch: int, labelled: int = 0) -> None:
-        """Record that everything before step `following` is admitted; `chain` is the head there.
+        """Record that all updates of `feed` before step `following` are admitted. `chain` is the chain head
+        there, and `epoch` the epoch of the last update.
 
-        `labelled` updates at the end belong to `epoch`; open runs do not use this number.
+        `labelled` is the number of consecutive updates at the end that belong to `epoch`; open runs do not
+        use it.
         """
         state = self._kept(feed)
         self.known += following - state.next
@@ -280,14 +284,14 @@ class Frontier:
         self._changed(state)
 
     def go_back(self, feed: Feed, step: int, chain: bytes, epoch: int, labelled: int) -> None:
-        """Let no update of `feed` count from `step` on. The other arguments describe the end of the feed
-        there, as in `advance`."""
+        """Set the end of `feed` back to `step`; later updates do not count. The other arguments describe the
+        feed's end at `step`, as in `advance`."""
         self.advance(feed, step, chain, epoch, labelled)
 
     def rebase(self, checkpoint: Checkpoint, bases: Iterable[Base]) -> None:
-        """Let the stored part of each of these feeds begin at its base, which belongs to `checkpoint`.
+        """Set the beginning of each feed's stored part to its base. The `bases` belong to `checkpoint`.
 
-        The caller ensures that a stored feed reaches its base.
+        If updates of a feed are stored, the caller ensures that they reach the base.
         """
         self.waiting, self.checkpoint = False, checkpoint
         for base in bases:
@@ -311,11 +315,13 @@ class Frontier:
             self._changed(state)
 
     def cut(self, feed: Feed, at: int, chain: bytes) -> None:
-        """Let no update of `feed` count from step `at` on; `chain` is the head there (SPEC E4).
+        """Cut `feed`: updates from step `at` on do not count (SPEC E4). `chain` is the chain head before step
+        `at`.
 
-        A later cut than the present one changes nothing. If the stored feed is longer, the caller ensures
-        that its head at `at` is `chain`. Listed steps stay (SPEC O7). If there are stored steps after the
-        listed ones, the caller finds out to which history they belong, and then goes back.
+        A cut that is not lower than the present one changes nothing. If the stored feed extends beyond `at`,
+        the caller ensures that `chain` is its chain head there. Steps that closes list still count (SPEC O7).
+        If other steps are stored after them, the caller finds out to which history they belong, and then
+        calls `go_back`.
         """
         state = self._kept(feed)
         if at >= state.forked:
@@ -327,8 +333,8 @@ class Frontier:
         self._changed(state)
 
     def decided_by(self, run_state: RunState) -> None:
-        """Use another state of the run, whose decisions may allow other feeds. Only allowed feeds are part of
-        the digest."""
+        """Set the state of the run. Its decisions may allow other feeds than before, and only allowed feeds
+        are part of the digest."""
         self.run_state = run_state
         for state in self:
             self._changed(state)

@@ -1,7 +1,7 @@
 """The host of a machine: takes events in rounds, returns a commit, carries out the actions.
 
-Theory of operation. Everybody who runs a machine (the daemon, the simulator, fuzzers, test swarms) needs the
-same loop in exactly this order: *durable, then sent, then applied*. A round has three phases:
+Theory of operation. All programs that run a machine (the daemon, the simulator, fuzzers, test swarms) need
+the same loop with exactly this order: *durable, then sent, then applied*. A round has three phases:
 
     decide     handle events; return everything that must be durable as one Commit
     (commit)   the adapter makes the Commit durable, or crashes before
@@ -10,10 +10,10 @@ same loop in exactly this order: *durable, then sent, then applied*. A round has
 Events that arrive during a round wait for the next one. The host looks up what the machine asks of the log
 (Serve, ShowProof, Examine). The answers are events of the next round.
 
-Frames wait by link, and links take turns, one frame each, so that a busy link delays nobody else's frames. A
-link that exceeds its rate rests, with its frames, until the machine lets it continue. Meanwhile its queue
-fills up and the link is not read. Everything else, our own updates above all, waits for no frame (SPEC L9,
-L10).
+Frames wait in one queue for each link, and links take turns, one frame each, so that a busy link does not
+delay the frames of other links. A link that exceeds its rate rests, with its frames, until the machine lets
+it continue. Meanwhile its queue fills up and the link is not read. Events that did not come from a link, such
+as our own updates, never wait for frames (SPEC L9, L10).
 
 The host knows no sockets, threads, disks or clocks: time is an argument, the log is a `Store`.
 """
@@ -34,8 +34,8 @@ MAX_ROUND = 512
 """Maximum number of events in one commit. Bounds how long a frame waits for the disk."""
 
 ROUND_TIME = 0.05
-"""Seconds of real time after which a round takes no more events. Hashing the chains of long segments takes a
-while, and the event loop has other work."""
+"""Seconds of real time after which a round takes no more events. Otherwise long segments, whose chains take a
+while to hash, would keep the event loop from its other work."""
 
 A = TypeVar("A")
 
@@ -67,8 +67,8 @@ class Commit:
     statement: messages.Statement | None = None
     """Our own statement as a stand-in; None if it has not changed."""
     rebase: events.Rebase | None = None
-    """New bases with which the log begins, applied after everything else in this commit; None if they stay
-    the same."""
+    """New bases with which the log begins, applied after all other changes of this commit; None if the bases
+    stay the same."""
 
 
 class Store(Protocol):
@@ -81,7 +81,7 @@ class Store(Protocol):
         """Return the updates of `feed` from step `first` on, up to a signature (SPEC S6); None if the log
         ends before `first`.
 
-        Returns at most `max_updates` updates, or more if there is no earlier signature. This happens where
+        Returns at most `max_updates` updates, or more if there is no earlier signature, which happens where
         one history has replaced another.
         """
 
@@ -128,9 +128,9 @@ class Advanced:
     """Apply a change: the first `before` updates of `feed` counted until now, and the first `stop` updates
     count from now on.
 
-    `stop` is below `before` after a cut, and equal to it where only factors have changed (see
-    `Machine.spans`). In an organised run every proof of a fork has this effect, even if the same updates
-    count as before, because an organiser lists no step after a fork. The updates themselves are in the store.
+    `stop` is below `before` after a cut, and equal to `before` if only factors have changed (see
+    `Machine.spans`). In an organised run every fork proof has this effect, even if the same updates count as
+    before, because an organiser lists no step after a fork. The updates themselves are in the store.
     """
 
     feed: messages.Feed
@@ -159,7 +159,7 @@ class Host:
         self._turns: deque[events.LinkId] = deque()
         """Links with waiting frames that do not rest, in the order of their turns."""
         self._resting: dict[events.LinkId, float] = {}
-        """The time at which a rest ends, keyed by the resting links with waiting frames (SPEC L9)."""
+        """Resting links with waiting frames, each with the time at which its rest ends (SPEC L9)."""
         self.taken = 0
         """Number of events handled by the last round."""
         self._links: set[events.LinkId] = set()

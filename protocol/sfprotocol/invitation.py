@@ -47,8 +47,8 @@ CHECKSUM_BYTES = 4
 no run."""
 
 PLAIN = r"A-Za-z0-9%+,\-./:=@_~"
-"""Characters of an address and of a URL, for the brackets of a regular expression: the characters of RFC 3986
-that mean nothing to a shell. People copy both into command lines, and anybody may have written them."""
+"""Characters allowed in an address or a URL, to be put between the brackets of a regular expression: those of
+RFC 3986 that have no meaning to a shell. People paste addresses and URLs of strangers into command lines."""
 
 URL_FORM = "https://HOST/PATH of letters, digits and %+,-./:=@_~, without a name and a password"
 """The form of a URL (SPEC N6), in words."""
@@ -102,7 +102,8 @@ class Invitation:
 
 
 def invite(protocol: int, run_id: bytes, addresses: Iterable[str]) -> Invitation:
-    """Return an invitation with the first of these full addresses that are valid and fit a link."""
+    """Return an invitation with these full addresses, leaving out invalid ones and those beyond the bounds of
+    a link."""
     by_peer: dict[str, list[str]] = {}
     for full in addresses:
         address, _, peer = full.rpartition("/p2p/")

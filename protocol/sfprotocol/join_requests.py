@@ -1,4 +1,4 @@
-"""Join requests: the way of a newcomer's request to the organiser (SPEC O13).
+"""Join requests: how a newcomer's request reaches the organiser (SPEC O13).
 
 A node forwards a join request once, and only while its origin is not admitted. A token bucket bounds the
 requests of one link, and MAX_JOIN_REQUESTS bounds the memory. The author repeats its request, as it may get
@@ -20,11 +20,11 @@ JOIN_REQUEST_RATE, JOIN_REQUEST_BURST = 0.5, 32.0
 students join within a minute. At this rate, a peer that invents keys costs every node 100 bytes a second."""
 
 REPEAT_TIME = 20.0
-"""Seconds after which the same origin's join request is forwarded again. It is shorter than SEND_AGAIN, so
-that a repeated request travels all the way."""
+"""Minimum seconds between two forwarded join requests of the same origin. It is shorter than SEND_AGAIN, so
+that every node forwards a repeated request."""
 
 MAX_JOIN_REQUESTS = 1024
-"""Maximum number of remembered origins; the oldest is forgotten first."""
+"""Maximum number of origins whose last request is remembered; the oldest is forgotten first."""
 
 SEND_AGAIN = 30.0
 """Seconds after which a newcomer that is not admitted repeats its join request."""

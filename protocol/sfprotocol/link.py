@@ -114,9 +114,9 @@ class Outbox:
     sent: dict[Feed, int] = field(default_factory=dict)
     """The step up to which the peer was served or can pull by itself, keyed by feed."""
     dirty: dict[Feed, int] = field(default_factory=dict)
-    """The hop count of the next segment, keyed by the feeds to serve, in order."""
+    """Feeds to serve, in order, each with the hop count of its next segment."""
     serving: dict[Feed, int] = field(default_factory=dict)
-    """The first step of each Serve that was not reported as Served yet, keyed by feed."""
+    """Feeds with a Serve that was not reported as Served yet, each with the first step of that Serve."""
     changed: dict[Feed, None] = field(default_factory=dict)
     """Feeds that advanced since they were last announced on this link."""
     lazy: set[Feed] = field(default_factory=set)
@@ -127,17 +127,17 @@ class Outbox:
 
 @dataclass(slots=True)
 class Inbox:
-    """Feeds that the peer claims to have, was asked for, or brings."""
+    """What is known of the feeds that the peer claims to have, was asked for, or has brought."""
 
     ahead: dict[Feed, int] = field(default_factory=dict)
-    """The step that the peer had reached when the link came up, keyed by each feed in which it is or was
-    ahead of us; 0 if it got ahead later."""
+    """Feeds in which the peer is or was ahead of us, each with the step that the peer had reached when the
+    link came up; 0 if it got ahead later."""
     asked: dict[Feed, int] = field(default_factory=dict)
-    """The step up to which the peer claimed to have a feed when it was asked, keyed by the feeds of the
-    outstanding pulls on this link."""
+    """Feeds of the outstanding pulls on this link, each with the step up to which the peer claimed to have
+    the feed when it was asked."""
     early: dict[Feed, int] = field(default_factory=dict)
-    """The step up to which the peer has a feed, keyed by feed. Only for feeds of which the peer has updates
-    that the decisions stored here do not allow yet."""
+    """Feeds of which the peer has updates that the decisions stored here do not allow yet, each with the step
+    up to which the peer has the feed."""
     pruned: dict[Feed, float] = field(default_factory=dict)
     """Feeds that the peer was asked not to push, with the time of the request."""
     useful: int = 0
@@ -191,9 +191,8 @@ class ControlKnown:
     asked_at: float = float("-inf")
     """Time of the last request for decisions that the peer has not answered; -inf if there is none."""
     back: int = 0
-    """Number of decisions before the end of the shorter sequence at which the next request to the peer
-    begins. It grows until the point is found at which the two sequences part; 0 if there is nothing to search
-    for."""
+    """Number of decisions that the next request to the peer goes back from the end of the shorter sequence.
+    It grows until the point is found where the two sequences part; 0 if there is nothing to search for."""
     join_requests: Bucket = field(default_factory=lambda: Bucket(float("inf"), 0.0))
     """Token bucket for the join requests that this link may bring."""
 
@@ -210,12 +209,12 @@ class Link:
     role: int = 0
     """The role in the peer's Hello: 0 trainer, 1 relay (SPEC L2)."""
     known: int = 0
-    """Number of updates that the peer knew, by its last Hello or Summary."""
+    """Number of updates that the peer knew, as told in its last Hello or Summary."""
     floor: int = 0
     """The first epoch whose listed steps the peer stores; 0 if it stores all steps (SPEC O15)."""
     informed: bool = False
-    """Whether a Summary of the peer has ever told more than half as many updates as we know, or more than the
-    peer had told before."""
+    """Whether a Summary of the peer has ever told a number of updates above half of ours, or above the number
+    that the peer had told before."""
     retelling: bool = False
     """Whether the peer was asked to tell everything again and is not done yet (SPEC O19)."""
     has: dict[Feed, int] = field(default_factory=dict)
@@ -223,7 +222,7 @@ class Link:
     cards: dict[Feed, int] = field(default_factory=dict)
     """The step of the newest card that either side has sent on this link, keyed by feed (SPEC K4)."""
     inquiries: dict[Feed, Inquiry] = field(default_factory=dict)
-    """Inquiries, keyed by the feeds of which this peer sent updates that do not continue ours."""
+    """Inquiries about feeds of which this peer sent updates that do not continue ours, keyed by feed."""
     names: FeedNames = field(default_factory=FeedNames)
     outbox: Outbox = field(default_factory=Outbox)
     inbox: Inbox = field(default_factory=Inbox)

@@ -2,8 +2,8 @@
 
 Theory of operation. `handle(event, now)` decides synchronously and returns what to do; the host does it. Time
 is an argument, randomness is injected, timers are data (`next_deadline`). The states of a link are in
-link.py, those of our own feed in own_feed.py. Everything else is tables: the frontier, the pulls, the trees
-of feeds, the cards.
+link.py, those of our own feed in own_feed.py. All other state is in tables: the frontier, the pulls, the
+trees of feeds, the cards.
 
 The machine decodes frames, refuses messages that may not come now, and passes the others to these modules:
 
@@ -11,9 +11,9 @@ The machine decodes frames, refuses messages that may not come now, and passes t
     Have, Want       pulls, plumtree                    Proof     fork_resolution
     Prune            plumtree                           Card      cards
 
-The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action. That is
-the whole exactness argument: whatever happens on the links, an update enters once, in order, verified, or not
-at all. In an open run the frontier moves back in two places. `ForkResolution.cut` returns a Cut when an
+The frontier moves forward in exactly one place, `_admit`, and always together with an Admit action. Exactness
+follows from that alone: whatever happens on the links, an update is admitted once, in order and verified, or
+not at all. In an open run the frontier moves back in two places. `ForkResolution.cut` returns a Cut when an
 origin is proven to have signed two histories of one feed. `_make_room` returns an Evict when the run is full
 and a feed with less work has come.
 """
@@ -48,7 +48,7 @@ them every 12 s."""
 
 ASK_TIMEOUT = 20.0
 """Maximum time, in seconds, for which a node whose feed has updates waits for a witness of it (SPEC I2). It
-is enough for a dial, a Hello and a full list of feeds over a slow line, twice."""
+is twice the time for a dial, a Hello and a full list of feeds over a slow line."""
 
 MAX_LET_DOWN = 8
 """Number of failed pulls, without news from the link in between, after which the link is dropped (SPEC
@@ -135,8 +135,8 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """Number of updates that this node may still add in the open epoch. Updates that it has begun but not
-        finished are included (SPEC U6, O6)."""
+        """Number of updates that this node may still add to its feed in the open epoch (SPEC U6, O6). Updates
+        that it has begun but not finished are not subtracted."""
         if self.organised:
             return self.organised.room(self.own)
         left = self.run.longest_feed - (self.frontier.next(self.own) if self.own else 0)
@@ -160,8 +160,8 @@ class Machine:
 
     @property
     def lacking(self) -> int:
-        """Number of missing updates that peers claim to have. In each feed, the lowest claim above our own
-        step is used."""
+        """Number of missing updates that peers claim to have. For each feed, the lowest of the claims that
+        are ahead of us is used."""
         return self._pulls.lacking
 
     def next_deadline(self) -> float:
@@ -309,7 +309,7 @@ class Machine:
                 actions += self._pulls.ask(link, [self.own], now)
             actions += self._pulls.ask(link, (claim.feed for claim in summary.entries), now)
         anti_entropy.compare(link, summary.digest, self.frontier, now)
-        if self.own and link.agreement.agreed:  # nothing else shows how much of our feed it holds
+        if self.own and link.agreement.agreed:  # nothing else shows how much of our feed the peer holds
             self._pulls.has(link, self.own, self.frontier.next(self.own))
         if not summary.more:
             link.retelling = False

@@ -1,4 +1,4 @@
-"""Values that travel between nodes and that the machine keeps: plain, frozen, checked by the codec.
+"""Values that nodes send to each other and that the machine keeps: plain, frozen, checked by the codec.
 
 Encoding is in wire_codec, signatures in signing, behaviour in machine.
 """
@@ -31,8 +31,8 @@ branches is then far below the largest frame and below the burst that a relay fo
 
 MAX_SEGMENT_UPDATES = 4096
 """Maximum number of updates in one Segment (SPEC S4): 8 KiB of scalars. Even if each update has its own epoch
-and so takes 10 bytes, two segments stay below MAX_FRAME. So admitted updates can be forwarded, and forks be
-proven."""
+and so takes 10 bytes, two segments stay below MAX_FRAME. So every segment fits a frame, and so does every
+fork proof, which has two branches."""
 
 
 class Form(NamedTuple):
@@ -296,7 +296,7 @@ class PartRequest:
     listing: bytes
     """The hash of the model's listing."""
     part: int
-    """0 for the listing itself, from 1 on the pieces in its order."""
+    """0 for the listing itself; 1, 2, ... for the pieces in the order of the listing."""
     offset: int
     length: int
 
@@ -322,7 +322,7 @@ class Entry(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """The signature of one deputy, by its place in the manifest, over `succession_message`."""
+    """The signature of one deputy over `succession_message`. `deputy` is its index in the manifest."""
 
     deputy: int
     signature: bytes

@@ -1,7 +1,7 @@
 """The listing of a base model: its files, their sizes, and the hash of every piece (SPEC B1, B2).
 
-One hash in the manifest stands for all files. Bases and data have listings of the same format, of one file
-each. This module knows bytes and names; it opens no file.
+One hash in the manifest, that of the listing, stands for all files. Published bases and data files have
+listings in the same format, with one file each. This module knows bytes and names; it opens no file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_LISTING = 16 << 20
 
 MAX_DATA = 4 << 30
 """Maximum size of a run's public data file, and of a data set on the hub, in bytes. The rows are held in
-memory, where they take several times as much."""
+memory, where they take several times the size of the file."""
 
 MAX_FILES = 4096
 MAX_SIZE = (1 << 50) - 1
@@ -49,7 +49,7 @@ class ListedFile(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One piece of a model: its place in a file, its size and its hash."""
+    """One piece of a model: its file and offset in the file, its size and its hash."""
 
     name: str
     offset: int
@@ -69,7 +69,7 @@ class Listing:
         return sum(file.size for file in self.files)
 
     def pieces(self) -> list[Piece]:
-        """Return parts 1, 2, ... of the model, in their order (SPEC B2)."""
+        """Return the pieces of the model in order; these are its parts 1, 2, ... (SPEC B2)."""
         return [_piece(file, number) for file in self.files for number in range(file.pieces)]
 
 
@@ -107,7 +107,8 @@ def encode(files: Iterable[ListedFile]) -> bytes:
 
 
 def decode(encoded: bytes) -> Listing:
-    """Return the listing that these bytes encode. Raises RemoteProtocolError (SPEC B1) if there is none."""
+    """Return the listing that these bytes encode. Raises RemoteProtocolError (SPEC B1) if they encode
+    none."""
     require(len(encoded) <= MAX_LISTING, "B1", "it is too long")
     listing = _build(unpack(encoded, _BOUNDS, "B1"))
     require(_pack(listing) == encoded, "B1", "not in canonical form")

@@ -1,11 +1,12 @@
 """An organised run in the machine: how decisions change feeds, and which neighbours are told (SPEC, part O).
 
-Decisions come through `control_sync`. The steps that they list of a feed are compared with our own history of
-it. A history with another tag is dropped, and the listed one is fetched. The updates that we may make follow
-from decisions, too.
+Decisions come through `control_sync`. If a close lists steps of a feed, its tag is compared with our own
+history of the feed. If the tags differ, our history is dropped and the listed one is fetched. The decisions
+also determine which updates we may make.
 
-Updates that a checkpoint counts need not be stored. Then feeds begin at their bases and never go back before
-them. A node that begins so holds no update until it is told of the checkpoint (SPEC O14, O15).
+Updates that a checkpoint counts need not be stored. Stored feeds then begin at their bases and are never set
+back before them. A node that begins with a checkpoint holds no update until the bases are known (SPEC O14,
+O15).
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from sfprotocol.weighing import Counted, Rates
 
 TRACED_AT_ONCE = 64
 """Maximum number of feeds whose history is compared with the decisions in one round after a start. Each
-comparison takes a read of the log."""
+comparison reads the log once."""
 
 
 class Membership(Enum):
-    """The standing of our own origin by the decisions (SPEC O6): only a member makes updates."""
+    """The standing of our own origin according to the decisions (SPEC O6). An origin makes updates only with
+    the standing MEMBER."""
 
     UNKNOWN = "a decision is unknown to this version"
     STRANGER = "not admitted"
@@ -87,7 +89,7 @@ class Organised:
 
     @property
     def run_state(self) -> RunState:
-        """The state of the run by the decisions stored here."""
+        """The state of the run according to the decisions stored here."""
         return self.control.run_state
 
     @property
@@ -125,8 +127,8 @@ class Organised:
         return checkpoint is not None and checkpoint not in self.run_state.checkpoints
 
     def spans(self, feed: messages.Feed, held: int) -> tuple[Span, ...]:
-        """Return the spans of the first `held` updates of `feed`, as they count at this node now (SPEC
-        O8)."""
+        """Return the first `held` updates of `feed` as spans, with the factors that they have at this node
+        now (SPEC O8)."""
         number = self.run_state.number(feed)
         return () if number is None else self.run_state.live(number, held)
 
@@ -134,8 +136,8 @@ class Organised:
         self, epoch: int, skipped: Iterable[int] = (), recounted: Iterable[Recount] = ()
     ) -> dict[messages.Feed, Counted]:
         """Return how the stored steps listed by the close of `epoch` and earlier ones count, keyed by feed.
-        Steps that no seal has judged have factor 1. The result is as if the seal of `epoch` had skipped the
-        feeds with the numbers `skipped`, and had `recounted` these steps."""
+        Steps that no seal has judged have factor 1. The result assumes that the seal of `epoch` skips the
+        feeds with the numbers `skipped`, and counts the `recounted` steps of earlier epochs."""
         held, run_state = self._frontier.next, self.run_state
         again: dict[int, set[int]] = {}
         for recount in recounted:
@@ -254,7 +256,7 @@ class Organised:
         return anti_entropy.tell_all(link, self._frontier, now)
 
     def tell(self, link: Link, now: float) -> list[events.Action]:
-        """Tell a neighbour whose turn it is about changes of the control feed."""
+        """Tell a neighbour how the control feed has changed; called for each neighbour in turn."""
         return self.control.tell(link, now)
 
     def deadline(self) -> float:
@@ -271,8 +273,8 @@ class Organised:
         return [*self._join_requests.wake(self.run_state, now), *compared, *decided]
 
     def early(self, link: Link, feeds: list[messages.Feed], segment: messages.Segment, now: float) -> None:
-        """Ask for an early segment again after the next decision: its epoch is not open yet by our decisions
-        (SPEC O6). The peer has kept its promise by sending it."""
+        """Plan to request an early segment again after the next decision: our decisions have not opened its
+        epoch yet (SPEC O6). The pull from this peer has not failed, as the peer did send the segment."""
         if len(feeds) == 1 and self.run_state.member(feeds[0].origin):
             early, feed = link.inbox.early, feeds[0]
             early[feed] = max(segment.stop, early.get(feed, 0))
@@ -286,7 +288,8 @@ class Organised:
         return [events.Transmit(link.id, messages.Floor(floor))] if floor else []
 
     def _on_checkpoint(self, event: events.CheckpointKept, now: float) -> list[events.Action]:
-        """Begin with the bases of a checkpoint, or at step 0; or delete the updates before the bases."""
+        """Begin at the bases of a checkpoint, or at step 0, if this node has waited for a checkpoint.
+        Otherwise delete the updates before the bases."""
         frontier, checkpoint, bases = self._frontier, event.checkpoint, event.bases
         waited, frontier.waiting = frontier.waiting, False
         ahead = [base for base in bases if frontier.next(base.feed) < base.step]
@@ -307,8 +310,8 @@ class Organised:
         return [*actions, *(self._begin(ahead, now) if waited else [])]
 
     def _begin(self, ahead: list[Base], now: float) -> list[events.Action]:
-        """Tell neighbours what is stored here and ask for the rest. `ahead`: feeds that begin at bases
-        now."""
+        """Tell neighbours what is stored here and ask for the rest. `ahead`: the bases at which feeds now
+        begin."""
         actions: list[events.Action] = []
         for base in ahead:
             actions += [events.Recounted(base.feed, 0), *self._own.overtaken(base.feed)]
@@ -323,7 +326,7 @@ class Organised:
     # -- consequences ------------------------------------------------------------------------------
 
     def _decided(self, actions: list[events.Action], now: float) -> list[events.Action]:
-        """Apply new or dropped decisions to feeds."""
+        """Update the feeds after decisions were added or dropped."""
         changed = sorted(self.control.changed)
         self.control.changed.clear()
         self._doubt()
@@ -348,10 +351,10 @@ class Organised:
                 self._pulls.heard_of(link, feed, following, now)
 
     def _resume_feed(self) -> list[events.Action]:
-        """Begin a new feed if our own is listed and our member now uses another one (SPEC I3).
+        """Begin a new feed if closes list our own feed, but our member now uses another one (SPEC I3).
 
-        Do nothing if our member used this feed before. Then another machine has our key, and the two would
-        replace each other with every epoch until no incarnation is left.
+        Do nothing if our member has already used our feed. In that case another machine has our key, and both
+        machines would begin a new feed in every epoch until no incarnation is left.
         """
         own = self._own.feed
         number = self.run_state.number(own) if own else None
@@ -362,8 +365,8 @@ class Organised:
         return [] if self._went_on == own else self._own.overtaken(own)
 
     def _doubt(self) -> None:
-        """Plan to check all feeds once more if stored decisions are gone, as soon as their replacement is
-        settled."""
+        """Plan to check all feeds once more after stored decisions were dropped, as soon as the decisions are
+        settled again."""
         if self.control.dropped:
             self.control.dropped, self._unsettled = False, True
             self._doubtful = {state.feed for state in self._frontier}
@@ -376,8 +379,9 @@ class Organised:
         self._frontier.named(feed, self.run_state.named(number), self.run_state.ended(number))
 
     def _retell(self) -> list[events.Action]:
-        """Ask neighbours that have named feeds of strangers to tell everything again (SPEC O19). They are
-        asked once there are new members and the neighbour has no decisions that are missing here."""
+        """Ask neighbours that have named feeds of strangers to tell everything again (SPEC O19). A neighbour
+        is asked once the run has further members, and the neighbour has no decisions that are missing
+        here."""
         members, stop = len(self.run_state.members), self.control.feed.stop
         asked = [
             link
@@ -434,9 +438,9 @@ class Organised:
     def _look_through(self, state: FeedState, event: events.Traced, number: int) -> list[events.Action]:
         """Drop updates that former decisions allowed and the present ones do not (SPEC O6).
 
-        Go back to the last signature or the last listed step, as updates after that can be served to
-        neighbours. The neighbours drop the same updates. A neighbour that keeps them shows itself by its
-        digest (SPEC A6).
+        Go back to the last signature or the last listed step before them, because from there on updates can
+        be served to neighbours. The neighbours drop the same updates. If one of them does not, its digest
+        differs (SPEC A6).
         """
         feed, ours = state.feed, event.ours
         base = Base(feed, event.stop, event.chain, event.epoch, event.labelled)
@@ -470,8 +474,8 @@ class Organised:
         return member.revoked if member else NEVER
 
     def _go_back(self, state: FeedState, event: events.Traced, step: int) -> list[events.Action]:
-        """Let no update of a feed count from `step` on. If the event is about another step, trace `step`
-        first."""
+        """Set the end of a feed back to `step`; later updates do not count. If the event is about another
+        step, trace `step` first."""
         before = state.next
         if event.stop != step:
             return [events.Trace(state.feed, step)] if step < before else []
@@ -485,7 +489,7 @@ class Organised:
         have brought another history here."""
         feed, before = state.feed, state.next
         if before <= state.base:
-            return []  # the base is of a checkpoint that does not hold any more
+            return []  # the base is of a checkpoint that is not valid any more
         for link in self._links.values():
             link.inquiries.pop(feed, None)
             link.outbox.dirty.pop(feed, None)

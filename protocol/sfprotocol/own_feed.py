@@ -1,12 +1,15 @@
 """Our own feed: whether we may extend it, and when our updates are signed (SPEC I1-I4).
 
-A feed must never be continued from two histories. A log from a backup, or a copied data folder, looks like an
-honest past but may lack later updates that others have. So a node with a past asks first:
+A feed must never be continued in two different ways. A log from a backup, or a copied data folder, looks
+intact but may lack later updates that others have. So a node whose log has updates of its own asks its peers
+first:
 
-    asking -> proven   when a witness has our feed and no more of it than our log, or under a new incarnation
+    asking -> proven   when a peer has our feed, and no more of it than our log (a witness), or when we begin
+                       a new incarnation
 
-A peer that claims to have more of our feed is asked for it. A segment that verifies proves the claim, and we
-need a new incarnation. Until such a segment comes or the time is over, witnesses do not count either.
+If a peer claims to have more of our feed, it is asked for these updates. A segment that verifies proves the
+claim, and we begin a new incarnation. Until such a segment comes or the time for it is over, witnesses do not
+count.
 
 Updates are made only while proven. This module knows no links; the machine reports which feeds peers have.
 """
@@ -37,12 +40,12 @@ have many updates at once. A feed with any other one may have a single update un
 O20)."""
 
 LEAD_SHARE = 16
-"""Divisor of the number of epochs of a run. After updates were removed, our labels may be ahead of the run by
-this part of its epochs (a sixteenth). If they are further ahead, we begin a new feed."""
+"""Divisor of a run's number of epochs. After updates were removed, the label of our last update may be ahead
+of the run's epoch by up to a sixteenth of this number. If it is further ahead, we begin a new feed."""
 
 
 def fresh(frontier: Frontier, origin: bytes, drawn: int) -> Feed:
-    """Return a feed of `origin` that nobody knows, given 32 random bits (SPEC I1).
+    """Return a feed of `origin` that nobody knows (SPEC I1); `drawn` is a random incarnation of 32 bits.
 
     It is the first incarnation from the drawn one on that is unknown here and that the run allows. An
     organised run allows 64 for each origin (SPEC O6); in an open run most incarnations lack the proof of work
@@ -184,8 +187,8 @@ class OwnFeed:
 
 
 MAX_WAIT = 30.0
-"""Maximum time from one own segment to the next, in seconds. A killed process loses the work of that time,
-and other nodes see no progress of ours in it."""
+"""Maximum time from one own segment to the next, in seconds. A process that is killed loses the work of that
+time. Until a segment is sent, other nodes see no progress of ours."""
 
 MIN_INTERVAL = 0.1
 """Minimum time between two own segments, in seconds. Bounds signatures and commits for any engine."""
@@ -196,13 +199,13 @@ each update, no more than its scalar takes. An update of a first-order run has h
 not wait."""
 
 EPOCH_SHARE = 10
-"""Divisor of an epoch, or of the rest of the run if that is shorter. While an update waits, the whole run
-makes at most this part of it (a tenth), as estimated from our share."""
+"""Divisor of the number of updates of an epoch, or of the rest of the run if that has fewer. While our
+updates wait, the whole run makes at most a tenth of this number, as estimated from our share."""
 
 SEEN_SHARES = 2
-"""Number of such parts of an epoch (see EPOCH_SHARE) after which we sign, whatever our share is, as others
-may have become faster. It is not 1, because one part may consist of updates that others made earlier and held
-back."""
+"""Number of tenths of an epoch (see EPOCH_SHARE) that all nodes may make after our last segment before we
+sign. This bound does not depend on the estimate of our share, as others may have become faster. It is not 1,
+because one tenth may consist of updates that others made earlier and held back."""
 
 REMEMBERED = 8
 """Number of own segments over which our share of the run is measured: enough for a smooth estimate."""
@@ -213,9 +216,9 @@ class Coalescing:
 
     A segment with one update is mostly signature. So updates wait for later ones of the same feed, as long as
     that does no harm: others train without the waiting updates. The run's progress therefore bounds the wait.
-    A node sees only signed progress of others, which comes in bursts, or none if all start together and wait.
-    So the number of updates to be joined follows from our share of all admitted updates, measured over
-    several segments. It at most doubles from one segment to the next.
+    A node sees the progress of others only when they sign: in bursts, or not at all while all nodes have just
+    started and wait. So the number of updates to be joined follows from our share of all admitted updates,
+    measured over several segments. It at most doubles from one segment to the next.
 
     The step scheduler asks for `deadline` after every step and every round, and takes due updates. Waiting
     updates are neither signed nor on disk. A killed process loses them and may compute the same steps again.

@@ -5,9 +5,10 @@ lacks are read from the log. A slow link therefore needs no more memory than a f
 gets its backlog in few large segments instead of many small ones.
 
 New updates spread along a tree for each feed, made of the links that were first to bring it (Plumtree, by
-Leitao, Pereira and Rodrigues, 2007). Links of the tree are eager: segments are pushed on them. A link that
-brings what is known already is asked to become lazy, that is, to announce instead of pushing. An announcement
-that no segment follows shows where the tree is broken, and the pull that answers it repairs the tree.
+Leitao, Pereira and Rodrigues, 2007). Links of the tree are eager: segments are pushed on them. If a link
+brings updates that are known already, its peer is asked to make it lazy, that is, to announce updates instead
+of pushing them. An announcement that no segment follows shows where the tree is broken, and the pull that
+answers it repairs the tree.
 
 Flooding carries new updates. A peer pulls older ones (pulls.py) from one neighbour and not from all of them.
 """
@@ -23,19 +24,19 @@ from sfprotocol.wire_codec import MAX_ENTRIES
 
 TTL = 16
 """Maximum number of hops that a segment is pushed. Segments are accepted after any number of hops. With 6
-links for each node, a million nodes lie within 8 hops. If nodes are further away than 16 hops, the topology
-is a chain, where announcements do the rest."""
+links for each node, a million nodes lie within 8 hops. Only in a topology like a chain are nodes further away
+than 16 hops; announcements reach them."""
 
 HAVE_DELAY = 0.2
-"""Seconds for which announcements on a link are collected. Several updates of a fast feed then cost one
-entry. Most updates cost none, as a working tree delivers them within this time."""
+"""Seconds for which announcements on a link are collected. Several updates of a fast feed then need only one
+entry. Most updates need no entry, as a working tree delivers them within this time."""
 
 PRUNE_AGAIN = 10.0
-"""Seconds after which a Prune is repeated if the link still pushes, as the first was lost."""
+"""Seconds after which a Prune is repeated if the link still pushes, as the first Prune was probably lost."""
 
 PRUNE_CROSSING = 2.0
-"""Seconds after a Prune in which pushed segments do not show that the peer still pushes, as it may have sent
-them before the Prune arrived."""
+"""Seconds after a Prune during which pushed segments do not mean that the peer ignores the Prune: it may have
+sent them before the Prune arrived."""
 
 PUSH_RATE, PUSH_BURST = 20.0, 64.0
 """Maximum number of pushed segments of one feed, per second and at once. A trainer signs at most 10 a second.
@@ -49,16 +50,17 @@ MAX_BURST = 64
 others."""
 
 MAX_BURST_BYTES = 131_072
-"""Maximum size of the updates handed to a link before it reports Writable, in bytes. They cross a line of 100
-kbit/s in 10 s, after which the peer gives up a pull. A longer queue would be requested and sent twice."""
+"""Maximum size of the updates handed to a link before it reports Writable, in bytes. They take 10 s on a line
+of 100 kbit/s, which is the time after which the peer gives up a pull. More updates would be requested and
+sent twice."""
 
 
 def mark(links: dict[LinkId, Link], state: FeedState, segment: Segment, hops: int, now: float) -> None:
     """Plan to push or announce `segment` on every link; `state` is its feed's state after it.
 
-    `hops` is the hop count of the forwarded segment. Our own updates have 0 and go to all links; at the TTL
-    nothing is pushed. Links without a Hello are left out, as they are told everything at their Hello. The
-    link that brought the segment is left out, too.
+    `hops` is the hop count of the forwarded segment. It is 0 for our own updates, which are pushed on all
+    links; at the TTL, the segment is only announced. Links without a Hello are left out, as they are told of
+    all feeds after their Hello. Links whose peer has the segment are left out, too.
     """
     feed = state.feed
     for link in links.values():
@@ -92,7 +94,7 @@ def announce(link: Link, frontier: Frontier) -> list[Action]:
 def wanted(link: Link, feed: Feed, following: int, frontier: Frontier) -> None:
     """Serve `feed` from step `following` on at the peer's request, and push it to the peer again (SPEC A4).
 
-    The peer lacks these updates, whatever was known of it before.
+    The peer lacks these updates, even if it was believed to have them.
     """
     link.names.known.add(feed)
     link.outbox.lazy.discard(feed)

@@ -1,9 +1,8 @@
 """The table of outstanding pulls: missing updates, and the peers that are asked for them (SPEC A4, A5, A9).
 
-Two peers are asked for the same range only if necessary. A peer that does not deliver is passed over. No peer
-is asked for steps that it says it does not keep (SPEC O15). There is at most one pull per feed. Every change
-of a peer's claim or of our own feeds is reported here, so that the number of missing updates is always up to
-date.
+Two peers are asked for the same updates only if the first one does not deliver. No peer is asked for steps
+that it says it does not keep (SPEC O15). There is at most one pull per feed. Every change of a peer's claim
+or of our own feeds is reported here, so that the number of missing updates is always up to date.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ GRAFT_DELAY = 0.1
 same updates within that time, so that no request is needed."""
 
 HEDGE_DELAY = 0.4
-"""Seconds without an answer after which a small pull also goes to further peers, so that twice as many are
-asked. If one of 12 peers tells the truth, it is asked within 1.6 s. Most round trips take less than
-HEDGE_DELAY, so that little is sent twice."""
+"""Seconds without an answer after which a small pull also goes to further peers, which doubles the number of
+peers asked. Even if only one of 12 peers tells the truth, it is asked within 1.6 s. Most round trips take
+less than HEDGE_DELAY, so that few updates are sent twice."""
 
 SMALL_PULL = 64
 """Maximum number of updates of a small pull. If two peers answer it, some 200 bytes are wasted. A larger pull
@@ -112,7 +111,8 @@ class Pulls:
             self.expect(feed, now + GRAFT_DELAY)
 
     def brought(self, link: Link, feed: Feed, following: int, fresh: int, now: float) -> None:
-        """Note that the peer has `feed` up to step `following` and was the first to bring `fresh` updates."""
+        """Note that the peer has `feed` up to step `following`, and was the first to bring `fresh` of these
+        updates."""
         self.has(link, feed, following)
         link.inbox.brought_at, link.inbox.let_down = now, 0
         link.inbox.withheld.discard(feed)
@@ -124,8 +124,8 @@ class Pulls:
             self.set_claim(link, feed, following)
 
     def set_claim(self, link: Link, feed: Feed, following: int) -> None:
-        """Note that we can get `feed` up to step `following` from the peer, whatever it claimed before. It
-        may lack later updates, or the decisions stored here do not allow them yet."""
+        """Note that we can get `feed` up to step `following` from the peer, whatever it claimed before. The
+        peer may lack later updates, or the decisions stored here may not allow them yet."""
         before, link.has[feed] = link.has.get(feed, 0), following
         pull = self._pulls.get(feed)
         if pull is None or following == before:

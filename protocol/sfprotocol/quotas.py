@@ -14,13 +14,14 @@ from operator import itemgetter
 from typing import NamedTuple
 
 EPOCHS_AHEAD = 2
-"""Room of one close, as a multiple of the usual number of updates of an epoch. Updates beyond it would be
-measured at outdated weights. In one run an epoch had 2,038 updates instead of 250 because the organiser was
-busy. It ended at a loss of 0.544 instead of the usual 0.2."""
+"""Maximum number of updates of all members for one close (the room), as a multiple of the usual number of
+updates of an epoch. Further updates would be measured at outdated weights. In one run an epoch had 2,038
+updates instead of 250 because the organiser was busy; the run ended at a loss of 0.544 instead of the usual
+0.2."""
 
 USUAL_OF = 4
-"""Number of latest closes that are looked at for the usual number of updates of an epoch, which is the number
-in the largest of them. A single close would mislead, as an organiser cuts some epochs short and some closes
+"""Number of latest closes from which the usual number of updates of an epoch is taken: the number in the
+largest of these closes. A single close would mislead, as an organiser cuts some epochs short and some closes
 list no update."""
 
 LEAST_USUAL = 128
@@ -28,25 +29,25 @@ LEAST_USUAL = 128
 training would be limited to a few updates."""
 
 OTHERS = 2
-"""Divisor of the usual number of updates of an epoch. Any other member takes at most this part of them (a
-half) from a member's room. So a single member cannot make all others wait with updates that it has not
-measured."""
+"""Divisor of the usual number of updates of an epoch. The updates of one other member reduce a member's room
+by at most half of this number. So a single member cannot make all others wait by sending updates that it has
+not measured."""
 
 UNPROVEN_PART = 8
-"""Divisor of the room. All members without credit together have this part of it (an eighth), and count for at
-most the same part of the target at which an epoch ends. Half of their part is for strangers known when a
-label opens, half for strangers that come later."""
+"""Divisor of the room. All members without credit together have an eighth of the room, and their updates make
+up at most an eighth of the target at which an epoch ends. Half of their eighth is for strangers known when a
+label opens, the other half for strangers that come later."""
 
 RECENT_SEALS = 16
-"""Number of latest seals from which credit is computed, usually a run's last minutes. Strangers that turn
-hostile together need sixteen good epochs for each epoch that they spoil."""
+"""Number of latest seals from which credit is computed. They usually cover the last minutes of a run.
+Strangers that turn hostile together need sixteen good epochs for each epoch that they spoil."""
 
 CREDIT_GROWTH = 2
-"""Factor of a stranger's credit: the credit is this many times the largest number of its updates that count
-of one recent close. So a new or busy machine reaches its pace after a few epochs."""
+"""Factor of a stranger's credit, which is this factor times the largest number of its updates that a recent
+seal has counted. So a new or busy machine reaches its pace after a few epochs."""
 
 WITH_ZEROS = 4
-"""Maximum number of steps that give credit, zeros included, as a multiple of the steps other than zeros. In
+"""Maximum ratio of a stranger's steps that give credit, zeros included, to its steps other than zeros. In
 reward runs three of four updates may be zeros, and zeros use up the quota, too. Without zeros in the credit,
 strangers with 60 % zeros came to a standstill: each epoch had four fifths of the updates of the epoch
 before."""
@@ -61,15 +62,15 @@ _LABEL = itemgetter(0)
 
 
 class Share(NamedTuple):
-    """The quotas of all strangers without credit for one label. If there are many strangers, only some have a
-    turn."""
+    """The quotas of all strangers without credit for one label. If there are more strangers than updates,
+    only some of them have a turn."""
 
     each: int
     first: int
     """Number of the first member whose turn it is."""
     stop: int
-    """Number after that of the last member whose turn it is. If it is not above `first`, the turn continues
-    with the lowest numbers."""
+    """1 + number of the last member whose turn it is. If it is not above `first`, the turn continues with the
+    lowest numbers."""
 
     def of(self, member: int) -> int:
         """Return the quota of a stranger without credit, by its member number."""
@@ -135,7 +136,7 @@ class Quotas:
     # -- decisions ---------------------------------------------------------------------------------
 
     def admit(self, quota: int, *, begun: bool) -> None:
-        """Add the next member; it is a stranger if `quota` is 0. `begun`: updates count in the run
+        """Add the next member; it is a stranger if `quota` is 0. `begun`: whether updates count in the run
         already."""
         label, member = self.open_label, len(self._quotas)
         if quota:
@@ -158,13 +159,13 @@ class Quotas:
         said.append((label, quota))
 
     def forget(self, member: int) -> None:
-        """Remove a member from the strangers, with or without credit."""
+        """Remove a member from the lists of strangers, those with credit and those without."""
         self._proven.discard(member)
         if (place := self._place(member)) is not None:
             del self._unproven[place]
 
     def renew(self, member: int, incarnation: int) -> None:
-        """Let a member use another incarnation from the next label on."""
+        """Set the incarnation that a member uses from the next label on."""
         if self.incarnation(member, self.open_label + 1) != incarnation:
             self._feeds.setdefault(member, []).append((self.open_label + 1, incarnation))
 
@@ -172,8 +173,8 @@ class Quotas:
         """Open the next label.
 
         `room`: maximum number of updates of all members together. `credit`: returns a member's credit, which
-        can differ only for `changed` members and for strangers who had some. `begun`: updates count in the
-        run already."""
+        can have changed only for `changed` members and for strangers with credit. `begun`: whether updates
+        count in the run already."""
         shared = {member for member in changed if self._place(member) is not None}
         for member in sorted(shared | self._proven):
             self.forget(member)
@@ -208,8 +209,8 @@ class Quotas:
 def room_left(
     room: int, own: int, quota: int, made: Mapping[int, int], credit: Callable[[int], int], *, begun: bool
 ) -> int:
-    """Return how many more updates the member with number `own` makes with the open label. It makes no more
-    than can be of use until the next close.
+    """Return how many more updates the member with number `own` makes with the open label. Further updates
+    would be of no use before the next close.
 
     `quota` is the quota of `own`, and `made` is the number of updates with this label, keyed by member
     number. Members without credit together take at most an eighth of the room from others (UNPROVEN_PART), or

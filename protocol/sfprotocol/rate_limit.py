@@ -1,7 +1,8 @@
 """Token buckets as data, and the buckets of links and origins (SPEC L8-L9, FL11, E7).
 
-`take` checks before an action. `spend` records a past action and may leave a debt, which `wait` converts to
-seconds. So a rate holds on average for pieces of any size.
+`take` pays for an action in advance, if there are enough tokens. `spend` pays for a past action and may leave
+a debt, which `wait` converts to seconds. With debts, a rate holds on average even if one action costs more
+than the burst.
 
 Time is an argument. The caller decides what happens if a bucket is empty.
 """
@@ -13,45 +14,46 @@ from dataclasses import dataclass, field
 from sfprotocol.errors import RemoteProtocolError
 
 FRAME_COST = 256
-"""Cost of a frame without news, in tokens, besides one for each byte. Decoding a frame takes as long as
-hashing a few hundred bytes."""
+"""Cost of a frame without news, in tokens, in addition to one token for each byte. Decoding a frame takes as
+long as hashing a few hundred bytes."""
 
 FORGERY_COST = 4096
-"""Cost of a signature that does not verify, in tokens. Checking one is the most expensive work that a
+"""Cost of a signature that does not verify, in tokens. Checking a signature is the most expensive work that a
 stranger can cause."""
 
 WASTE_RATE, WASTE_RATE_PER_FEED = 131_072.0, 256.0
 WASTE_BURST, WASTE_BURST_PER_FEED = 1_048_576.0, 1024.0
-"""Maximum waste of a link, in bytes per second and at once, each with a part that grows with the number of
-feeds (SPEC L8). An honest peer announces and repeats a feed a few times a second and tells all feeds now and
-then. A peer that sends nonsense at full rate takes 1 % of a core until its bucket is empty, and is then
-dropped."""
+"""Maximum waste of a link, in bytes per second and at once, each plus an amount for each feed (SPEC L8). An
+honest peer announces and repeats a feed a few times a second, and sometimes lists all feeds. A peer that
+sends nonsense at full rate takes 1 % of a core until its bucket is empty, and is then dropped."""
 
 INTAKE_RATE, INTAKE_BURST = 32_768.0, 131_072.0
-"""Maximum intake of signed messages from a link, in bytes per second and at once (SPEC L9). That is 16,000
-updates a second in long segments or 340 in segments of one, for 2 to 10 % of a core and about 3 GB a day. A
-burst of an honest peer (FL7) takes 4 s, less than the time after which a pull fails."""
+"""Maximum intake of signed messages from a link, in bytes per second and at once (SPEC L9). INTAKE_RATE is
+enough for 16,000 updates a second in long segments, or 340 updates a second in segments of one update. At
+this rate a link takes 2 to 10 % of a core and about 3 GB a day. A burst of an honest peer (FL7) takes 4 s,
+which is less than the time after which a pull fails."""
 
 LEAST_REST = 0.1
-"""Minimum rest of a link in debt, in seconds. Several frames are then handled together, as each round costs a
-commit."""
+"""Minimum rest of a link in debt, in seconds. Several frames then arrive during a rest and are handled in one
+round, with a single commit."""
 
 RESERVE_RATE, RESERVE_BURST = 8192.0, 33_554_432.0
 """Maximum number of bytes that all links together may bring beyond their own rates, per second and at once.
-The burst is a history of 16 million updates, whose hashing takes some 10 s. The rate refills it within about
-an hour."""
+RESERVE_BURST has the size of the history of a run with 16 million updates, which takes some 10 s to hash.
+RESERVE_RATE fills the empty bucket in about an hour."""
 
 ORIGIN_RATE, ORIGIN_BURST = 1024.0, 65_536.0
-"""Maximum number of new updates of one origin, per second and at once (SPEC FL11). The rate is several times
-that of a fast trainer, and the burst is minutes of its work."""
+"""Maximum number of new updates of one origin, per second and at once (SPEC FL11). A fast trainer makes a
+fraction of ORIGIN_RATE, and needs minutes to make ORIGIN_BURST."""
 
 ORIGIN_BYTES = 32
-"""Number of bytes of a first-order update that cost as much as one update (see ORIGIN_RATE). One origin may
-then bring as many bytes a second as one link, for half a percent of a core."""
+"""Number of bytes of a first-order update that are charged as one update (see ORIGIN_RATE). One origin may
+then bring as many bytes a second as one link (INTAKE_RATE), which takes half a percent of a core."""
 
 PROOF_RATE, PROOF_BURST = 0.1, 16.0
-"""Maximum number of fork proofs against one origin, per second and at once (SPEC E7). A key in use twice
-causes a few proofs, each with a lower cut. An attacker could make 4,096 from one segment."""
+"""Maximum number of fork proofs against one origin, per second and at once (SPEC E7). A key that two machines
+use causes a few proofs, each with a lower cut than the one before. An attacker can make 4,096 proofs from one
+segment."""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,8 @@ class Intake:
 class OriginBuckets:
     """The buckets of origins, one for all incarnations of a key; asked before a signature is checked.
 
-    They are charged only after the signature holds, so that forgeries cannot use up their victim's tokens.
+    A bucket is charged only after the signature has proved valid, so that forgeries cannot use up the tokens
+    of the origin that they name.
     """
 
     def __init__(self) -> None:

@@ -6,9 +6,10 @@ whose conditions do not hold at its position changes nothing, for everybody. Thi
 stores which steps of each feed the closes list, and the factor of each step (`verdicts`). It knows no links,
 no keys and no time.
 
-Memory grows with the decisions: 23 bytes for each move of a close, 550 for each feed, 400 for each member.
-The time for a decision grows with its length, its changes, the number of strangers with credit (`quotas`),
-and a scan in C of one byte for each move of its feeds or epochs.
+Memory grows with the decisions: by 23 bytes for each move of a close, 550 bytes for each feed and 400 bytes
+for each member. The time for a decision grows with its length, the number of its changes and the number of
+strangers with credit (`quotas`). Some decisions also scan, in C, one byte for each move of the feeds or
+epochs that they name.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ MAX_EPOCHS = (1 << 32) - 1
 """Maximum number of epochs of a run. Labels have 32 bits, and one number stands for no epoch."""
 
 PACE, PACE_TIME = 1536.0, 2.0
-"""Maximum number of updates that all members together make in a second. In large epochs it is higher: one
-epoch's updates in PACE_TIME seconds. Members hear of each other after some 0.2 s. In a linear head, where an
-update takes microseconds, 1,000 updates measured at the same weights diverge; 300 at the same learning rate
-do not (docs/research-log.md)."""
+"""Maximum number of updates that all members together make in a second: PACE, or in large epochs the number
+of one epoch's updates divided by PACE_TIME. An update reaches other members after some 0.2 s; updates made in
+that time are measured at the same weights. In a linear head, where an update takes microseconds, 1,000
+updates measured at the same weights diverge. With the same learning rate, 300 do not diverge
+(docs/research-log.md)."""
 
 MAX_MEMBERS = 1 << 24
 """Maximum number of members, and of invitations. The numbers of all feeds then fit 31 bits."""
@@ -112,8 +114,8 @@ class RunState:
         epoch_updates: int = quotas.LEAST_USUAL,
         last_subspace: int = MAX_EPOCHS,
     ) -> None:
-        """All arguments are the manifest's. `rate` is in units of 2^-32; `bases` is the digest of published
-        bases, empty if bases are random."""
+        """All arguments are parts of the manifest. `rate` is in units of 2^-32; `bases` is the digest of
+        published bases, empty if bases are random."""
         self.decisions = 0
         self.unsupported = False
         """Whether one of the decisions is unknown to this version, so that the state of the run is unknown
@@ -143,7 +145,7 @@ class RunState:
         self._feeds: dict[int, NamedSteps] = {}
         """The listed steps of each feed that has some, keyed by feed number."""
         self._numbers: dict[int, list[int]] = {}
-        """The numbers of the feeds with listed steps, ascending, keyed by member number."""
+        """The numbers of each member's feeds with listed steps, ascending, keyed by member number."""
         self._rates = [decisions.RateFrom(0, rate, decisions.UNIT_ONE, norm_limit)]
         self._epoch_updates = epoch_updates
         self.quotas = quotas.Quotas(self.room)
@@ -194,8 +196,8 @@ class RunState:
         `most`.
 
         Zeros are included because they take room, too. Without them, epochs of a run with many zeros would
-        never grow, and members would wait for every close. While an organiser searches for a rate, its epochs
-        are far shorter than the manifest's, as nobody has judged the rate of the next epoch yet.
+        never grow, and members would wait for every close. The manifest's number of updates of an epoch is no
+        measure: while an organiser searches for a rate, its epochs are far shorter.
         """
         closes = range(max(0, self.open_epoch - quotas.USUAL_OF), self.open_epoch)
         largest = max((self._closes[epoch].steps for epoch in closes), default=most)
@@ -495,8 +497,7 @@ class RunState:
         return set()
 
     def _state(self, decision: decisions.Bases | decisions.Checkpoint) -> None:
-        """Store a decision about a subspace or an epoch in place of an earlier decision about the same
-        one."""
+        """Store a Bases or a Checkpoint in place of an earlier one about the same subspace or epoch."""
         match decision:
             case decisions.Bases(subspace=subspace) if self.may_begin(subspace):
                 place, before = self._place_of_bases(subspace), self.own_bases(subspace)
@@ -521,7 +522,7 @@ class RunState:
         for feed, stop, move in zip(feeds, stops, close.moves, strict=True):
             feed.append(close.epoch, stop, move.tag, move.zeros)
         for number in numbers:
-            if number not in self._feeds:  # its member now uses it in place of a lost one
+            if number not in self._feeds:  # its member now uses it in place of a lost feed
                 member, incarnation = divmod(number, decisions.INCARNATIONS)
                 self.quotas.renew(member, incarnation)
                 insort(self._numbers.setdefault(member, []), number)

@@ -1,4 +1,4 @@
-"""Integer randomness for everything random on which nodes must agree (SPEC R1-R8, R11, R12).
+"""Integer randomness for all random values on which nodes must agree (SPEC R1-R8, R11, R12).
 
 SplitMix64 used as a counter-based generator: value k of a key is `mix64(key + (k + 1) * GOLDEN)`, all
 arithmetic modulo 2**64. All operations are on integers, so that the result is the same on every machine. The
@@ -30,7 +30,7 @@ MOST_ENTRY = 127
 """Maximum magnitude of an entry of bases of the kinds `published` and `features`."""
 
 BIAS = 4096
-"""Magnitude of the product of the mean row and a column of V in a `features` basis (SPEC R12)."""
+"""Magnitude of the dot product of the mean row and each column of V in a `features` basis (SPEC R12)."""
 
 
 class Coordinates(NamedTuple):
@@ -153,8 +153,8 @@ def batch_rows(seed: int, batch_size: int, rows: int) -> I64:
 def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64, I64]:
     """Return the classes of a balanced mini-batch, and the number of each row within its class (SPEC R8).
 
-    `sizes`: number of rows of each class, not all 0. The classes with rows take turns, in the order of their
-    values of a stream. Rows are drawn with replacement. Both results have shape (batch_size,).
+    `sizes`: number of rows of each class, not all 0. The classes that have rows take turns, in an order drawn
+    from a stream of the seed. Rows are drawn with replacement. Both results have shape (batch_size,).
     """
     present = np.flatnonzero(sizes)
     order = present[np.argsort(stream(_purpose_key(seed, b"order"), 0, len(present)))]
@@ -164,14 +164,14 @@ def balanced_rows(seed: int, batch_size: int, sizes: Sequence[int]) -> tuple[I64
 
 
 def token_keys(seed: int, prompts: int) -> U64:
-    """Return the keys for drawing the answers to the prompts of the update with this seed (SPEC R11): the
-    stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
+    """Return one key for each prompt of the update with this seed, with which the prompt's answer is drawn
+    (SPEC R11): the first values of the stream keyed by `mix64(seed XOR "tokens")`; shape (prompts,)."""
     return stream(_purpose_key(seed, b"tokens"), 0, prompts)
 
 
 def token_draws(keys: U64, places: I64) -> U64:
-    """Return, for each key, the random number that draws the token at the given place of its answer; places
-    begin at 0 (SPEC R11).
+    """Return, for each key, the random number that draws the token at the given position (`places`) of its
+    answer, counted from 0 (SPEC R11).
 
     It is the upper 31 bits of value `place` of the key's stream. Both arrays have the shape of the result.
     """

@@ -2,7 +2,8 @@
 
 Every update extends its feed's hash chain; an origin signs the chain head after the last update of a segment.
 The head commits to the run, the origin, the incarnation and every (step, epoch, scalar) since genesis, so one
-signature vouches for a whole feed up to there, and a fork cannot verify on top of another history.
+signature vouches for all updates of the feed before it, and updates of a fork cannot be verified as the
+continuation of another history.
 
 A proof of work is a number for which the hash of run, origin and number is small. In an organised run the
 number is the nonce of a join request. In an open run it is a feed's incarnation, so that the feed's name is
@@ -110,7 +111,7 @@ WORK_BITS = 256
 
 _WORK = b"sfnode-work"
 _ASK_EVERY = 4096
-"""Number of hashes between two checks for an interruption. They take some milliseconds."""
+"""Number of hashes between two checks for an interruption. That many hashes take some milliseconds."""
 
 
 def work(run_id: bytes, origin: bytes, number: int) -> int:

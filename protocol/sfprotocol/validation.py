@@ -119,7 +119,7 @@ def follows(run_state: RunState, state: FeedState, segment: Segment, most: int) 
     has at most `most` updates.
 
     A segment of a forked feed must reach the next listed end, and must not end between two listed ends,
-    unless no segment could be longer. Between two ends nobody can tell the two histories apart.
+    unless no longer segment is possible. Between two listed ends the two histories cannot be told apart.
     """
     number = run_state.number(state.feed)
     if number is None or state.next >= state.named:
@@ -140,7 +140,8 @@ class Verified(NamedTuple):
     """The part of a segment that is new, with its origin's signature checked."""
 
     segment: Segment
-    """Updates from the first new one to the end, as the signature needs them."""
+    """All updates from the first new one to the end, because the signature can be verified only with all of
+    them."""
     chain: bytes
     """The chain head after the segment."""
     counted: int

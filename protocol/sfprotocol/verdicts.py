@@ -1,7 +1,7 @@
 """Verdicts on the listed steps of one feed: whether they count, and their factor (SPEC O8).
 
-The verdicts are a table in arrays, with a place of 23 bytes for each close that lists steps of the feed. This
-module knows one feed and no decisions; `run_state` decides which changes are valid.
+The verdicts are a table in parallel arrays, with a row of 23 bytes for each close that lists steps of the
+feed. This module knows one feed and no decisions; `run_state` decides which changes are valid.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ count, but a later seal may count them. COUNTED: they count. VOID: they never co
 
 @dataclass(slots=True)
 class NamedSteps:
-    """The listed steps of one feed that no Amend has removed. Each array has one place for each close that
-    lists some of them."""
+    """The listed steps of one feed that no Amend has removed. The arrays have one row for each close that
+    lists such steps; the index of a row is called its place."""
 
     epochs: array[int] = field(default_factory=lambda: array("I"))
     """Epochs of the closes, ascending."""
     stops: array[int] = field(default_factory=lambda: array("I"))
     moving: array[int] = field(default_factory=lambda: array("I"))
-    """Number of steps in each place whose scalar is not 0. The others do not count."""
+    """Number of the close's steps whose scalar is not 0. Steps with the scalar 0 do not count."""
     factors: array[int] = field(default_factory=lambda: array("H"))
     verdicts: bytearray = field(default_factory=bytearray)
     ended: bool = False
@@ -43,12 +43,13 @@ class NamedSteps:
         return self._first(bisect_right(self.epochs, epoch))
 
     def place(self, epoch: int) -> int | None:
-        """Return the place of the close of this epoch; None if it lists no step of this feed."""
+        """Return the index of the row for the close of `epoch`; None if this close lists no step of the
+        feed."""
         place = bisect_left(self.epochs, epoch)
         return place if place < len(self.epochs) and self.epochs[place] == epoch else None
 
     def tag(self, place: int) -> bytes:
-        """Return the tag of the feed's history at the end of a place."""
+        """Return the tag of the feed's history up to the last step that row `place` lists."""
         return bytes(self._tags[place * TAG_BYTES : (place + 1) * TAG_BYTES])
 
     def verdict(self, epoch: int) -> int:
@@ -88,14 +89,15 @@ class NamedSteps:
         self.verdicts.append(OPEN)
 
     def judge(self, place: int, verdict: int, factor: int) -> int:
-        """Set the verdict on a place; return the change in the number of counted updates."""
+        """Set the verdict and the factor of row `place`; return the change in the number of counted
+        updates."""
         counted = self.verdicts[place] == COUNTED and self.factors[place] > 0
         counts = verdict == COUNTED and factor > 0
         self.verdicts[place], self.factors[place] = verdict, factor
         return (counts - counted) * self.moving[place]
 
     def void(self, first: int, last: int) -> int | None:
-        """Void the places from `first` up to (not including) `last`. Return the change in the number of
+        """Void the steps of rows `first` up to (not including) `last`. Return the change in the number of
         counted updates; None if no verdict changes."""
         judged = None
         for verdict in (COUNTED, SKIPPED):
@@ -104,8 +106,7 @@ class NamedSteps:
         return judged
 
     def end(self, place: int) -> None:
-        """Delete the places from this one on, and end the feed, so that no close lists steps of it any
-        more."""
+        """Delete the rows from `place` on, and end the feed, so that no later close can list steps of it."""
         del self.epochs[place:], self.stops[place:], self.factors[place:], self.verdicts[place:]
         del self.moving[place:]
         del self._tags[place * TAG_BYTES :]

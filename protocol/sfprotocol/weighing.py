@@ -1,7 +1,8 @@
 """Weights of updates, as values that another thread may keep and compare (SPEC O8).
 
 `RunState` changes with every decision. The code that sums updates therefore keeps the weights that it has
-used, so that it can subtract exactly the same again. Pure values and functions; no updates are stored here.
+used, so that it can later subtract exactly what it has added. Pure values and functions; no updates are
+stored here.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _EPOCH = attrgetter("epoch")
 
 
 class Rates(NamedTuple):
-    """The rates of an organised run as decided at one moment."""
+    """The rates of an organised run after some number of decisions."""
 
     open_epoch: int
-    """The epoch that is open at that moment: the last one with updates."""
+    """The epoch that is open after these decisions; no update made so far has a later label."""
     table: tuple[RateFrom, ...]
 
     @classmethod

@@ -52,8 +52,8 @@ MAX_ENTRIES = 4096
 """Maximum number of entries of one message. With at most 50 bytes each, a full page stays below MAX_FRAME."""
 
 MAX_TAIL = 64
-"""Maximum number of decisions in a Statement. There is one proposal, and one election for each organiser that
-fell silent before the proposal was decided."""
+"""Maximum number of decisions in a Statement. These are one proposal, and one election for each organiser
+that fell silent before the proposal was decided."""
 
 MAX_REASON = 200
 """Maximum size of a Goodbye's reason, in bytes: a sentence."""
@@ -86,7 +86,7 @@ def encode(message: messages.Message, scalar_bytes: int = 2, cells: int = 0) -> 
 def decode(data: bytes, scalar_bytes: int = 2, cells: int = 0) -> messages.Message:
     """Return the message that `data` encodes in a run of this form.
 
-    Raises RemoteProtocolError (C rules) if there is none.
+    Raises RemoteProtocolError (C rules) if `data` encodes no message.
     """
     if len(data) > MAX_FRAME:
         raise RemoteProtocolError("C1", f"{len(data)} bytes exceed the largest frame")
@@ -97,7 +97,7 @@ def decode(data: bytes, scalar_bytes: int = 2, cells: int = 0) -> messages.Messa
 
 
 def _build(values: Any, form: messages.Form) -> messages.Message:
-    """Return the message with these fields. Raises RemoteProtocolError if there is none."""
+    """Return the message with these fields. Raises RemoteProtocolError if no message has them."""
     if not isinstance(values, list) or not values or type(values[0]) is not int:
         raise RemoteProtocolError("C3", "not an array that starts with a message type")
     found = _messages(form).get(values[0])

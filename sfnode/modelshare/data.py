@@ -1,8 +1,8 @@
-"""The files of a run's public data on one node: finds the files that the manifest names, gets missing ones
-from peers, and lists them for others.
+"""The files of a run's public data on one node: finds the files that the manifest names, downloads missing
+files from peers, and offers all of them to other nodes.
 
-In the data folder each file is called by its digest. The engine thread looks for the files and waits for
-downloads, as it does for the model. Does not read rows.
+In the data folder the name of each file is its digest. The engine thread looks for the files and waits for
+downloads, as it does for the model. This module does not read rows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.model_listing import MAX_DATA, Listing, decode, hash_data
 
 NOT_OURS = frozenset({Code.DATA_NOT_FOUND, Code.DATA_DIFFERS, Code.DATA_TOO_LARGE, Code.BAD_MANIFEST})
-"""Errors that are no fault of this machine. They end no node, because training needs no held-out rows."""
+"""Errors that are no fault of this machine. In files of held-out rows they do not stop the node, because
+training needs no such rows."""
 
 
 def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: Sharing) -> None:
-    """Put every file of the run's public data that this node needs into its data folder, and list it for
-    others. Call it on another thread than the event loop's. A file is first looked for at the path that the
-    owner named, and beside the manifest that the settings name.
+    """Put every file of the run's public data that this node needs into its data folder, and offer it to
+    other nodes. Call it on another thread than the event loop's. A file is first looked for at the path that
+    the owner has named, and in the folder of the manifest that the settings name.
 
-    Raises UserError DATA_* for training data, DISK_FULL and DATA_DIR_UNUSABLE, and CancelledError when the
-    node stops meanwhile. Errors in other data are logged.
+    Raises UserError DATA_* for training data, DISK_FULL and DATA_DIR_UNUSABLE, and CancelledError if the node
+    stops meanwhile. Errors of NOT_OURS in other data are only logged.
     """
     own = settings.data is not None and not settings.organise
     places = with_run(places_of(layout), settings.run)
@@ -52,7 +53,8 @@ def find_data(settings: Settings, manifest: Manifest, layout: Layout, sharing: S
 
 
 def _find(data: Data, role: DataRole, places: Places, sharing: Sharing) -> None:
-    """Put the file of a role into the first folder of `places`, from this machine or from peers."""
+    """Put the file of a role into the first folder of `places`. It is found on this machine or downloaded
+    from peers."""
     digest, kept = data.digests[role], files.path_in(places.folders[0], data, role)
     found = files.find(data, role, places)
     if found is None:
@@ -85,8 +87,8 @@ def _from_peers(lacking: UserError, role: DataRole, digest: str, kept: Path, sha
 
 
 def _checked(encoded: bytes, what: str) -> Listing:
-    """Decode the listing of a run's data. Its bytes are those that the manifest names, but the manifest may
-    be hostile (SPEC B9). Raises UserError BAD_MANIFEST, DATA_TOO_LARGE."""
+    """Decode the listing of a run's data and check it. Its hash is the one in the manifest, but the manifest
+    may be hostile (SPEC B9). Raises UserError BAD_MANIFEST, DATA_TOO_LARGE."""
     own = "Tell the person who started the run; or train on data of your own with --data FILE."
     try:
         listing = decode(encoded)

@@ -1,8 +1,9 @@
-"""Downloads a base model from peers: piece by piece, from several at once, each piece checked on arrival.
+"""Downloads a base model from peers: piece by piece, from several peers at once. Each piece is checked on
+arrival.
 
-Fills a folder that may hold parts of the model already. Pieces come in random order, rare ones first: peers
-that download at the same time then have different pieces, and give them to each other. Does not know who the
-peers are, where the finished model goes, or whether it is the run's.
+Fills a folder that may contain some pieces already. Pieces are requested in random order, but rare pieces
+first: peers that download at the same time then have different pieces, and send them to each other. This
+module does not know how peers are found, where the finished model is moved, or whether it is the run's model.
 """
 
 from __future__ import annotations
@@ -35,40 +36,42 @@ from sfprotocol.messages import PartReply, PartRequest
 from sfprotocol.model_listing import MAX_LISTING, Listing, Piece, decode, hash_listing, hash_piece
 
 AT_A_TIME = 2
-"""Number of parts requested from one peer at a time (SPEC B6). A transport lets a peer open four streams."""
+"""Number of parts requested from one peer at a time (SPEC B6). A transport allows a peer four streams at
+once."""
 
 RELAYED_BYTES = 60 * 1024
 """Largest reply in bytes that may go through a relay (SPEC B3)."""
 
 LOOK_INTERVAL = 2.0
-"""Seconds between looks for further peers."""
+"""Seconds between two searches for further peers."""
 
 MAX_SOURCES = 64
-"""Maximum number of peers that are asked. Most may be strangers from the roster, where ids cost nothing. At
-this number, the first peer that gave nothing makes room for another."""
+"""Maximum number of peers that are asked. Most of them may be strangers from the roster, where ids cost
+nothing. When it is reached, a new peer replaces the first of the peers that have sent nothing."""
 
 LOOK_AHEAD = 32
-"""Maximum number of pieces, which a peer has and this node lacks, among which the rarest is chosen. Looking
-at all takes long in a large model."""
+"""Maximum number of candidates for the next piece to request from a peer; the rarest of them is chosen. In a
+large model it would take long to compare all pieces that the peer has and this node lacks."""
 
 REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 STALL = 20.0
-"""Maximum time, in seconds, for which a peer may leave a part half sent: as long as a request may take."""
+"""Maximum time, in seconds, for which a peer may interrupt a part that it has begun to send. A request may
+take as long."""
 
 SLOW = 30.0
-"""Threshold, in seconds, after which a requested part is slow. At the end of a download a slow part is
-requested from every peer, another part from two. So neither one peer that stalls nor two that work together
-can hold the download up."""
+"""Time, in seconds, after which a requested part counts as slow. At the end of a download, a slow part is
+requested from all peers, and any other part from two peers. So the download cannot be held up by one peer
+that stalls, nor by two peers that work together."""
 
 MIN_PAUSE, MAX_PAUSE = 0.25, 8.0
-"""First and maximum pause, in seconds, before a peer that gave nothing is asked again. The pause doubles each
-time."""
+"""First and maximum pause, in seconds, before a peer that has sent nothing is asked again. The pause doubles
+each time."""
 
 PATIENCE = 180.0
-"""Maximum time, in seconds, without progress, after which the download fails. Progress is data, or a peer's
-word that it will send a part later."""
+"""Maximum time, in seconds, without progress, after which the download fails. Progress is the arrival of
+data, or of a peer's answer that it has the part but is too busy."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """The function `Transport.request`, which takes an address and an encoded request, and returns the encoded
@@ -76,7 +79,7 @@ reply."""
 
 
 class Givers(NamedTuple):
-    """Peers that may have the missing files, and the means to ask them."""
+    """The peers that may have the missing files, and what a download needs to ask them."""
 
     peers: Callable[[], Sequence[str]]
     """Returns the full addresses of the peers."""
@@ -89,7 +92,7 @@ class Givers(NamedTuple):
 
 
 class _NothingNow(Exception):  # noqa: N818 (an answer, not an error)
-    """The peer gives nothing at the moment."""
+    """The peer sends no data at the moment."""
 
 
 class _NotHere(_NothingNow):
@@ -102,14 +105,15 @@ class _Source:
 
     peer: str
     addresses: list[str] = field(default_factory=list)
-    """Full addresses, the one to try next first."""
+    """Full addresses of the peer; the first one is tried next."""
     map: bytes | None = b""
-    """Map of the pieces that the peer has (SPEC B3), from its last answer; None if it has all."""
+    """Map of the pieces that the peer has (SPEC B3), according to its last answer; None if it has all
+    pieces."""
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that is held while the peer is asked for its map."""
     banned: bool = False
     pause: float = MIN_PAUSE
-    """Seconds before the peer is asked again if it gives nothing."""
+    """Seconds until the peer is asked again after it has sent nothing."""
     gave: bool = False
     """Whether the peer has sent a part."""
 
@@ -133,7 +137,7 @@ class _Requested(NamedTuple):
 
 
 class ModelDownload:
-    """One attempt to fill a folder with the files of a listing. Await `run` once."""
+    """One attempt to fill a folder with the files of a listing. Await `run`, once only."""
 
     def __init__(
         self,
@@ -145,39 +149,39 @@ class ModelDownload:
         named: Callable[[bytes], bytes] = hash_listing,
         checked: Callable[[bytes], Listing] | None = None,
     ) -> None:
-        """`wanted` is the hash of the listing, and `named` the function that hashes listings. `checked`
-        decodes a listing, or raises UserError for files that must not be downloaded. `what` is the name of
-        the files in messages. The defaults are those of a base model."""
+        """`wanted` is the hash of the listing, and `named` is the function that hashes listings. `checked`
+        decodes a listing, and raises UserError if its files must not be downloaded. `what` is a name for the
+        files in messages. The defaults are for a base model."""
         self._what = what
         self._named = named
         self._checked = checked or _safe_listing
         self.wanted = wanted
         self.listed: Listed | None = None
-        """The files, with a map of the pieces that are here; None while their listing is missing."""
+        """The files, with a map of the pieces that are stored here; None while their listing is missing."""
         self._folder = folder
         self._peers, self._request, self._rate_limit, self._clock, self._random = givers
         self._sources: dict[str, _Source] = {}
         self._tasks: dict[asyncio.Task[None], _Source] = {}
-        """Running tasks, each with its peer. A task asks its peer for one part after the other."""
+        """Running tasks, each with its peer. A task requests one part after the other from its peer."""
         self._encoded = b""
         self._pieces: list[Piece] = []
         self._held = bytearray()
-        """Map of the pieces that are here."""
+        """Map of the pieces that are stored here."""
         self._queue: dict[int, None] = {}
-        """Missing parts that no peer is being asked for, in random order."""
+        """Missing parts that are not requested from any peer at present, in random order."""
         self._requested: dict[int, _Requested] = {}
-        """Missing parts that some peers are being asked for."""
+        """Missing parts that are requested from some peers at present, keyed by part number."""
         self._total = self._done = 0
         self._progress_at = self._clock()
-        """Time of the last progress: data arrived, a peer said that it will send a part later, or requests
-        waited because this node's limit on receiving was reached."""
+        """Time of the last progress: data arrived, a peer answered that it is too busy, or requests waited
+        because this node's limit on receiving was reached."""
         self._waiting = 0
         """Number of requests that wait until this node may receive more."""
         self._listed, self._complete = asyncio.Event(), asyncio.Event()
         self._reported_at = self._clock()
 
     def progress(self, what: str) -> FetchStatus:
-        """Return the progress of this download. `what` is the kind of its files."""
+        """Return the progress of this download for display; `what` is the name of its files."""
         givers = sum(source.gave for source in self._sources.values())
         return FetchStatus(what=what, done=self._done, total=self._total, peers=givers)
 
@@ -185,7 +189,8 @@ class ModelDownload:
         """Fill the folder and return the encoded listing. `listing` is the encoded listing from an earlier
         attempt, if any.
 
-        Raises UserError MODEL_NOT_FOUND when nobody has the model, DISK_FULL, or DATA_DIR_UNUSABLE.
+        Raises UserError MODEL_NOT_FOUND if no peer has sent anything for PATIENCE seconds, DISK_FULL, or
+        DATA_DIR_UNUSABLE.
         """
         if listing:
             self._encoded = listing
@@ -199,9 +204,10 @@ class ModelDownload:
         return self._encoded
 
     async def first_part(self, most: int, right: Callable[[bytes], bool]) -> bytes:
-        """Return part 0 from the first peer whose bytes are `right`. It has at most `most` bytes.
+        """Return part 0, of at most `most` bytes, from the first peer that sends it correctly: `right(data)`
+        must be True.
 
-        Raises UserError MODEL_NOT_FOUND when nobody has it.
+        Raises UserError MODEL_NOT_FOUND if no peer sends it within PATIENCE seconds.
         """
 
         async def work(source: _Source) -> None:
@@ -231,7 +237,7 @@ class ModelDownload:
         log.info("%s: %s of %s to download from peers", self._what, *sizes)
 
     def _hold_all_but(self, lacking: list[int]) -> None:
-        """Note which pieces are stored here, and put the missing ones in random order."""
+        """Note which pieces are stored here, and put the `lacking` pieces into the queue in random order."""
         self._random.shuffle(lacking)
         self._queue = dict.fromkeys(lacking)
         self._held = bytearray(map_bytes(len(self._pieces)))
@@ -252,8 +258,8 @@ class ModelDownload:
         return [source for source in self._sources.values() if not source.banned]
 
     def _has_room(self) -> bool:
-        """Return whether one more peer may be asked. At MAX_SOURCES, the first peer that gave nothing is
-        dropped for it."""
+        """Return whether one more peer may be asked. At MAX_SOURCES, drop the first of the peers that have
+        sent nothing, if any, to make room."""
         useless = next((source for source in self._sources.values() if not source.gave), None)
         if len(self._sources) >= MAX_SOURCES and useless:
             useless.banned = True  # so that its tasks end
@@ -261,7 +267,7 @@ class ModelDownload:
         return len(self._sources) < MAX_SOURCES
 
     async def _ask_peers(self, work: _Work, at_a_time: int, done: asyncio.Event) -> None:
-        """Run `work` for every known peer until `done`, in `at_a_time` tasks each."""
+        """Run `work` for every known peer, in `at_a_time` tasks for each peer, until `done` is set."""
         try:
             while not done.is_set():
                 self._raise_faults()
@@ -288,7 +294,8 @@ class ModelDownload:
             log.info("%s: %s of %s, from %d peers", self._what, done, total, now.peers)
 
     def _raise_faults(self) -> None:
-        """Forget the tasks that have ended; raise what ended them, such as a full disk."""
+        """Forget the tasks that have ended. If an error has ended one of them, such as a full disk, raise
+        that error."""
         for task in [task for task in self._tasks if task.done()]:
             del self._tasks[task]
             task.result()
@@ -315,7 +322,8 @@ class ModelDownload:
     # -- piece by piece ----------------------------------------------------------------------------
 
     async def _get_first(self, source: _Source, most: int, right: Callable[[bytes], bool]) -> None:
-        """Ask for part 0. It is small, and peers may be dead or lie, so all are asked at once."""
+        """Request part 0 from a peer until some peer has sent it. As part 0 is small, and peers may be dead
+        or lie, this runs for all peers at once."""
         while not (self._listed.is_set() or source.banned):
             encoded = await self._get_part(source, 0, most, right)
             if encoded is not None:
@@ -325,7 +333,7 @@ class ModelDownload:
                 await self._pause(source)
 
     async def _get_pieces(self, source: _Source) -> None:
-        """Ask for one piece after the other."""
+        """Request one piece after the other from a peer, until the download is complete."""
         while not (self._complete.is_set() or source.banned):
             number = self._next_part(source)
             if number is not None:
@@ -338,26 +346,27 @@ class ModelDownload:
                     await self._learn(source)
 
     async def _learn(self, source: _Source) -> None:
-        """Ask for the map of a peer. If the peer has no piece that is missing here, wait before it is asked
+        """Request the peer's map. If the peer has no piece that is missing here, pause before it is asked
         again."""
         with self._blaming(source):
             try:
                 number = len(self._pieces) + 1
                 source.map = await self._read_part(source, number, map_bytes(len(self._pieces)))
             except _NotHere:
-                source.map = None  # it has all, or nothing, which it says when it is asked for a piece
+                source.map = None  # it has all pieces, or none, as its next answer shows
         if not any(map(source.has, self._queue)):
             await self._pause(source)
 
     async def _pause(self, source: _Source) -> None:
-        """Wait until a peer that gave nothing may be asked again."""
+        """Wait until a peer that has sent nothing may be asked again."""
         if not source.banned:
             await asyncio.sleep(source.pause)
             source.pause = min(2 * source.pause, MAX_PAUSE)
 
     def _next_part(self, source: _Source) -> int | None:
-        """Return a part to request from this peer: a rare one that is not requested yet. At the end of the
-        download, return one that is requested from another peer; None if there is none."""
+        """Return the number of a piece to request from this peer: a rare piece that is not requested yet or,
+        at the end of the download, one that is also requested from other peers. None if there is no such
+        piece."""
         if self._queue:
             number = min(islice(filter(source.has, self._queue), LOOK_AHEAD), key=self._holders, default=None)
             if number is not None:
@@ -373,7 +382,8 @@ class ModelDownload:
         return sum(source.map is not None and source.has(number) for source in self._sources.values())
 
     def _slow(self, source: _Source) -> Iterator[int]:
-        """Yield the parts that are requested from only one other peer, or that peers are slow to send."""
+        """Yield the pieces that this peer can send, too: those requested from only one other peer, and slow
+        ones (see SLOW)."""
         for number, request in self._requested.items():
             stuck = not self._waiting and self._clock() - request.since > SLOW
             useless = source in request.sources or not source.has(number)
@@ -381,7 +391,7 @@ class ModelDownload:
                 yield number
 
     async def _get_piece(self, source: _Source, number: int) -> bool:
-        """Download a piece from this peer, and return whether it came with the right hash."""
+        """Download a piece from this peer and store it. Return whether it came with the right hash."""
         piece = self._pieces[number - 1]
         try:
             data = await self._get_part(source, number, piece.size, lambda d: hash_piece(d) == piece.hash)
@@ -394,7 +404,8 @@ class ModelDownload:
     async def _get_part(
         self, source: _Source, number: int, most: int, right: Callable[[bytes], bool]
     ) -> bytes | None:
-        """Return a part of at most `most` bytes that is `right`; None if the peer does not send it."""
+        """Return a part, of at most `most` bytes, for which `right(data)` is True; None if the peer does not
+        send it."""
         with self._blaming(source):
             data = await self._read_part(source, number, most)
             if right(data):
@@ -404,7 +415,7 @@ class ModelDownload:
 
     @contextmanager
     def _blaming(self, source: _Source) -> Iterator[None]:
-        """Catch the errors of a peer in the block. A peer that breaks a rule is banned."""
+        """Catch the errors that a peer causes in the block, and ban a peer that breaks a rule."""
         try:
             yield
         except RemoteProtocolError as error:
@@ -417,7 +428,8 @@ class ModelDownload:
                 source.map = b""  # to be asked for again
 
     def _end_request(self, source: _Source, number: int) -> None:
-        """Note that the part is no longer requested from this peer. If it did not come, put it back."""
+        """Note that the part is no longer requested from this peer. If no other peer is being asked for it,
+        put it back into the queue."""
         request = self._requested.get(number)
         if request is not None:
             request.sources.discard(source)
@@ -432,7 +444,7 @@ class ModelDownload:
             await asyncio.to_thread(write_piece, self._folder, piece, data)
         if self._requested.pop(number, None) is None:
             return
-        add_piece(self._held, number)  # others may have it from now on
+        add_piece(self._held, number)  # from now on this node offers it to others
         source.gave, source.pause = True, MIN_PAUSE
         self._done += len(data)
         self._progress_at = self._clock()
@@ -462,7 +474,7 @@ class ModelDownload:
             silent_since = silent_since or self._clock()
             if not data or self._clock() - silent_since > STALL:
                 raise _NothingNow("it gives nothing at the moment")
-            await asyncio.sleep(MIN_PAUSE)  # giving up would lose the bytes of this part that came
+            await asyncio.sleep(MIN_PAUSE)  # to give up would be to lose the bytes of this part
 
     async def _read_range(self, source: _Source, number: int, offset: int, most: int) -> PartReply:
         """Return the answer to one request for bytes of a part from `offset` on."""
@@ -485,7 +497,7 @@ class ModelDownload:
         frame = b""
         try:
             frame = await self._request(address, wire_codec.encode(question))
-        except UserError as error:  # what somebody wrote into the roster is not an address
+        except UserError as error:  # the roster had a malformed address
             raise TransportError(error.what) from None
         finally:
             self._rate_limit.count(len(frame), question.length)
@@ -501,9 +513,10 @@ class ModelDownload:
 
 
 def put_in_place(partial: Path, name: str, file: Path, check: Callable[[Path], object]) -> None:
-    """Check the one file of a complete download, move it to its place, and remove the folder `partial`.
+    """Check the single file of a complete download with `check`, move it to `file`, and remove the folder
+    `partial`.
 
-    Raises the errors of `check(file)`, and UserError DISK_FULL, DATA_DIR_UNUSABLE.
+    Raises the errors of `check`, and UserError DISK_FULL, DATA_DIR_UNUSABLE.
     """
     with disk_faults(file.parent):
         try:
@@ -516,7 +529,8 @@ def put_in_place(partial: Path, name: str, file: Path, check: Callable[[Path], o
 
 
 def _prepare(folder: Path, listing: Listing) -> tuple[list[int], int]:
-    """Make the folder and its empty files; return the missing parts and the bytes free on the disk."""
+    """Make the folder, and the files of size 0 in it. Return the numbers of the missing parts and the free
+    bytes on the disk."""
     for one in (folder.parent, folder):
         one.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in listing.files:

@@ -1,6 +1,6 @@
-"""Files that others may have, piece by piece, and the map that says which pieces are here (SPEC B3).
+"""Files that this node offers to others piece by piece, and the map of the pieces that it has (SPEC B3).
 
-Knows pieces and files; does not know who asks, nor how files come here.
+This module knows pieces and files, but neither the peers that ask for them nor the source of the files.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from sfprotocol.model_listing import Piece, decode
 
 
 def map_bytes(pieces: int) -> int:
-    """Return the size, in bytes, of the map of `pieces` pieces, which has one bit for each."""
+    """Return the size, in bytes, of the map of `pieces` pieces. A map has one bit for each piece."""
     return -(-pieces // 8)
 
 
 def has_piece(held: bytes | bytearray, part: int) -> bool:
-    """Return whether a map marks part `part` as stored. An empty map marks none."""
+    """Return whether a map marks part `part` as stored. An empty map marks no part."""
     byte, bit = divmod(part - 1, 8)
     return byte < len(held) and bool(held[byte] & 128 >> bit)
 
@@ -30,7 +30,7 @@ def add_piece(held: bytearray, part: int) -> None:
 
 
 class Listed(NamedTuple):
-    """Files that others may have, piece by piece."""
+    """The files of one listing, which this node offers to others piece by piece."""
 
     listing: bytes
     """The encoded listing of the files."""
@@ -41,7 +41,8 @@ class Listed(NamedTuple):
     """Map of the pieces that are stored here while the files are downloaded; None if all are stored."""
 
     def size(self, part: int) -> int:
-        """Return the bytes of a part; 0 for a part that is not here."""
+        """Return the size of a part, in bytes; 0 for a part that is not stored here. Part 0 is the listing;
+        parts 1, 2, ... are the pieces; the part after the last piece is the map."""
         if part == 0:
             return len(self.listing)
         if part == len(self.pieces) + 1:
@@ -58,7 +59,7 @@ class Listed(NamedTuple):
 
 
 def one_file(listing: bytes, file: Path) -> Listed:
-    """Return the `Listed` of a single file, whose name on this disk may differ from its name in the
-    listing."""
+    """Return the `Listed` of a listing with one file. The file's name on this disk may differ from its name
+    in the listing."""
     pieces = [piece._replace(name=file.name) for piece in decode(listing).pieces()]
     return Listed(listing, pieces, file.parent)

@@ -1,7 +1,8 @@
-"""The base model of one node: finds its folder, downloads it from peers if need be, and serves it to others.
+"""The base model of one node: finds its folder, downloads the model from peers if necessary, and serves it to
+other nodes.
 
 The engine thread calls `find`, which returns when the folder is complete. Meanwhile the event loop downloads
-and answers other nodes. Knows files and messages, and does not look into models.
+files and answers other nodes. This module knows files and messages, but not the contents of models.
 """
 
 from __future__ import annotations
@@ -40,18 +41,20 @@ KINDS: tuple[Kind, ...] = ("data", "base model", "bases")
 
 SHARE_BURST, SHARE_RATE = float(64 << 20), float(2 << 20)
 """Maximum bytes that a node sends to all others together: at once, and per second after that (SPEC B6). A
-small model is sent at once, a large one at a rate that a home line can spare. `Shares` divides them."""
+small model is thus sent at once, a large one at a rate that a home line can spare. `Shares` divides these
+amounts among the peers that ask."""
 
 ANSWER_PATIENCE = 3.0
-"""Maximum time, in seconds, for which an answer waits for the owner's limit on sending. After that the peer
-must ask again."""
+"""Maximum time, in seconds, for which an answer waits until the owner's limit on sending allows it. After
+that the peer must ask again."""
 
 NOT_HERE, NOT_NOW = PartReply(0, b""), PartReply(1, b"")
-"""Answers without data (SPEC B3). This node does not have the part; it has the part and is too busy."""
+"""Answers without data (SPEC B3). NOT_HERE: this node does not have the part. NOT_NOW: it has the part, but
+is too busy to send it."""
 
 
 class Sharing:
-    """The base model's files, for the engine of this node and for other nodes.
+    """The base model and other shared files of a node, for its own engine and for other nodes.
 
     Methods are called on the event loop, except `find`.
     """
@@ -75,20 +78,21 @@ class Sharing:
         self._shares, self._uplink = Shares(), Uplink()
         self._downloads: dict[Kind, ModelDownload] = {}
         self.files: dict[bytes, Path] = {}
-        """Files that others may have besides the model, keyed by hash. Each is part 0 of its own listing."""
+        """Further files that this node offers to others, keyed by hash. A request names this hash in place of
+        a listing's, and part 0."""
         self.listed: dict[bytes, Listed] = {}
-        """Complete files that others may have, keyed by the hash of their listing. The model is added when it
-        is first asked for."""
+        """Complete files that this node offers to others, keyed by the hash of their listing. The model is
+        added at the first request for it."""
 
     @property
     def gives(self) -> bool:
-        """Whether this node gives others the model, published bases, and the run's data."""
+        """Whether this node sends the model, published bases and the run's data to others."""
         chosen = self._settings.share_model
         return self._settings.role == "trainer" if chosen is None else chosen
 
     @property
     def progress(self) -> FetchStatus | None:
-        """Progress of the download that the node needs first; None while there is none."""
+        """Progress of the running download that the node needs first; None without a running download."""
         kind = next((kind for kind in KINDS if kind in self._downloads), None)
         return self._downloads[kind].progress(kind) if kind else None
 
@@ -104,8 +108,8 @@ class Sharing:
     def find(self) -> Settings:
         """Return the node's settings with the folder of the base model in them.
 
-        Call it on another thread than the event loop's, as it waits for the download if there is one. Raises
-        UserError MODEL_*, DISK_FULL, and CancelledError when the node stops meanwhile.
+        Call it on another thread than the event loop's: if the model must be downloaded, it waits for that.
+        Raises UserError MODEL_*, DISK_FULL, and CancelledError if the node stops meanwhile.
         """
         if not self._wanted:
             return self._settings
@@ -116,8 +120,8 @@ class Sharing:
         return self._settings.model_copy(update={"model": self.folder})
 
     def _find_local(self) -> Path | None:
-        """Return the model's folder on this machine, after a download from the hub if need be; None if only
-        peers can have it. Raises UserError MODEL_*, DISK_FULL."""
+        """Return the model's folder on this machine, after a download from the hub if necessary; None if it
+        must be downloaded from peers. Raises UserError MODEL_*, DISK_FULL."""
         wanted = self._manifest.model
         try:
             override = model_of(self._layout, self._settings.model)
@@ -130,7 +134,7 @@ class Sharing:
 
     def wait_for(self, downloading: Coroutine[Any, Any, None]) -> None:
         """Run a download on the event loop, and wait for it on another thread. Only one thread may wait.
-        Raises the errors of the download, and CancelledError when the node stops meanwhile."""
+        Raises the errors of the download, and CancelledError if the node stops meanwhile."""
         self._downloading = asyncio.run_coroutine_threadsafe(downloading, self._loop)
         if self._closed:
             self._downloading.cancel()
@@ -147,7 +151,7 @@ class Sharing:
 
     @contextmanager
     def _shown(self, download: ModelDownload, kind: Kind) -> Iterator[None]:
-        """During the block, show the progress of a download to the owner, and give its pieces to others."""
+        """During the block, show the progress of a download to the owner, and offer its pieces to others."""
         self._downloads[kind] = download
         try:
             yield
@@ -165,8 +169,8 @@ class Sharing:
         checked: Callable[[bytes], Listing],
         check: Callable[[Path], object] = lambda _: None,
     ) -> None:
-        """Get the one file of a listing from peers, and move it to `kept`. `check` raises UserError for a
-        wrong file. For the other parameters and errors see `ModelDownload`."""
+        """Download the single file of a listing from peers, and move it to `kept`. `check(file)` raises
+        UserError if the file is wrong. For the other parameters and the errors see `ModelDownload`."""
         arriving = kept.parent / f"{digest.hex()}.partial"
         log.info("%s %s: asking peers", what, digest.hex()[:16])
         download = ModelDownload(digest, arriving, self.givers, what=what, named=named, checked=checked)
@@ -177,7 +181,7 @@ class Sharing:
 
     def _accept(self, partial: Path, encoded: bytes) -> None:
         """Check the digest of a complete download, and move it to its place. The pieces match the listing,
-        but the listing may be of another model. Raises UserError MODEL_DIGEST."""
+        but the listing may be that of another model. In this case raises UserError MODEL_DIGEST."""
         names = {file.name for file in decode(encoded).files}
         wanted = self._manifest.model.digest
         found = _digest(partial, names)
@@ -194,7 +198,8 @@ class Sharing:
         log.info("base model: complete, and the one that the manifest names")
 
     def _stored_listing(self) -> bytes | None:
-        """Return the listing that an earlier start stored, if its hash is right."""
+        """Return the encoded listing that an earlier start has stored; None if it is missing or its hash is
+        wrong."""
         with suppress(OSError):
             encoded = self._layout.listing.read_bytes()
             if hash_listing(encoded) == self._wanted:
@@ -216,20 +221,20 @@ class Sharing:
         size = found.size(question.part) if found else 0
         if found is None or question.offset >= size:
             return NOT_HERE
-        if not await self._may_send(question, size, asker):  # a reply without data costs no share
+        if not await self._may_send(question, size, asker):  # replies without data are not limited
             return NOT_NOW
         wanted = question.part, question.offset, question.length
         try:
             data = await asyncio.to_thread(found.read, *wanted)
         except OSError as error:
-            # files that are being downloaded move when all are here
+            # a download's files are moved once it is complete
             level = logging.WARNING if found.held is None else logging.DEBUG
             log.log(level, "cannot read part %d in %s: %s", question.part, found.folder, error)
             data = b""
         return PartReply(size, data) if data else NOT_HERE
 
     def _arriving(self, listing: bytes) -> Listed | None:
-        """Return the files of a listing that this node is downloading; None if there are none."""
+        """Return the files of a listing that this node is downloading; None if it is not downloading any."""
         downloads = (one for one in self._downloads.values() if one.wanted == listing)
         return next((one.listed for one in downloads), None)
 
@@ -248,8 +253,8 @@ class Sharing:
             return NOT_HERE
 
     async def _may_send(self, question: PartRequest, size: int, asker: Asker) -> bool:
-        """Return whether the uplink and the limits have room for an answer. If so, the answer is counted.
-        `size` is the size of the whole part in bytes."""
+        """Return whether the uplink and the limits allow an answer to be sent now; if so, count the answer.
+        `size` is the size of the whole part, in bytes."""
         stop = min(question.offset + question.length, size)
         length, part = stop - question.offset, Part(asker.peer, question.listing, question.part)
         clock, uplink = self.givers.clock, self._uplink
@@ -267,8 +272,8 @@ class Sharing:
         return True
 
     async def _is_allowed(self) -> bool:
-        """Wait for room within the owner's limit on sending, at most ANSWER_PATIENCE, and return whether
-        there is any."""
+        """Wait at most ANSWER_PATIENCE until the owner's limit on sending allows an answer. Return whether it
+        does."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_PATIENCE):
                 await self._upload.ready_for_bulk()
@@ -276,7 +281,8 @@ class Sharing:
         return False
 
     async def _is_listed(self) -> bool:
-        """Return whether the model is listed, after a short wait: to list it, all of it must be read."""
+        """Return whether the model's listing is ready, after a wait of at most ANSWER_PATIENCE. Making it
+        takes a while, as the whole model must be read."""
         if self._listing_task is None:
             self._listing_task = asyncio.create_task(self._list())
         await asyncio.wait([self._listing_task], timeout=ANSWER_PATIENCE)
@@ -313,13 +319,14 @@ def _read_range(file: Path, offset: int, length: int) -> bytes:
 
 
 def _fits(folder: Path, listing: bytes) -> bool:
-    """Return whether a folder has the files of this listing, by name and size. Receivers check the hashes."""
+    """Return whether a folder has files with the names and sizes of this listing. Hashes are left to the
+    receivers to check."""
     files = ((folder / file.name, file.size) for file in decode(listing).files)
     return all(path.is_file() and path.stat().st_size == size for path, size in files)
 
 
 def _digest(folder: Path, names: set[str]) -> str:
-    """Remove everything from a folder but the files with these `names`, and return its digest."""
+    """Remove all files from a folder except those with these `names`; return the digest of the folder."""
     for stray in folder.iterdir():
         if stray.name not in names:
             _remove(stray)

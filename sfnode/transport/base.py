@@ -18,15 +18,15 @@ from sfnode.errors import Code, UserError
 from sfprotocol.wire_codec import MAX_FRAME
 
 CONNECT_DEADLINE = 10.0
-"""Deadline, in seconds, for reaching a peer, and again for opening a stream: a relayed dial with its
+"""Deadline, in seconds, for each of two steps: dialling a peer and opening a stream. A relayed dial with its
 handshakes takes 2-4 s."""
 
 SEND_DEADLINE = 20.0
 """Deadline, in seconds, for one frame to leave. The largest frame takes 16 s over an uplink of 128 kbit/s."""
 
 REQUEST_DEADLINE = 20.0
-"""Deadline, in seconds, for a request and its response together, without dialling. It is this long for the
-same reason as SEND_DEADLINE."""
+"""Deadline, in seconds, for a request and its response together, without dialling. A large response takes as
+long as a large frame (SEND_DEADLINE)."""
 
 PEER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Form of a peer id: base58 in libp2p, plain names in memory."""
@@ -43,7 +43,7 @@ class TransportError(Exception):
 
 
 class NotSpoken(TransportError):  # noqa: N818 (an answer, if not the one that was hoped for)
-    """The peer answers and does not speak our protocols: it runs another program than sfnode."""
+    """The peer answers but does not speak our protocols: it runs another program than sfnode."""
 
 
 class LinkClosed(TransportError):  # noqa: N818 (it is how every link ends, not an error)
@@ -78,7 +78,8 @@ class Link(Protocol):
 
 
 class PeerRecord(NamedTuple):
-    """One entry of a run's roster: a peer and its addresses. Strangers write it, so it is only a hint."""
+    """One entry of a run's roster: a peer and its addresses. Any stranger can write an entry, so it is only a
+    hint."""
 
     peer: str
     addresses: tuple[str, ...]
@@ -115,25 +116,26 @@ class Transport(Protocol):
         """Disconnect within 1.5 s, leaving neither process nor task behind; idempotent."""
 
     async def healthy(self) -> bool:
-        """Return within 2 s whether everything underneath answers."""
+        """Return, within 2 s, whether the layers underneath answer."""
 
     async def broken(self) -> str:
-        """Wait until the layer underneath has died (noticed at once), hangs (within 2 s), or must be
-        restarted so that others reach this node. Return the reason."""
+        """Wait until the layer underneath needs a restart, and return the reason: it has died (noticed at
+        once), it hangs (noticed within 2 s), or other nodes cannot reach this node before a restart."""
 
     async def restart(self) -> None:
-        """Start everything underneath anew under the same id, on the same ports if they are free. Links are
-        lost, and calls under way fail at once. Bootstraps from nobody. Raises UserError as `start` does."""
+        """Restart the layers underneath with the same id, and with the same ports if they are free. Links are
+        lost, and calls under way fail at once. Dials no bootstrap peers. Raises UserError as `start` does."""
 
     def addresses(self) -> list[str]:
         """Return the full addresses (with /p2p/ID) of this node, best first: see `best_first`."""
 
     async def connect(self, peer: str, addresses: Sequence[str] = ()) -> Link:
-        """Open a link. Without addresses the network is asked for them. Raises TransportError, and its
-        subclass NotSpoken if the peer is no node."""
+        """Open a link. If no `addresses` are given, the network is asked for them. Raises TransportError, or
+        its subclass NotSpoken if the peer does not run sfnode."""
 
     async def request(self, address: str, frame: bytes) -> bytes:
-        """Send one request and return its response. Raises as `connect`, and UserError BAD_ADDRESS."""
+        """Send one request and return its response. Raises UserError BAD_ADDRESS, and what `connect`
+        raises."""
 
     def on_link(self, handler: LinkHandler) -> None:
         """Call `handler` for links that others open. It owns the link, which is closed if it raises."""
@@ -142,15 +144,15 @@ class Transport(Protocol):
         """Call `handler(asker, frame)` for requests of others."""
 
     def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
-        """Set the function `known`, which returns the full addresses of peers that relay for others, the best
-        known first. A transport that needs a relay calls it."""
+        """Set the function that a transport calls when it needs a relay. `known` returns the full addresses
+        of peers that relay for others, the best known peers first."""
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         """Put this node's own record into the roster of `topic` for `ttl` seconds. Raises TransportError."""
 
     async def find(self, topic: bytes) -> list[PeerRecord]:
         """Return at most MAX_ROSTER checked records of `topic`, sorted by peer. This node's own record is
-        among them only if others store it. Raises TransportError."""
+        included only if other peers store it. Raises TransportError."""
 
     async def clock_ahead(self, address: str) -> float:
         """Ask a peer for the time, and return the seconds by which its clock is ahead of ours. Raises
@@ -181,12 +183,13 @@ def peer_of(address: str) -> str:
 
 
 def counted(addresses: Sequence[str]) -> str:
-    """Return the address if there is only one, else the number of addresses, in words."""
+    """Return a phrase for a message: the address if there is only one, else the number of addresses."""
     return addresses[0] if len(addresses) == 1 else f"{len(addresses)} addresses of peers"
 
 
 def best_first(addresses: Sequence[str]) -> list[str]:
-    """Sort addresses: public, DNS names, private, relayed, loopback. Equal ones keep their order."""
+    """Sort addresses by kind: public, DNS name, private, relayed, loopback. Addresses of one kind keep their
+    order."""
     return sorted(addresses, key=_remoteness)
 
 
@@ -196,7 +199,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_private(address: str) -> bool:
-    """Return whether an address is of use on one network only: a private or a loopback address."""
+    """Return whether an address is private or loopback, and so of use on one network only."""
     return _remoteness(address) in (2, 4)
 
 

@@ -1,8 +1,8 @@
 """Links inside one process, behind the same interface as real ones: for tests, examples and local swarms.
 
-The network is perfect by default. `Conditions` lose, repeat, delay and reorder frames, `hears` separates
-peers, and links can stall or end without a word. All chance comes from the generator that is passed in, and
-all time from the running loop. So a run in virtual time repeats from one seed.
+The network is perfect by default. `Conditions` lose, repeat, delay and reorder frames; `hears` separates
+peers; links can stall, or end without notice. All randomness comes from the generator that is passed in, and
+all time from the running loop. So a run in virtual time can be repeated from one seed.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from sfnode.transport.roster import pack_record, read_record, sample
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 HALF_ROUND_TRIP = 0.05
-"""Default latency in one direction, in seconds: a round trip of 100 ms, as between continents on an ordinary
-day."""
+"""Default latency in one direction, in seconds. The round trip of 100 ms is typical between continents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Distribution of the seconds from one end of a link to the other, drawn for every frame."""
+    """Distribution of a link's latency in one direction, which is drawn anew for every frame."""
 
     kind: Literal["constant", "uniform", "lognormal"] = "constant"
     typical: float = HALF_ROUND_TRIP
     """Typical latency, in seconds: the constant, the middle of the uniform distribution, or the median of the
     lognormal one."""
     spread: float = 0.0
-    """Half the width of the uniform distribution as a share of its middle, or sigma of the lognormal one."""
+    """Half the width of the uniform distribution, as a fraction of its middle; or sigma of the lognormal
+    distribution."""
     most: float = 10.0
-    """Maximum, in seconds, at which the tail of the distribution is cut off."""
+    """Maximum, in seconds, of a latency drawn from the lognormal distribution."""
 
     def draw(self, random: Random) -> float:
         """Draw the latency of one frame, in seconds."""
@@ -65,7 +65,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Effects of the network on every frame on its way."""
+    """Effects of the network on every frame that it carries."""
 
     latency: Latency = Latency()
     loss: float = 0.0
@@ -96,31 +96,32 @@ PERFECT = Conditions(Latency(typical=0.0))
 T = TypeVar("T")
 
 CAPACITY = 64
-"""Maximum number of frames on their way in one direction. Then send() waits, as with the full buffers of a
-real connection."""
+"""Maximum number of frames on their way in one direction. At this number send() waits, as it does when the
+buffers of a real connection are full."""
 
 
 TRIPS = 3
-"""Number of round trips that a dial, a request or a search takes: to connect, to shake hands, to ask."""
+"""Number of round trips of a dial, a request or a search: one to connect, one to shake hands, one to ask."""
 
 
 class Network:
-    """The medium of memory transports: its members, who hears whom, and the shared roster."""
+    """The network that connects memory transports: its members, which of them hear each other, and the shared
+    roster."""
 
     def __init__(self, generator: Random, conditions: Conditions = PERFECT) -> None:
         self.conditions = conditions
-        """Conditions of links without conditions of their own."""
+        """Conditions of all links that have no conditions of their own."""
         self.generator = generator
         self.pairs: set[frozenset[str]] | None = None
-        """Pairs of members that can reach each other; None: all can."""
+        """Pairs of members that can reach each other; None if all members can."""
         self.on_frame: Callable[[str, str, bytes], None] = lambda sender, receiver, frame: None
-        """Called with sender, receiver and frame for every frame that leaves."""
+        """A function that is called with (sender, receiver, frame) for every frame that is sent."""
         self._members: dict[str, MemoryTransport] = {}
         self._roster: dict[bytes, dict[str, tuple[float, object]]] = {}
 
     def hears(self, one: str, other: str) -> bool:
-        """Return whether `other` hears `one`. If not, links between them stay open, but lose frames.
-        Networks with partitions override this."""
+        """Return whether `other` receives frames from `one`. If not, links between them stay open, but lose
+        these frames. Networks with partitions override this method."""
         return True
 
     def may_reach(self, caller: str, peer: str) -> bool:
@@ -156,11 +157,13 @@ class Network:
             await asyncio.sleep(seconds)
 
     def write(self, topic: bytes, peer: str, expiry: float, value: object) -> None:
-        """Put a value, well-formed or not, into the roster until the loop's time is `expiry`."""
+        """Put a value into the roster until the loop's time is `expiry`. The value need not be
+        well-formed."""
         self._roster.setdefault(topic, {})[peer] = (expiry, value)
 
     def read(self, topic: bytes, reader: str, now: float) -> list[tuple[str, object]]:
-        """Return the peers and values that `reader` finds in the roster, which partitions split, too."""
+        """Return the (peer, value) pairs that `reader` finds in the roster: its own and those of peers that
+        it can reach."""
         entries = sorted(self._roster.get(topic, {}).items())
         return [
             (peer, value)
@@ -170,8 +173,8 @@ class Network:
 
 
 class Pipe:
-    """One direction of a link, under the conditions of the network. Its first frame arrives once, and before
-    all others: without that frame there is no link."""
+    """One direction of a link, with the conditions of the network. Its first frame always arrives, once and
+    before all others, as there is no link without it."""
 
     def __init__(self, network: Network, sender: str, receiver: str) -> None:
         self.closed = False
@@ -187,8 +190,8 @@ class Pipe:
         self._numbers = count()
         self._changed = asyncio.Event()
         self._free_at = self._not_before = 0.0
-        """Time at which the line has sent all frames so far, and time before which no further frame
-        arrives."""
+        """`_free_at` is the time at which the line has sent all frames so far; `_not_before` is the earliest
+        time at which a further frame arrives."""
 
     @property
     def takes(self) -> bool:
@@ -238,8 +241,8 @@ class Pipe:
             self._fly(frame, self._arrival(departure + draw.uniform(0, conditions.replay_within)))
 
     def _arrival(self, departure: float) -> float:
-        """Return the time at which a frame arrives. It is not earlier than the first frame. Unless frames may
-        overtake each other, it is not earlier than the last one."""
+        """Return the time at which a frame arrives. It is not earlier than the arrival of the first frame or,
+        unless `reorder` is set, of the previous frame."""
         conditions = self.conditions or self._network.conditions
         return max(departure + conditions.latency.draw(self._network.generator), self._not_before)
 
@@ -269,7 +272,7 @@ class Pipe:
         frame = heappop(self._flying)[2]
         if not self.gone:
             self._arrived.append(frame)
-        elif self._network.is_up(self._ends[1]):  # its system knows no such connection, and resets it
+        elif self._network.is_up(self._ends[1]):  # its system resets the connection, which it does not know
             self.close()
         self._changed.set()
 
@@ -331,8 +334,8 @@ class MemoryLink:
             self.into.close()
 
     def vanish(self) -> None:
-        """End without notice, as in a power cut. The other side notices when it sends something after this
-        one is back."""
+        """End without notice, as in a power cut. The other side notices it when it sends a frame after this
+        side's node is back."""
         self.closed = self.into.gone = True
 
 
@@ -340,8 +343,8 @@ class MemoryTransport:
     """A `Transport` for one member of a `Network`. Its addresses look like /memory/NAME/p2p/NAME."""
 
     def __init__(self, network: Network, peer: str, clock: float = 0.0, *, address: str = "") -> None:
-        """Take the medium, the node's name (`peer`), and the seconds by which its clock is ahead of the right
-        time. `address`, without /p2p/ID, replaces /memory/NAME."""
+        """`peer` is the node's name. `clock` is the number of seconds by which its clock is ahead of the
+        right time. `address`, without /p2p/ID, replaces /memory/NAME."""
         self.peer = peer
         self.clock = clock
         self.address = address or f"/memory/{peer}"
@@ -351,7 +354,7 @@ class MemoryTransport:
         self._running = self._dead = False
         self._stopped = asyncio.Event()
         self._context = copy_context()
-        """Context of the node, also for work that other members cause."""
+        """Context variables of the node, in which work for other members runs, too."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._link_handler: LinkHandler | None = None
         self._request_handler: RequestHandler | None = None
@@ -372,7 +375,8 @@ class MemoryTransport:
         await call_off(self._tasks)
 
     def die(self, *, silently: bool) -> None:
-        """End for good, as the process would. The system closes its links, or nobody does (`silently`)."""
+        """End for good, as if the process had died. Its links are closed for both sides, unless `silently` is
+        set."""
         self._dead = True
         self._leave()
         for link in self.links:
@@ -426,7 +430,7 @@ class MemoryTransport:
         self._request_handler = handler
 
     def ask_for_relays(self, known: Callable[[], Sequence[str]]) -> None:
-        """Do nothing: nobody is behind a router here."""
+        """Do nothing, as no node in memory needs a relay."""
 
     async def announce(self, topic: bytes, record: PeerRecord, ttl: float) -> None:
         await self._exchange()
@@ -448,13 +452,14 @@ class MemoryTransport:
         return sum(self._network.reaches(self.peer, peer) for peer in peers)
 
     async def _exchange(self) -> None:
-        """Wait for the time of a question to others. Raises TransportError if this node ends meanwhile."""
+        """Wait for as long as a request to another peer takes. Raises TransportError if this node has ended
+        meanwhile."""
         await self._network.exchange()
         if not self._running:
             raise TransportError("it has been stopped")
 
     async def _reply(self, asker: MemoryTransport, frame: bytes) -> bytes | None:
-        """Answer a request; None if this node ends meanwhile."""
+        """Return the response to a request; None if this node ends before it has answered."""
         task = self._begin(answer(self._request_handler, Asker(asker.peer, asker.address), frame))
         try:
             await asyncio.wait([task])
@@ -466,7 +471,7 @@ class MemoryTransport:
         self._begin(serve_link(self._link_handler, self._keep(link)))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start work that others ask for."""
+        """Start work that another member has caused, in this node's context."""
         task = asyncio.get_running_loop().create_task(work, context=self._context.copy())
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

@@ -1,8 +1,8 @@
 """The roster of a run: the format of a record, and the checks of strangers' records.
 
-Each peer signs its own record, but peers cost nothing. So a record is only a hint about whom to dial, and the
-transport authenticates whoever answers. This module knows no DHT and no kind of key, only values that a DHT
-may store.
+Each peer signs its own record, but new peer ids cost nothing. So a record is only a hint about whom to dial,
+and the transport authenticates the peer that answers. This module knows values that a DHT may store, but no
+DHT and no kind of key.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ MAX_RECORD_BYTES = 1_536
 fit. A full roster stays below 1.4 MiB."""
 
 MAX_TTL = 90.0
-"""Maximum lifetime of a record, in seconds. A record that expires later (and later than clocks differ) is
-refused, so no stranger's record outlives honest ones, which are renewed every 30 s."""
+"""Maximum lifetime of a record, in seconds. A record that expires later is refused, with an allowance for
+clocks that differ. So no stranger's record outlives honest ones, which are renewed every 30 s."""
 
 MAX_ANSWER = 128
 """Maximum number of records taken from one peer's answer, drawn at random. So a peer that invents a thousand
-records weighs no more than each other peer that is asked."""
+records adds no more records than any other peer that is asked."""
 
 CLOCK_WRONG = 30.0
-"""Threshold, in seconds: a clock that differs by this much counts as wrong. It is a third of an entry's
-lifetime."""
+"""Difference, in seconds, from which on a clock counts as wrong. It is a third of a record's lifetime."""
 
 _CLOCK_SLACK = 60.0
 _LENGTHS, _EXPIRY = struct.Struct(">HH"), struct.Struct(">d")
@@ -54,14 +53,15 @@ def roster_key(topic: bytes) -> str:
 
 
 def sample(records: Iterable[PeerRecord], random: Random) -> list[PeerRecord]:
-    """Return at most MAX_ROSTER of these records, sorted by peer. They are drawn at random: strangers could
-    fill an order that they can foresee."""
+    """Return at most MAX_ROSTER of these records, sorted by peer. They are drawn at random, because in any
+    predictable order strangers could take all places."""
     found = list(records)
     return sorted(found if len(found) <= MAX_ROSTER else random.sample(found, MAX_ROSTER))
 
 
 def pack_record(record: PeerRecord) -> list[Any]:
-    """Return the stored form, [peer, addresses, role, known], with the first MAX_ADDRESSES addresses."""
+    """Return the stored form of a record: [peer, addresses, role, known], with the first MAX_ADDRESSES
+    addresses."""
     fitting = [address for address in record.addresses if len(address) <= MAX_ADDRESS_CHARS]
     return [record.peer, fitting[:MAX_ADDRESSES], record.role, record.known]
 
@@ -113,13 +113,14 @@ class Key(Protocol):
 
 
 class SignedRecords:
-    """A record validator for hivemind: accepts small values that decode, expire soon and are the peer's own.
+    """A record validator for hivemind. It accepts small values that decode, expire soon and are signed by
+    their own peer.
 
     A record is stored under its peer's id. It carries the peer's public key, of which the id is a hash, and a
-    signature over the roster, the id, the value and the expiry. So nobody can replace or extend another's
-    record. A stranger can still make any number of ids, reachable or not, and sign a record of each. The
-    format of values is not checked, so nodes of a later version may write more. But a value must decode: one
-    that does not would keep hivemind searching for ever.
+    signature over the roster, the id, the value and the expiry. So nobody can replace another peer's record
+    or prolong its lifetime. A stranger can still make any number of ids, reachable or not, and sign a record
+    for each of them. The format of values is not checked, so that nodes of a later version may write more.
+    But a value must decode: hivemind would never end a search that finds an undecodable value.
     """
 
     def __init__(
@@ -131,7 +132,8 @@ class SignedRecords:
         is_signed: Callable[[bytes, bytes, bytes], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`peer_of(public)` is the id of a public key; `is_signed(public, message, signature)` checks one."""
+        """`peer_of(public)` returns the peer id of a public key; `is_signed(public, message, signature)`
+        checks a signature."""
         self._key = key
         self._decode = decode
         self._peer_of = peer_of
@@ -156,7 +158,8 @@ class SignedRecords:
             return False
 
     def sign_value(self, record: StoredRecord) -> bytes:
-        """Return the value of a record of our own as it is stored."""
+        """Return the stored form of the value of our own record: value, public key, signature and their
+        lengths."""
         signature = self._key.sign(_statement(record, record.value))
         public = self._key.public
         return record.value + public + signature + _LENGTHS.pack(len(public), len(signature))
@@ -176,6 +179,6 @@ def _unseal(stored: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _statement(record: StoredRecord, value: bytes) -> bytes:
-    """Return the bytes that the peer signs. The key has 20 bytes, and the subkey is MessagePack, so the parts
-    cannot be confused."""
+    """Return the bytes that the peer signs. The key has 20 bytes, and the subkey is MessagePack, so that the
+    bytes can be divided in one way only."""
     return b"sfnode-roster" + record.key + record.subkey + _EXPIRY.pack(record.expiration_time) + value

@@ -1,4 +1,4 @@
-"""Calls into hivemind: each has a deadline, fails with our error, and leaves no socket and no task open.
+"""Calls into hivemind: each has a deadline, fails with our own error type, and leaves no open socket or task.
 
 hivemind waits for ever for a p2pd that hangs or is gone. It may raise anything, and leaks the sockets of
 failed and cancelled calls. This module imports nothing of hivemind.
@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from sfnode.transport.base import TransportError
 
 CANCEL_DEADLINE = 0.2
-"""Deadline, in seconds, for cancelled tasks to end. A task that does not is left to the end of the loop."""
+"""Deadline, in seconds, for cancelled tasks to end. A task that has not ended by then runs on until the event
+loop ends."""
 
 _REASON_CHARS = 300
 _STOPPED = "the network is stopped"
@@ -30,14 +31,15 @@ log = logging.getLogger(__name__)
 
 
 class Calls:
-    """The calls to one p2pd. `fail` ends the calls under way and all later ones."""
+    """The calls to one p2pd. After `fail`, the calls under way and all later calls fail at once."""
 
     def __init__(self) -> None:
         self._failed = False
         self._running: set[asyncio.Timeout] = set()
 
     async def within(self, deadline: float, what: str, call: Coroutine[Any, Any, T]) -> T:
-        """Await `call` for at most `deadline` seconds. Raises TransportError that begins with `what`."""
+        """Await `call` for at most `deadline` seconds. Raises TransportError with a reason that begins with
+        `what`."""
         if self._failed:
             call.close()
             raise TransportError(f"{what}: {_STOPPED}")
@@ -63,7 +65,7 @@ class Calls:
             _sockets.reset(token)
 
     def fail(self) -> None:
-        """Fail all calls, now and later: this p2pd will not answer any more."""
+        """Make all present and later calls fail, because this p2pd will not answer any more."""
         self._failed = True
         now = asyncio.get_running_loop().time()
         for timeout in self._running:
@@ -72,7 +74,7 @@ class Calls:
 
 
 def remember_sockets(connector: Any) -> None:
-    """Tell `within` of the sockets that hivemind's DaemonConnector opens."""
+    """Make `within` note the sockets that hivemind's DaemonConnector opens, so that it can close them."""
     open_connection = connector.open_connection
 
     async def remembering() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -86,7 +88,8 @@ def remember_sockets(connector: Any) -> None:
 
 
 def contain_inbound(control: Any) -> None:
-    """Log exceptions of hivemind's ControlClient over inbound streams that end too early at level DEBUG."""
+    """Catch the exceptions of hivemind's ControlClient when an inbound stream ends too early; log them at
+    level DEBUG."""
     serve = control._handler
 
     async def containing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,17 +103,20 @@ def contain_inbound(control: Any) -> None:
 
 
 class Demote(logging.Handler):
-    """Logs a library's messages at level DEBUG. The important ones reach the user as our errors."""
+    """A handler that logs a library's messages at level DEBUG. Failures that matter reach the user as our own
+    errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log.debug("%s: %s", record.name, record.getMessage())
 
 
 class AbandonedTasks(logging.Filter):
-    """A filter for asyncio's logger: failures of tasks that a library has abandoned go to DEBUG.
+    """A filter for asyncio's log records: failures of tasks that a library has abandoned are logged at level
+    DEBUG instead.
 
-    hivemind updates its routing table in such tasks, with data from strangers. It also leaves the workers of
-    a cancelled search to the garbage collector, with tasks that only wait for the search's end.
+    hivemind updates its routing table in such tasks, with data from strangers. It also leaves the tasks of a
+    cancelled search to the garbage collector: its workers, and tasks that only wait for the end of the
+    search.
     """
 
     def __init__(self, library: Path, ours: Path) -> None:
@@ -124,7 +130,7 @@ class AbandonedTasks(logging.Filter):
         if error is None and not text.startswith(_DESTROYED):
             return True
         seen = files or [text]
-        # It does not show whose task waits; the task that awaits it is logged, too.
+        # The message does not show whose task waits; the task that awaits that task is logged, too.
         waits = error is None and _WAITS in text
         known = waits or any(self._library in file for file in seen)
         if not known or any(self._ours in file for file in seen):
@@ -156,6 +162,6 @@ async def wait_briefly(tasks: Iterable[asyncio.Task[Any]], deadline: float) -> s
 
 
 def _ignore_exception(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception, as asyncio otherwise logs it."""
+    """Retrieve the exception of a task, because asyncio logs exceptions that nobody has retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,6 +1,7 @@
-"""p2pd, the libp2p daemon, as a process: it ends with this process, is watched, and stops within a second.
+"""p2pd, the libp2p daemon, as a child process. It never outlives this process, is watched, and stops within a
+second.
 
-This module knows p2pd's command and output, and nothing of libp2p.
+This module knows p2pd's command line and output, and nothing else of libp2p.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from sfnode.settings import EVERYWHERE
 from sfnode.transport.base import bad_address
 
 START_DEADLINE = 15.0
-"""Deadline, in seconds, for p2pd to print its peer id. It takes 0.2 s; a machine that swaps may take fifty
-times that."""
+"""Deadline, in seconds, for p2pd to print its peer id. It takes 0.2 s, or fifty times as long on a machine
+that swaps."""
 
 TERM_DEADLINE = 0.4
 """Pause, in seconds, between SIGTERM and SIGKILL. A healthy p2pd ends within 10 ms."""
 
 PORT_PATIENCE = 2.0
-"""Maximum time, in seconds, for a predecessor to release our port: a killed one is gone in milliseconds."""
+"""Maximum time, in seconds, to wait for an earlier p2pd to release our port. A killed p2pd releases it within
+milliseconds."""
 
 CORES_EACH = 4
-"""Number of the machine's cores for each core that p2pd may use. It needs a few percent of one core. On more
-cores it wakes a thread on each for every stream, which costs twice the processor time and disturbs
-training."""
+"""Divisor of the machine's number of cores: p2pd may use a quarter of them. It needs a few percent of one
+core. If it may use many, it wakes a thread on each of them for every stream, which doubles its processor time
+and disturbs training."""
 
 _PORT_POLL = 0.05
 _TAIL_LINES = 20
@@ -51,7 +53,7 @@ class Daemon:
     def __init__(self, process: Process) -> None:
         self.pid = process.pid
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        """The last lines of its output."""
+        """The last lines of the process's output."""
         self._process = process
         self._ready = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
@@ -71,7 +73,8 @@ class Daemon:
                 self._process.kill()
 
     async def wait_until_ready(self) -> bool:
-        """Return True once the process has printed its peer id, False if it ended or stayed silent."""
+        """Return True once the process has printed its peer id; False if it has ended, or printed none within
+        START_DEADLINE."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_DEADLINE):
                 await self._ready.wait()
@@ -136,7 +139,7 @@ async def start_daemon(program: Path, flags: Sequence[str]) -> Daemon:
 
 
 def _start_failure(daemon: Daemon) -> UserError:
-    """Return the user error for the last lines of a p2pd that did not start."""
+    """Return the user error for a p2pd that did not start, according to the last lines that it printed."""
     words = " ".join(daemon.tail)
     if "address already in use" in words:
         return port_in_use(words)
@@ -174,8 +177,8 @@ def peers_unreachable(addresses: Sequence[str]) -> UserError:
 async def wait_for_ports(maddrs: Iterable[str]) -> None:
     """Wait until all these addresses can be listened on. Raises UserError PORT_IN_USE or BAD_ADDRESS.
 
-    p2pd itself would not report a failure. It shares a port with another p2pd (SO_REUSEPORT), and each gets
-    half of the connections. It also starts when only one of several addresses works.
+    p2pd itself would not report these errors. If another p2pd uses the port, both share it (SO_REUSEPORT),
+    and each gets half of the connections. If only one of several addresses works, p2pd starts all the same.
     """
     for maddr in maddrs:
         give_up = asyncio.get_running_loop().time() + PORT_PATIENCE
@@ -186,7 +189,8 @@ async def wait_for_ports(maddrs: Iterable[str]) -> None:
 
 
 def without_missing_ipv6(maddrs: Sequence[str]) -> tuple[str, ...]:
-    """Return addresses to listen on without the default one for IPv6 where the kernel has no IPv6."""
+    """Return these addresses to listen on. If the kernel has no IPv6, leave out the default address for
+    IPv6."""
     return tuple(one for one in maddrs if one != EVERYWHERE[1] or _has_ipv6())
 
 

@@ -1,16 +1,18 @@
-"""The DHT of a node: hivemind's DHTNode with bounds, in which no stranger's record outlasts or hides others'.
+"""The DHT of a node: hivemind's DHTNode with bounds, so that no stranger's record can outlast or hide the
+records of others.
 
-In plain hivemind the entry that expires last wins. A full storage drops the entry that expires first. A
-stranger's cached copy of a roster hides the stored one. An answer that claims to expire never ends the
-search. One bad entry spoils a whole answer, and a large answer comes with every step of a search. Here,
-chance decides which entries of a full roster are stored and sent, every answer counts alike, and bad entries
-are left out. One weakness remains: whoever announces more ids, or more often, has more of a full roster. Ids
-cost nothing, and p2pd does not tell the address of a caller.
+In plain hivemind, of two entries the one that expires later is used, and a full storage drops the entry that
+expires first. A stranger's cached copy of a roster hides the stored roster. An answer that claims never to
+expire ends the search. One bad entry makes a whole answer useless, and a large answer is sent at every step
+of a search. Here, the entries of a full roster that are stored and sent are drawn at random, all answers are
+used alike, and bad entries are left out. One weakness remains: a stranger that announces more ids, or
+announces them more often, gets more of a full roster. Ids cost nothing, and p2pd does not tell the address of
+a caller.
 
-Other programs may share the DHT. Their peers store whatever anybody writes. So a roster there may be full of
-rubbish, or be no roster at all, so that no record gets in. Therefore a search also asks the nodes themselves,
-each of which stores its own record. It finds its way by keys under which nothing is stored. The other
-programs also rely on this peer to store their data, which it does within bounds.
+Other programs may share the DHT. Their peers store values of any kind. So a roster on such a peer may be full
+of junk, or its key may hold another value, so that no record can be added. Therefore a search also asks the
+nodes themselves, each of which stores its own record. It looks for these nodes with keys under which nothing
+is stored. The other programs also expect this peer to store their data, which it does within bounds.
 
 Imports hivemind, and with it torch. Knows records only through their validator.
 """
@@ -46,35 +48,35 @@ MAX_TOPICS = 32
 """Maximum number of rosters that this node stores for others: 45 MiB when full. A swarm has one roster."""
 
 MAX_OTHERS, MAX_OTHER_BYTES, MAX_OTHERS_BYTES = 4_096, 16 << 10, 8 << 20
-"""Maximum number of keys that this node stores for other programs, of bytes in one value, and of bytes in all
-values. A dictionary has at most MAX_ANSWER entries, so that it fits into a message."""
+"""Maximum number of keys that this node stores for other programs, bytes of one value, and bytes of all
+values together. A dictionary has at most MAX_ANSWER entries, so that it fits a message."""
 
 _OVERHEAD = 400
 """Memory, in bytes, that a stored value takes besides its own bytes."""
 
 REPLICAS = 8
-"""Number of peers, the nearest to a roster, that are asked to store a record: five as in hivemind, and three
-because some may be away or refuse."""
+"""Number of peers that are asked to store a record, those nearest to the roster: five as in hivemind, and
+three more because some may be away or refuse."""
 
 ASKED = 20
-"""Number of peers, the nearest to a roster, that a search asks. In a small DHT these are all peers, with
+"""Number of peers that a search asks, those nearest to the roster. In a small DHT these are all peers, and so
 every node of the run."""
 
 SEARCH_DEADLINE = 8.0
-"""Deadline, in seconds, for finding the nearest peers, in rounds that may each meet a dead peer. So nobody
-who invents peers without end keeps this node from asking known ones."""
+"""Deadline, in seconds, for finding the nearest peers, in several rounds that may each include a dead peer.
+With it, an attacker that invents more and more peers cannot keep this node from asking known peers."""
 
 MAX_ENTRIES = 8_192
 """Maximum number of entries of a roster in one message: signed records need 500 bytes each, and a message has
-4 MiB. More entries than that would have to be empty, and would take seconds to read."""
+at most 4 MiB. If there are more, most are too small to be records, and reading them would take seconds."""
 
 _FREE_BITS = 96
-"""Number of low bits of a key that are drawn anew to search near the key. The other 64 bits tell nodes
-apart."""
+"""Number of low bits of a key that are drawn at random to get another key near it. The other 64 bits are
+enough to tell nodes apart."""
 
 _GHOSTS = 4
-"""Maximum length of hivemind's heap of expirations, in entries per stored value, before it is tidied. Every
-store adds an entry, which stays until it has expired."""
+"""Maximum length of hivemind's heap of expirations, in entries per stored value; a longer heap is tidied.
+Every store adds an entry, which otherwise stays until it has expired."""
 
 Entry = tuple[Any, ValueWithExpiration[bytes]]
 """An entry of a dictionary in the DHT: its subkey, which in a roster is a peer's id, and the stored value."""
@@ -83,24 +85,26 @@ log = logging.getLogger(__name__)
 
 
 class Storage(DHTLocalStorage):  # type: ignore[misc]
-    """A DHT node's storage: rosters, and a little data of other programs in the same DHT.
+    """Storage of a DHT node, for rosters and for a bounded amount of data of other programs in the same DHT.
 
-    In a full roster a random entry gives way. Under the key of a roster nothing else is stored. Other
-    programs' data is not handed over to new peers: it would fill their first message.
+    A new entry of a full roster replaces a random one. Under the key of a roster nothing else is stored.
+    Other programs' data is not sent to new peers, whose first message it would fill.
     """
 
     def __init__(self, random: Random, is_record: Callable[[DHTRecord], bool]) -> None:
         super().__init__()
         self.own: set[DHTID] = set()
-        """Keys of rosters with this node's own record. These rosters never give way to others."""
+        """Keys of rosters with this node's own record. These rosters are never replaced by others."""
         self.random = random
         self._is_record = is_record
         self._others = DHTLocalStorage(maxsize=MAX_OTHERS)
         self._bytes = 0
-        """Bytes stored for other programs since their part of the storage was last empty."""
+        """Number of bytes stored for other programs since their part of the storage was last emptied, with
+        overhead."""
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
-        """Return a copy of a roster with at most MAX_ANSWER entries, or other stored data of that key."""
+        """Return a copy of the roster of that key, with at most MAX_ANSWER entries. If there is none, return
+        the other data stored under the key."""
         if key not in self:
             return self._others.get(key)
         copy = DictionaryDHTValue()
@@ -132,16 +136,16 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         return [one for one in entries if self._is_record(DHTRecord(key, dumps(one[0]), *one[1]))]
 
     def records_of(self, key: bytes, roster: DictionaryDHTValue) -> list[Entry]:
-        """Return the records among at most MAX_ANSWER entries of a roster, drawn at random. So checking an
-        answer costs the same, however large it is."""
+        """Return the records among at most MAX_ANSWER entries drawn at random from a roster. So the cost of
+        checking an answer is bounded, however large the answer is."""
         return self.records(key, self._drawn(roster))
 
     def take(self, key: bytes, sent: DictionaryDHTValue) -> bool:
-        """Reduce a dictionary that was sent to be stored, in place, and return True. It keeps only records
-        or, if it has none, at most MAX_ANSWER entries.
+        """Reduce a dictionary that another peer sends for storage, in place, and return True. At most
+        MAX_ANSWER entries are drawn; of these only records are kept, or all if none is a record.
 
-        Replaces hivemind's check, which refuses the whole dictionary for one bad entry. An entry would be bad
-        even if two clocks differed by only a second.
+        Replaces hivemind's check, which refuses the whole dictionary if one entry is bad. Clocks that differ
+        by a second are enough to make an entry bad.
         """
         drawn = self._drawn(sent)
         kept = self.records(key, drawn) or drawn
@@ -176,7 +180,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
 
     def _keep(self, key: DHTID, value: bytes, expiration_time: float, subkey: Any = None) -> bool:
         """Store data of another program, unless it is too large or its key has a roster. When all such data
-        together exceeds MAX_OTHERS_BYTES, the earlier data is forgotten: other peers have it, too."""
+        together exceeds MAX_OTHERS_BYTES, all earlier data is deleted; other peers store it, too."""
         if key in self or len(value) > MAX_OTHER_BYTES or not isfinite(expiration_time):
             return False
         held = self._others.get(key)
@@ -192,15 +196,16 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
 
 
 def _tidy(storage: TimedStorage[Any, Any]) -> None:
-    """Drop heap entries of values that are gone or have another expiration now."""
+    """Drop heap entries of values that are deleted or have another expiration now, if the heap is too
+    long."""
     if len(storage.expiration_heap) > _GHOSTS * (len(storage.data) + 1):
         storage.expiration_heap = list(storage.key_to_heap.values())
         heapify(storage.expiration_heap)
 
 
 class _Reader(MSGPackSerializer):  # type: ignore[misc]
-    """hivemind's serializer. From a roster it reads only possible records, and nothing if there are too
-    many."""
+    """hivemind's serializer with another way of reading rosters: only possible records, or nothing if there
+    are too many entries."""
 
     @classmethod
     def _decode_ext_types(cls, code: int, data: bytes) -> Any:
@@ -212,8 +217,9 @@ class _Reader(MSGPackSerializer):  # type: ignore[misc]
 def _read_roster(data: bytes) -> DictionaryDHTValue:
     """Return a roster from the format that `DictionaryDHTValue.packb` writes. Raises TypeError and others.
 
-    Too many entries give an empty roster: after an error the sender would forget this peer. Subkeys that are
-    not text are left out, because hivemind cannot compare them when two entries expire together.
+    Returns an empty roster if there are too many entries: after an error, the sender would forget this peer.
+    Subkeys that are not text are left out, because hivemind cannot compare them when two entries expire
+    together.
     """
     roster = DictionaryDHTValue()
     try:
@@ -257,8 +263,8 @@ async def create_dht(p2p: P2P, key: PeerKey, client_mode: bool, random: Random, 
 
 
 async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration_time: float) -> bool:
-    """Store this node's own record under its peer id `own`: in this node, where any search that asks it finds
-    the record, and at the peers nearest to the roster. Return whether a peer took it; True if there are no
+    """Store this node's own record under its peer id `own`, at the peers nearest to the roster and in this
+    node itself, for searches that ask it. Return whether any peer has stored it; True if there are no
     peers."""
     protocol, key = dht.protocol, DHTID.generate(roster)
     record = DHTRecord(
@@ -275,9 +281,9 @@ async def put_record(dht: DHTNode, roster: str, own: str, value: Any, expiration
 
 
 async def find_records(dht: DHTNode, roster: str, own: str) -> dict[str, Any]:
-    """Return the values in a roster, keyed by peer id, from the answers of the nearest peers and the records
-    of others stored here. Of each peer's values the one that expires last counts. This node's own value is
-    included only if others have it."""
+    """Return the values in a roster, keyed by peer id. They come from the answers of the nearest peers, and
+    from other peers' records stored here. If a peer has several values, the one that expires last is used.
+    This node's own value is included only if another peer has sent it."""
     protocol, key = dht.protocol, DHTID.generate(roster)
     answers = await asyncio.gather(*(_ask(dht, peer, key) for peer in await _nearest(dht, key)))
     here = protocol.storage.roster(key)
@@ -290,11 +296,11 @@ async def find_records(dht: DHTNode, roster: str, own: str) -> dict[str, Any]:
 
 
 async def _nearest(dht: DHTNode, key: DHTID) -> list[PeerID]:
-    """Return peers that answer, those nearest to a key first, without this node: at most ASKED peers found by
-    a search, and at most ASKED known ones, which nobody can hide by spoiling the search.
+    """Return other peers that are not blacklisted, those nearest to a key first: at most ASKED peers that a
+    search has found, and at most ASKED known peers, which an attacker on the search cannot hide.
 
-    The search uses another key nearby. Every step of a search by the key itself would bring what peers have
-    stored there, perhaps megabytes of rubbish.
+    The search uses another key near this one. At every step of a search with the key itself, peers would send
+    what they have stored under it, perhaps megabytes of junk.
     """
     near = DHTID(key ^ dht.protocol.storage.random.getrandbits(_FREE_BITS))
     found = dict(dht.protocol.routing_table.get_nearest_neighbors(key, ASKED, exclude=dht.node_id))
@@ -305,9 +311,10 @@ async def _nearest(dht: DHTNode, key: DHTID) -> list[PeerID]:
 
 
 async def _ask(dht: DHTNode, peer: PeerID, key: DHTID) -> list[Entry]:
-    """Return the records in one peer's copy of a roster; none without a usable answer.
+    """Return the records in one peer's copy of a roster; an empty list without a usable answer.
 
-    hivemind's own call would forget a peer without a usable answer. But the answer may only be too large.
+    This replaces hivemind's own call, which would forget a peer without a usable answer, even if the answer
+    is merely too large.
     """
     protocol = dht.protocol
     question = FindRequest(keys=[key.to_bytes()], peer=protocol.node_info)

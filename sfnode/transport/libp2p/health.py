@@ -1,7 +1,9 @@
-"""Health of p2pd and the addresses that it reports, asked through hivemind's P2P; restarts it when it breaks.
+"""The health of p2pd and the addresses that it reports, queried through hivemind's P2P; `keep_running`
+restarts a transport that breaks.
 
-p2pd may die, hang, or lose its connection to hivemind while it seems well. It also does not notice for long
-that its own address or its relays are gone. Imports nothing of hivemind, but knows the internals of its P2P.
+p2pd may die, hang, or lose its connection to hivemind while it still seems to work. When an address of this
+machine or its relays are gone, p2pd takes long to notice. Imports nothing of hivemind, but knows the
+internals of its P2P.
 """
 
 from __future__ import annotations
@@ -30,15 +32,16 @@ PING_INTERVAL = 0.4
 """Pause, in seconds, between two pings (`Pulse.beats`), each of which costs half a millisecond."""
 
 HANG_TICK, HANG_TICKS = 0.25, 5
-"""Seconds between two wake-ups of our own loop, and the number of wake-ups for which p2pd may leave a ping
-unanswered. Since wake-ups are counted, a pause of this process (a busy machine, a laptop that slept) does not
-look like a pause of p2pd. 0.4 s + 5 x 0.25 s make 1.65 s."""
+"""Seconds between two wake-ups of our own event loop, and number of wake-ups after which a p2pd that has not
+answered a ping counts as hanging. Wake-ups are counted, and not seconds, so that a pause of this process (on
+a busy machine, or a laptop that slept) is not taken for a pause of p2pd. A hang is noticed within 0.4 s + 5 x
+0.25 s = 1.65 s."""
 
 LOOK_INTERVAL = 1.0
-"""Seconds between two looks at this machine's addresses, which cost 0.1 ms, and at the relays' places."""
+"""Seconds between two checks of this machine's addresses, which take 0.1 ms, and of the places at relays."""
 
 OUR_OWN = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-"""Numbers of errors of a call to p2pd that are faults of this process or machine, and show nothing about
+"""Error numbers of calls to p2pd that show a lack of resources in this process or machine, and nothing about
 p2pd."""
 
 
@@ -76,8 +79,8 @@ class Pulse:
         return {str(peer.peer_id) for peer in peers}
 
     async def beats(self) -> bool:
-        """Return whether p2pd and its connection to hivemind work. Also True if this process has no resources
-        left to ask."""
+        """Return whether p2pd and its connection to hivemind work. True also if this process lacks the
+        resources to ask p2pd."""
         if not self._p2pd.alive or any(task.done() for task in _conversations(self._p2p)):
             return False
         try:
@@ -89,7 +92,7 @@ class Pulse:
         return True
 
     async def stops(self) -> str:
-        """Wait until p2pd has died, hangs or needs a new start; return which."""
+        """Wait until p2pd has died, hangs or needs a restart; return the reason as the end of a sentence."""
         hung_up = asyncio.wait(_conversations(self._p2p), return_when=asyncio.FIRST_COMPLETED)
         ends: dict[asyncio.Task[Any], str] = {
             asyncio.create_task(self._p2pd.ended()): "is gone",
@@ -105,7 +108,7 @@ class Pulse:
         return next(why for end, why in ends.items() if end in done)
 
     async def _hung(self) -> None:
-        """Return when p2pd has left a ping unanswered for HANG_TICKS."""
+        """Return once p2pd has left a ping unanswered for HANG_TICKS wake-ups."""
         ticks = 0
         while ticks < HANG_TICKS:
             ping = asyncio.create_task(self.beats())
@@ -118,22 +121,22 @@ class Pulse:
         await cancel([ping])
 
     async def _moved(self) -> None:
-        """Return when this machine has lost an address from which p2pd has connections.
+        """Return once this machine has lost an address from which p2pd has connections.
 
-        Nothing arrives there any more, and p2pd is not told. It would notice after 40 s, and believe in these
-        connections until then.
+        Nothing arrives at a lost address any more, and p2pd is not told. It would notice only after 40 s, and
+        use these connections until then.
         """
         here: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
             before = here
-            with suppress(OSError):  # without a descriptor one cannot look
+            with suppress(OSError):  # there may be no file descriptor left
                 here = own_addresses()
             if (gone := before - here) and gone & await asyncio.to_thread(used_addresses, self._p2pd.pid):
                 return
 
     async def _unrelayed(self) -> None:
-        """Return when no relay has a place for this node, and another start may find one."""
+        """Return once no relay has a place for this node, but a restart may find one that does."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL)
             if self._relays and await self._relays.want_a_start():
@@ -146,10 +149,11 @@ def own_addresses() -> set[str]:
 
 
 def used_addresses(pid: int) -> set[str]:
-    """Return the addresses of this machine from which a process has connections; none if that is unknown.
+    """Return the addresses of this machine from which a process has connections; an empty set if they cannot
+    be read.
 
-    An address on which the process listens explicitly is left out: without that address it could not even
-    start.
+    An address on which the process listens explicitly is left out: if this address is lost, a restarted
+    process could not listen on it.
     """
     with suppress(psutil.Error, OSError):
         sockets = [one for one in psutil.Process(pid).net_connections("tcp") if one.laddr]
@@ -168,7 +172,7 @@ def _plain(address: str) -> str:
 
 
 async def detach(p2p: Any) -> None:
-    """End hivemind's tasks and let calls that wait for p2pd fail instead of hang."""
+    """End hivemind's tasks, and make calls that wait for p2pd fail at once."""
     control = p2p._client.control
     for call in list(control._pending_calls.values()):
         if not call.done():
@@ -178,7 +182,7 @@ async def detach(p2p: Any) -> None:
 
 
 def _conversations(p2p: Any) -> list[asyncio.Task[Any]]:
-    """Return hivemind's tasks that talk to p2pd. When one of them has ended, calls hang."""
+    """Return hivemind's tasks that talk to p2pd. If one of them has ended, all calls hang."""
     control = p2p._client.control
     tasks = (control._read_task, control._write_task, p2p._listen_task)
     return [task for task in tasks if task is not None]
@@ -196,7 +200,7 @@ RESTART_PAUSE, RESTART_PAUSE_MOST = 0.5, 15.0
 restarted. The pause doubles each time."""
 
 RESTART_SPACING = 5.0
-"""Minimum time, in seconds, between two restarts, in case the network daemon dies as soon as it runs."""
+"""Minimum time, in seconds, between two restarts, in case the network daemon dies right after each start."""
 
 
 async def keep_running(

@@ -1,7 +1,7 @@
 """The libp2p key: its file in libp2p's own format, its peer id, and its signatures.
 
-A node's origin is another key. This one is RSA, which every release of hivemind can read. Knows nothing of
-the network.
+It is not the key of the node's origin. It is an RSA key, which every release of hivemind can read. This
+module knows nothing of the network.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _encode(key: RSAPrivateKey) -> bytes:
 
 
 def _check(encoded: bytes) -> RSAPrivateKey:
-    # DER needs no length from outside: it starts where its own tag (0x30) does, after a varint of 1-3 bytes.
+    # DER contains its own length. It starts at its own tag (0x30), after a varint of 1-3 bytes.
     start = encoded.find(b"\x30\x82", len(_HEAD))
     if not encoded.startswith(_HEAD) or start < 0:
         raise ValueError("it is not a libp2p RSA key")

@@ -1,11 +1,10 @@
-"""Whether anybody listens at an address, before libp2p is asked to dial it; and where a name leads.
+"""Checks, before libp2p dials an address, whether anything listens there; also looks up DNS names.
 
-libp2p does not dial an address again for 5 s after a failure, and for longer after every further one (up to 5
-minutes): a peer that comes back would be met long after that. So libp2p is given only addresses at which a
-TCP connection can be opened. Then it hardly ever notices that a peer was away. (The DHT still asks a peer
-that has just gone once more, which costs 5 s if the peer comes back at once.) Names are looked up here as
-well, because libp2p's own look-up counts towards its time for the dial, and forgets the answer. This module
-knows nothing else of libp2p.
+After a failed dial, libp2p does not dial the address again for 5 s, and for up to 5 minutes after further
+failures, even if the peer comes back meanwhile. So libp2p is given only addresses at which a TCP connection
+can be opened, and hardly ever fails. (The DHT still calls a peer once after the peer has gone. If the peer
+comes back at once, that failure costs 5 s.) Names are looked up here as well, because libp2p's own look-up
+uses up time of the dial and does not cache the answer. This module knows nothing else of libp2p.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from sfnode.transport.base import is_loopback
 from sfnode.transport.libp2p.calls import cancel
 
 TCP_DEADLINE = 4.0
-"""Deadline, in seconds, for a TCP connection: a lost first packet is sent again after 1 s, a second one after
-3."""
+"""Deadline, in seconds, for a TCP connection. The first packet is sent again after 1 s and 3 s if it is
+lost."""
 
 NAME_DEADLINE = 10.0
-"""Deadline, in seconds, for looking up a name: a resolver asks a silent server again after 5 s."""
+"""Deadline, in seconds, for looking up a name. If a name server is silent, a resolver asks again after 5
+s."""
 
 NAME_FRESH = 60.0
-"""Maximum time, in seconds, for which an address of a name is used without asking again; dynamic addresses
-change within minutes."""
+"""Maximum time, in seconds, for which the address of a name is used before the name is looked up again.
+Dynamic addresses may change within minutes."""
 
 NAME_KEPT = 86_400.0
-"""Maximum time, in seconds, for which the last address of a name is used where no name server answers."""
+"""Maximum time, in seconds, for which the last address of a name is used while no name server answers."""
 
 MAX_NAMES = 256
 """Maximum number of names whose addresses are kept; the address book has 64 peers."""
 
 MOMENT = 0.1
-"""Maximum time, in seconds, that the other addresses of a peer have to answer after the first; libp2p takes
-the best."""
+"""Maximum time, in seconds, to wait for the other addresses of a peer after the first one has answered.
+libp2p chooses the best of those that answer."""
 
 _TCP = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/.*)?", re.ASCII)
 _FAMILY = {"4": socket.AF_INET, "6": socket.AF_INET6}
@@ -50,7 +50,7 @@ SocketAddress = tuple[str, int]
 
 
 class TcpEndpoint(NamedTuple):
-    """Host and port to which a multiaddress leads first: those of a peer, or of its relay."""
+    """The host and port that a dial of a multiaddress connects to: those of a peer, or of its relay."""
 
     kind: str
     host: str
@@ -67,7 +67,7 @@ LookUp = Callable[[TcpEndpoint], Awaitable[list[SocketAddress]]]
 
 
 def tcp_endpoint(address: str) -> TcpEndpoint | None:
-    """Return the host and port to which a multiaddress leads first; None if it names no host for TCP
+    """Return the host and port that a dial of a multiaddress connects to; None if it names no host for TCP
     connections."""
     form = _TCP.fullmatch(address)
     return TcpEndpoint(form[1], form[2], int(form[3])) if form else None
@@ -76,7 +76,7 @@ def tcp_endpoint(address: str) -> TcpEndpoint | None:
 def resolve(endpoint: TcpEndpoint) -> list[SocketAddress]:
     """Return the socket addresses of an endpoint. Raises OSError, UnicodeError, ValueError.
 
-    Blocks for as long as name servers take, half a minute where they are silent.
+    Blocks until name servers answer, or for half a minute if they are silent.
     """
     return _socket_addresses(socket.getaddrinfo(endpoint.host, endpoint.port, **_hints(endpoint)))
 
@@ -95,15 +95,15 @@ class Names:
     """The addresses of names that were looked up."""
 
     def __init__(self, look_up: LookUp | None = None) -> None:
-        """`look_up` is the resolver; None for the system's."""
+        """`look_up` is the resolver; None for the resolver of the system."""
         self._look_up = look_up or _look_up
         self._found: dict[TcpEndpoint, tuple[float, list[SocketAddress]]] = {}
         """Time of the last answer and the addresses in it, keyed by endpoint; the latest last."""
 
     async def addresses(self, endpoint: TcpEndpoint) -> list[SocketAddress]:
-        """Return the socket addresses of an endpoint. While name servers are silent or refuse, these are the
-        addresses last found, for up to NAME_KEPT seconds. Raises OSError, UnicodeError, ValueError,
-        OverflowError."""
+        """Return the socket addresses of an endpoint. While name servers are silent or refuse to answer,
+        return the addresses found last, for up to NAME_KEPT seconds. Raises OSError, UnicodeError,
+        ValueError, OverflowError."""
         time = asyncio.get_running_loop().time
         asked, kept = self._found.get(endpoint, (float("-inf"), []))
         if time() < asked + NAME_FRESH:
@@ -129,11 +129,11 @@ async def _look_up(endpoint: TcpEndpoint) -> list[SocketAddress]:
 
 
 async def try_connect(addresses: Sequence[SocketAddress]) -> SocketAddress | None:
-    """Open a TCP connection to the first of these addresses where somebody listens, and close it again.
+    """Open a TCP connection to the first of these addresses at which something listens, and close it again.
 
-    Returns that address; None if there are no addresses. Raises the OSError of the last one. Takes no DNS
-    names: uvloop resolves them as part of connecting, and the result of a query that outlives a timeout ends
-    up in asyncio's log.
+    Returns that address; None if `addresses` is empty. If all fail, raises the OSError of the last one. Hosts
+    must be numeric: uvloop looks up names as part of connecting, and if the look-up outlives a timeout, its
+    result ends up in asyncio's log.
     """
     for number, (host, port) in enumerate(addresses, start=1):
         try:
@@ -151,9 +151,9 @@ def elsewhere(addresses: Sequence[str], own: Sequence[str]) -> list[str]:
     """Return a peer's addresses without those that lead to this node, whose addresses are `own`, or to
     another program on this machine.
 
-    Many nodes have the same port, and the same private address behind their routers. If this node were taken
-    for the peer, libp2p would dial the peer's other addresses and not try those again for minutes. A loopback
-    address counts only where the peer is on this machine.
+    Many nodes have the same port, and the same private address behind their routers. If such an address led
+    to this node, the check would succeed, and libp2p would dial the peer's other addresses without success
+    and not again for minutes. Loopback addresses are kept only if the peer is on this machine.
     """
     here = {(found.host, found.port) for one in own if (found := tcp_endpoint(one))}
     hosts = {host for host, _ in here}
@@ -166,12 +166,13 @@ def elsewhere(addresses: Sequence[str], own: Sequence[str]) -> list[str]:
 
 
 async def listening(addresses: Sequence[str], names: Names) -> list[str]:
-    """Return the multiaddresses at which somebody listens (for a relayed one: the relay), in their order.
+    """Return the multiaddresses at which something listens, in their order. For a relayed address, the relay
+    is checked.
 
-    Names are replaced by the address at which somebody listens. Addresses that cannot be tried (UDP, or a
-    relay without its address) are returned as well.
+    A name is replaced by its numeric address at which something listens. Addresses that cannot be tried (UDP,
+    or a relay without its address) are returned as well.
 
-    Returns a moment after the first has answered, or when all have failed.
+    Returns MOMENT seconds after the first has answered, or when all have failed.
     """
     attempts = [asyncio.create_task(_answering(one, names)) for one in dict.fromkeys(addresses)]
     try:
@@ -186,7 +187,8 @@ async def listening(addresses: Sequence[str], names: Names) -> list[str]:
 
 
 async def _answering(address: str, names: Names) -> str | None:
-    """Return a multiaddress, with a number in place of a name, if somebody listens there; else None."""
+    """Return a multiaddress, with a numeric host in place of a name, if something listens there; else
+    None."""
     endpoint = tcp_endpoint(address)
     if endpoint is None:
         return address

@@ -1,8 +1,8 @@
-"""The relays through which a node asks to be reached: which ones p2pd is given, and when it needs others.
+"""The relays of a node that others cannot dial: which relays p2pd is given, and when it needs other ones.
 
-p2pd asks a relay once. When the relay has gone, p2pd does not ask it again for an hour. When one of its
-relays does not answer at the start, p2pd waits three minutes before it asks the others. So it gets only
-relays that answer, and is restarted when no relay has a place for this node any more. Imports nothing of
+p2pd asks a relay once for a place. If the relay goes away, p2pd does not ask it again for an hour. If one of
+its relays does not answer at the start, p2pd waits three minutes before it asks the others. So p2pd is given
+only relays that answer, and is restarted when no relay has a place for this node any more. Imports nothing of
 hivemind.
 """
 
@@ -17,25 +17,26 @@ from sfnode.transport.libp2p.calls import wait_briefly
 from sfnode.transport.libp2p.reachability import Names, listening
 
 WANTED = 2
-"""Target number of relays for p2pd: one of them may go without a restart."""
+"""Target number of relays for p2pd. With two, one of them may go away without a restart."""
 
 TRIED = 8
-"""Maximum number of relays, besides the given ones, that are tried at a time: anybody may claim to be a
-relay."""
+"""Maximum number of relays, besides the given ones, that are tried at a time. It is bounded because any peer
+may claim to be a relay."""
 
 ANSWER_PATIENCE = 3.0
 """Deadline, in seconds, for relays to answer before a start."""
 
 LOST_PATIENCE, LOST_PATIENCE_MOST = 15.0, 600.0
 """First and maximum time, in seconds, without a place at a relay after which p2pd is restarted with other
-relays. It doubles until a relay has a place. Getting a place takes a few seconds."""
+relays. The time doubles with each restart until a relay has a place. Getting a place takes a few seconds."""
 
 
 class Relays:
-    """The relays of one node, over all starts of its p2pd."""
+    """The relays of one node. The object stays the same when p2pd is restarted."""
 
     def __init__(self, given: Sequence[str], names: Names, random: Random) -> None:
-        """Take the full addresses of the relays that the user named, or else of the bootstrap peers."""
+        """`given` are the full addresses of the relays that the user named, or else of the bootstrap
+        peers."""
         self.known: Callable[[], Sequence[str]] = tuple
         """Returns the full addresses of peers that claim to relay for others."""
         self.chosen: tuple[str, ...] = tuple(given)
@@ -45,7 +46,7 @@ class Relays:
         self._without = 0.0
         """The time since which no relay has had a place for this node."""
         self._asked: set[str] = set()
-        """Peers that answered at the last start, and that p2pd has asked for a place."""
+        """Peers that answered at the last start; p2pd has asked them for a place."""
         self._placed: set[str] = set()
         """Peers that have had a place for this node since the last start."""
         self._gone: set[str] = set()
@@ -72,8 +73,9 @@ class Relays:
     def places(self, reported: Sequence[str], connected: set[str]) -> list[str]:
         """Return the addresses of relays at which this node has a place.
 
-        `reported` are the relayed addresses that p2pd reports, which it does only for relays with public
-        addresses. A relay with a private address counts as long as p2pd has not lost its connection to it.
+        `reported` are the relayed addresses that p2pd reports; it reports them only for relays with public
+        addresses. At a relay with a private address, this node is taken to have a place while p2pd keeps its
+        connection to the relay.
         """
         private = {peer_of(relay) for relay in self.chosen if is_private(relay)}
         self._gone |= {peer for peer in private & self._placed if peer not in connected}
@@ -85,7 +87,8 @@ class Relays:
         return [*reported, *found]
 
     async def want_a_start(self) -> bool:
-        """Return whether no relay has had a place for too long, and a restart may find one that does."""
+        """Return whether no relay has had a place for this node for too long, and a restart may find one that
+        does."""
         now = asyncio.get_running_loop().time()
         if now - self._without < self._patience:
             return False
@@ -104,7 +107,7 @@ class Relays:
         )
 
     async def _answering(self, relays: Sequence[str]) -> list[str]:
-        """Return one address each of the relays that answer in time, in their order."""
+        """Return one address of each relay that answers within ANSWER_PATIENCE, in the order of `relays`."""
         peers: dict[str, list[str]] = {}
         for relay in relays:
             peers.setdefault(peer_of(relay), []).append(relay)

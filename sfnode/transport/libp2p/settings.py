@@ -1,6 +1,7 @@
 """Settings of a node in the libp2p network, and the command line of p2pd for them.
 
-A module apart from the hivemind transport, so that command lines can be read without loading torch.
+They are apart from the transport itself, whose import of hivemind loads torch, so that a command line can be
+read quickly.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ ATTACH_TIMEOUT = 30
 second."""
 
 NO_RELAY = '{"Relay": {"Enabled": false}}'
-"""Configuration of a p2pd that relays for nobody. It still opens links through relays. Flags do not stop p2pd
-from relaying: -relay=0 leaves its default as it is. -relayService=0 leaves a relay with libp2p's own
-bounds (128 KiB and two minutes for a circuit, 8 peers of one address, 128 peers)."""
+"""Configuration of a p2pd that relays for nobody. It still opens links through relays. The flags alone do not
+stop p2pd from relaying: -relay=0 leaves p2pd's default as it is, and with -relayService=0 it still relays
+within libp2p's own bounds (128 KiB and two minutes for a circuit, 8 peers of one address, 128 peers)."""
 
 RELAYED_PEERS = 32
-"""Maximum number of peers reached through this node at once, if it is a circuit relay. All may have one
-address: p2pd sets libp2p's bounds for an address and for a provider to the same number."""
+"""Maximum number of peers reached through this node at once, if it is a circuit relay. All of them may have
+the same address: p2pd sets libp2p's bounds for one address and for one provider to this number, too."""
 
 CIRCUITS_OF_PEER = 12
-"""Maximum circuits of one peer at once: a peer has no more links (`peers.selection.MAX_LINKS`)."""
+"""Maximum number of circuits of one peer at once. It is the maximum number of links of a peer
+(`peers.selection.MAX_LINKS`)."""
 
 CIRCUIT_BYTES, CIRCUIT_TIME = 64 << 20, "30m"
-"""Maximum bytes in each direction, and maximum duration, of a circuit. It may be opened again at once: p2pd
-bounds neither bytes per second nor the sum. A run with 7,000 updates a second needs as much."""
+"""Maximum bytes in each direction, and maximum duration, of a circuit. A run with 7,000 updates a second
+needs that many bytes. A closed circuit may be opened again at once: p2pd bounds neither the bytes per second
+nor the sum over circuits."""
 
 CIRCUIT_BUFFER = 64 << 10
 """Size, in bytes, of the buffer for one direction of a circuit; 48 MiB for all circuits. p2pd's own default
@@ -43,7 +46,7 @@ is 16 MiB."""
 
 _LISTEN = re.compile(r"/(ip[46])/([^/]+)/(tcp|udp)/(\d+)(/.*)?")
 _MAX_KEPT = 64
-"""Maximum lines read of the file of ports. A node listens on one address or two."""
+"""Maximum number of lines that are read of the file of ports. A node listens on one or two addresses."""
 _ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -52,20 +55,21 @@ class HivemindSettings:
     """Settings of a `HivemindTransport`."""
 
     identity_path: Path
-    """File of the libp2p key (RSA, mode 0400), made if missing. The key gives the peer id, not the origin."""
+    """File of the libp2p key (RSA, mode 0400), made if missing. The peer id follows from this key; the origin
+    is another key."""
     ports_path: Path | None = None
-    """File that stores the ports chosen for port 0, so that links still name the right one tomorrow."""
+    """File that stores the ports chosen for port 0, so that invitation links stay valid after a restart."""
     host_maddrs: tuple[str, ...] = Settings.model_fields["host_maddrs"].default
     """Addresses to listen on."""
     announce_maddrs: tuple[str, ...] = ()
-    """Addresses to announce instead of the addresses that this machine sees, with their ports."""
+    """Addresses, with ports, to announce in place of the addresses that this machine sees itself."""
     bootstrap: tuple[str, ...] = ()
     """Full addresses of bootstrap peers."""
     use_auto_relay: bool = False
     """Whether to be reached through a relay, for a node behind a firewall or NAT."""
     trusted_relays: tuple[str, ...] = ()
     """Full addresses of relays for use_auto_relay; by default the bootstrap peers. Other relays of the run
-    serve if fewer than two of these answer."""
+    are used if fewer than two of these answer."""
     client_mode: bool = False
     """Whether to listen nowhere and only use the DHT, for a node that nobody can dial."""
     circuit_relay: bool = False
@@ -80,8 +84,8 @@ def p2pd_flags(
     """Return p2pd's command line for listening on `hosts` and being controlled over the socket `control`.
 
     `no_relay` is a file that contains NO_RELAY; `relays` are the relays that are asked to relay for this
-    node. No bootstrap peers are named: we dial them ourselves, at the start and later, and learn who
-    answered.
+    node. The command line names no bootstrap peers: we dial them ourselves, at the start and later, to learn
+    which of them answer.
     """
     local = all("/127." in host or "/ip6/::1/" in host for host in hosts)
     flags = [
@@ -96,7 +100,7 @@ def p2pd_flags(
     ]
     flags += [*_reach(settings, hosts), *_relaying(settings, no_relay)]
     if relays:
-        # With discovery libp2p waits three minutes for more candidates before it asks even a trusted relay.
+        # With relay discovery, libp2p waits three minutes for more candidates before it asks any relay.
         flags += [f"-trustedRelays={','.join(relays)}", "-relayDiscovery=0"]
     # A node that asks for a relay need not wait a minute until other peers have found that it needs one.
     if reach := settings.force_reachability or ("private" if settings.use_auto_relay else ""):
@@ -115,7 +119,7 @@ def _relaying(settings: HivemindSettings, no_relay: Path) -> list[str]:
             f"-relayTimeLimit={CIRCUIT_TIME}",
             f"-relayBufferSize={CIRCUIT_BUFFER}",
         ]
-    if settings.use_auto_relay:  # p2pd demands -relay=1; nobody reaches this node to be relayed by it
+    if settings.use_auto_relay:  # p2pd demands -relay=1; no peer can reach this node to use it as a relay
         return ["-relay=1", "-relayService=0"]
     return [f"-f={no_relay}", "-relay=0"]
 
@@ -128,7 +132,7 @@ def relays_of(settings: HivemindSettings) -> list[str]:
 
 
 def _one_each(addresses: Iterable[str]) -> list[str]:
-    """Return the first address of every peer: libp2p waits for one relay per address."""
+    """Return the first address of every peer: libp2p would wait for as many relays as there are addresses."""
     first: dict[str, str] = {}
     for address in addresses:
         first.setdefault(peer_of(address), address)
@@ -147,8 +151,8 @@ def _reach(settings: HivemindSettings, hosts: Sequence[str]) -> list[str]:
 def same_ports(settings: HivemindSettings, addresses: Sequence[str]) -> tuple[str, ...]:
     """Return host_maddrs with the ports that p2pd chose for port 0, so that a restart uses them again.
 
-    `addresses` are those at which p2pd reports to listen. Announced ones are not used: a firewall may have
-    another port outside.
+    `addresses` are the addresses on which p2pd listens, as it reports. Nothing is changed if addresses are
+    announced: the outside port of a firewall may be another one.
     """
     if settings.announce_maddrs:
         return settings.host_maddrs

@@ -1,7 +1,7 @@
 """Frames over a pair of asyncio streams: the length prefix, its cap, backpressure and deadlines (SPEC F1).
 
-Also keeps track of a node's links and of others' requests. Does not know the source of the streams: p2pd's
-sockets, or a bare client in a test.
+Also keeps track of a node's links and of requests from other peers. Does not know where the streams come
+from: p2pd's sockets, or a bare client in a test.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sfprotocol.rate_limit import Bucket
 from sfprotocol.wire_codec import LENGTH_BYTES, MAX_FRAME
 
 BODY_DEADLINE = SEND_DEADLINE
-"""Deadline, in seconds, from the arrival of a frame's length to the frame's end: no peer may announce a frame
-and then send nothing."""
+"""Deadline, in seconds, from the arrival of a frame's length to the end of the frame. Otherwise a peer could
+announce a frame, send nothing, and occupy the stream."""
 
 CLOSE_DEADLINE = 0.3
 """Deadline, in seconds, for the last bytes to leave after close(). A node that stops closes several links at
@@ -45,32 +45,34 @@ MAX_INBOUND = 256
 buffers."""
 
 MAX_REQUESTS = 128
-"""Maximum number of inbound streams that are requests. Even if a crowd of ids sends slowly, half of the room
-is left to links, about which the peer manager decides at once."""
+"""Maximum number of inbound streams that are requests. Even if many ids send requests slowly, half of the
+inbound streams are left for links, which the peer manager accepts or closes at once."""
 
 USUAL = 1024
-"""Number of descriptors that many systems allow a process. Streams may take a quarter of them."""
+"""Number of file descriptors that many systems allow a process. Inbound streams may take a quarter of them
+(MAX_INBOUND)."""
 
 ARRIVAL_DEADLINE = 5.0
-"""Deadline, in seconds, from an open stream to the whole request, which has a few bytes."""
+"""Deadline, in seconds, from the opening of a stream to the arrival of the whole request, which has a few
+bytes."""
 
 MAX_INBOUND_OF_PEER = 4
 """Maximum number of inbound streams of one peer: a link, the link that replaces it, and two requests."""
 
 WASTE_RATE, WASTE_BURST = 1.0, 32.0
-"""Maximum rate, per second, and burst of one peer's wasted streams. A peer that opens more loses its
-connection, and another handshake costs the peer more than this node."""
+"""Maximum number of wasted streams of one peer, per second and at once. A peer that opens more is
+disconnected. The handshake of a new connection costs the peer more than this node."""
 
 MAX_WASTEFUL = 1024
-"""Maximum number of peers whose wasted streams are remembered. Beyond that, the peer that wasted none for
-longest is forgotten."""
+"""Maximum number of peers whose wasted streams are remembered. Beyond that, the peer whose last wasted stream
+is oldest is forgotten."""
 
 log = logging.getLogger(__name__)
 
 
 def _share(most: int) -> int:
-    """Return `most`, reduced in proportion if this process may have fewer than USUAL descriptors, because
-    each stream takes one."""
+    """Return `most`, reduced in proportion if this process may have fewer than USUAL file descriptors, of
+    which each stream takes one."""
     return min(most, most * descriptors.limit() // USUAL)
 
 
@@ -96,11 +98,11 @@ class StreamLink:
         self.closed = False
         """Whether nothing more can be sent."""
         self._deaf = False
-        """Whether nothing more can be received. After a failure to send, the last frames of a peer that
-        leaves may still be in the buffers."""
+        """Whether nothing more can be received. It may be False after a failure to send: the last frames of a
+        peer that leaves may still be in the buffers."""
         self._promised: int | None = None
         """Length of the frame that is being read, kept for the next receive() if this one is cancelled."""
-        # drain() then waits until every byte is in the kernel, which is what makes send() push back.
+        # With this limit, drain() waits until every byte is in the kernel: so send() has backpressure.
         writer.transport.set_write_buffer_limits(high=0)
 
     async def send(self, frame: bytes) -> None:
@@ -155,13 +157,14 @@ class StreamLink:
             self._writer.transport.abort()
 
     def _keep_what_arrived(self) -> None:
-        """Treat a broken connection as an ordinary end. Otherwise asyncio discards the bytes that arrived."""
+        """Treat a broken connection as an ordinary end, so that the bytes that have arrived can still be
+        read; otherwise asyncio discards them."""
         if self._reader.exception() is not None:
             self._reader.set_exception(None)  # type: ignore[arg-type]
             self._reader.feed_eof()
 
     def _cannot_send(self, reason: str) -> LinkClosed:
-        """Abort the connection: after half a frame nothing sensible can follow."""
+        """Abort the connection, because no frame can follow one that was sent in part; return the error."""
         self.closed = True
         self._writer.transport.abort()
         return LinkClosed(reason)
@@ -172,7 +175,7 @@ class StreamLink:
 
 
 class Caller(Protocol):
-    """The fields of hivemind's information about a stream that are used here."""
+    """The fields used here of hivemind's information about a stream."""
 
     peer_id: object
     """Id of the peer that opened the stream, in its string form."""
@@ -189,7 +192,7 @@ def seen_at(caller: Caller) -> str:
 
 
 class Switchboard:
-    """The open links of one node, and the handlers to which inbound streams go."""
+    """The open links of one node, and the handlers of its inbound streams."""
 
     def __init__(self, disconnect: Callable[[str], Awaitable[None]]) -> None:
         """`disconnect` ends the connection with a peer, and with it all its streams."""
@@ -204,7 +207,7 @@ class Switchboard:
         self._requests = 0
 
     def keep(self, link: StreamLink) -> StreamLink:
-        """Register a link that `hang_up` closes, too; return it."""
+        """Register a link, so that `hang_up` closes it; return the link."""
         self._links = {kept for kept in self._links if not kept.closed}
         self._links.add(link)
         return link
@@ -222,7 +225,7 @@ class Switchboard:
         """Answer the single request on an inbound stream in the current task."""
         link = StreamLink(str(caller.peer_id), False, reader, writer, seen_at(caller))
         if self._requests >= _share(MAX_REQUESTS):
-            link.abort()  # no waste: others have taken the room
+            link.abort()  # not this peer's waste: other peers have taken the room
             return
         self._requests += 1
         try:
@@ -256,7 +259,8 @@ class Switchboard:
                 await self._note_waste(link.peer)
 
     async def _note_waste(self, peer: str) -> None:
-        """Count a wasted stream of this peer: one too many, empty, or without a response."""
+        """Count a wasted stream of this peer, that is, one beyond the limits, or one without a frame in each
+        direction. Disconnect a peer that wastes too many."""
         now = asyncio.get_running_loop().time()
         bucket = self._wasted.pop(peer, None) or Bucket(WASTE_BURST, now)
         self._wasted[peer] = bucket
@@ -272,7 +276,8 @@ class Switchboard:
             self._disconnecting.discard(peer)
 
     def _has_room(self, peer: str) -> bool:
-        """Return whether a peer may have one more stream, by the streams that it has and has wasted."""
+        """Return whether a peer may have one more stream, according to the number of its open and of its
+        wasted streams."""
         spent = self._wasted.get(peer)
         if spent and not spent.holds(1.0, asyncio.get_running_loop().time(), rate=WASTE_RATE):
             return False

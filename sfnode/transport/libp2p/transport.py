@@ -1,8 +1,8 @@
 """The transport over libp2p: streams through `hivemind.P2P`, the roster in a `hivemind.dht.DHTNode`.
 
-Only this module and `dht` import hivemind (and with it torch: 2 s). So import it where it is needed, not at
-the top. p2pd is started here, ends with this process, and hivemind is attached to it. Each call has a
-deadline, and every error is mapped to ours. Knows nothing of runs and updates.
+Only this module and `dht` import hivemind, and with it torch, which takes 2 s. So import this module where it
+is needed, not at the top of a file. p2pd is started here as a child process, and hivemind is attached to it.
+Each call has a deadline, and every error is mapped to ours. Knows nothing of runs and updates.
 """
 
 from __future__ import annotations
@@ -69,19 +69,22 @@ __all__ = ["HivemindSettings", "HivemindTransport"]
 
 LINK_PROTOCOL = "/sfnode/link/1"
 REQUEST_PROTOCOL = "/sfnode/request/1"
-"""Protocol ids of our two kinds of stream. The number changes with an incompatible framing."""
+"""Protocol ids of our two kinds of stream. The number will be raised when the framing changes
+incompatibly."""
 
 ATTACH_DEADLINE = 5.0
 """Deadline, in seconds, for each local step of a start, on a machine that may be busy."""
 
 RPC_DEADLINE = 3.0
-"""Deadline, in seconds, for one DHT message and its answer. A dead peer costs this time."""
+"""Deadline, in seconds, for one DHT message and its answer; this is the time that a dead peer costs."""
 
 DHT_DEADLINE = 12.0
-"""Deadline, in seconds, for one store or search: to find the nearest peers, and to ask them."""
+"""Deadline, in seconds, for storing a record or searching a roster: finding the nearest peers, and asking
+them."""
 
 BOOTSTRAP_GRACE = 2.0
-"""Maximum time, in seconds, to wait for slower bootstrap peers after the first answer, which is enough."""
+"""Maximum time, in seconds, to wait for further bootstrap peers after the first has answered. One peer is
+enough to join."""
 
 _P2P_CODE = bytes.fromhex("a503")
 """Varint that precedes a peer id in a binary multiaddress."""
@@ -95,11 +98,12 @@ P2PD = Path(hivemind.hivemind_cli.__file__).with_name("p2pd")
 log = logging.getLogger(__name__)
 
 
-logging.addLevelName(logging.WARNING, "WARNING")  # importing hivemind has renamed it, for everybody
+logging.addLevelName(logging.WARNING, "WARNING")  # hivemind has renamed the level for the whole process
 
 
 def _quieten_hivemind() -> None:
-    """Turn hivemind's messages, and asyncio's about its abandoned tasks, into debug messages of ours.
+    """Turn hivemind's messages, and asyncio's messages about tasks that hivemind has abandoned, into debug
+    messages of ours.
 
     Idempotent. Changes hivemind's own logger, and adds a filter to asyncio's.
     """
@@ -116,8 +120,8 @@ def _quieten_hivemind() -> None:
 def _parse(address: str) -> Multiaddr:
     """Parse a multiaddress. Raises UserError BAD_ADDRESS.
 
-    hivemind encodes the id of a relay inside an address as a CID, which libp2p does not read. So the plain id
-    is put there.
+    hivemind encodes a relay's id inside an address as a CID, which libp2p cannot read. So the plain id is
+    encoded instead.
     """
     start, *hops = address.split("/p2p/")
     try:
@@ -140,7 +144,8 @@ def _split(address: str) -> tuple[PeerID, Multiaddr]:
 
 
 def _check_addresses(settings: HivemindSettings) -> None:
-    """Raise UserError BAD_ADDRESS for a malformed one. host_maddrs are checked when p2pd listens."""
+    """Raise UserError BAD_ADDRESS if an address in the settings is malformed. `host_maddrs` are checked
+    later, when p2pd listens."""
     for address in (*settings.bootstrap, *settings.trusted_relays):
         _split(address)
     for address in settings.announce_maddrs:
@@ -150,7 +155,7 @@ def _check_addresses(settings: HivemindSettings) -> None:
 
 
 def _well_formed(addresses: Iterable[str]) -> Iterator[tuple[PeerID, Multiaddr]]:
-    """Yield the peer and the address without /p2p/ID of each well-formed address."""
+    """Yield (peer, address without /p2p/ID) for each well-formed address."""
     for address in addresses:
         with suppress(UserError):
             yield _split(address)
@@ -208,12 +213,13 @@ class HivemindTransport:
             raise peers_unreachable(others)
 
     async def stop(self) -> None:
-        """Stop everything. Waits for a start or restart under way: cancel that first."""
+        """Stop everything. If a start or restart is under way, cancel it first: otherwise `stop` waits for
+        its end."""
         async with self._changing:
             await self._end()
 
     async def restart(self) -> None:
-        """Restart everything. Kills p2pd first, so that nobody waits for one that hangs."""
+        """Restart everything. Kills p2pd first, so that nothing waits for a p2pd that hangs."""
         async with self._changing:
             if self._session is not None:
                 self._session.p2pd.kill()
@@ -267,7 +273,8 @@ class HivemindTransport:
         return float(answer.dht_time - (asked + get_dht_time()) / 2)
 
     async def bootstrap(self, addresses: Sequence[str]) -> int:
-        """Bootstrap; wait for the first answer as long as it takes, and BOOTSTRAP_GRACE for the others."""
+        """Dial these peers and join the DHT. Wait until the first peer has answered or all have failed, then
+        BOOTSTRAP_GRACE for the others."""
         session = self._running()
         dht = session.dht
         others = [peer for peer in _well_formed(addresses) if peer[0] != self.peer]
@@ -295,7 +302,7 @@ class HivemindTransport:
             return False
 
     async def _dial(self, target: PeerID, maddrs: Sequence[Multiaddr]) -> None:
-        """Have p2pd connect to a peer at addresses where somebody listens."""
+        """Make p2pd connect to a peer, at those of its addresses at which something listens."""
         session = self._running()
         client = session.p2p._client  # P2P itself takes no addresses
         if str(target) not in await session.pulse.connected():
@@ -366,8 +373,8 @@ class HivemindTransport:
         return await start_daemon(P2PD, p2pd_flags(self._settings, self._hosts, control, no_relay, relays))
 
     async def _wait_for_ports(self) -> None:
-        """Wait for the ports of the last start. If one is taken that the user did not name, use any free
-        ones."""
+        """Wait until the ports of the last start are free. If they stay taken and the user has not named
+        them, use any free ports."""
         try:
             await wait_for_ports(self._hosts)
         except UserError:
