@@ -1,9 +1,9 @@
 """Computes a node's checkpoints, compares them with the signed ones, stores them and gives them to others.
 Also lets the node begin with a checkpoint, and prunes its log before one.
 
-The decisions alone say whether a checkpoint is usable (SPEC O14). Its state is a file (`store.checkpoint`).
-Long work runs on a thread, with inputs that are read on the event loop first. One event tells the machine
-where feeds begin, and the log follows it.
+The decisions alone say whether a checkpoint is usable (SPEC O14). A checkpoint's state is a file
+(`store.checkpoint`). Long work runs on a thread, and its inputs are read on the event loop before. The event
+CheckpointKept tells the machine where feeds begin; then the log is pruned to these positions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sfprotocol.events import CheckpointKept
 from sfprotocol.run_state import RunState
 
 LOOK_INTERVAL = 1.0
-"""Pause, in seconds, between two looks for a new checkpoint. A new one comes every few epochs."""
+"""Pause, in seconds, between two checks for a new checkpoint. The organiser signs one every few epochs."""
 
 BEGINNING = 0.05
 """Pause, in seconds, between two checks whether the machine has begun with a checkpoint."""
 
 RETRY = 10.0
-"""Pause, in seconds, before a checkpoint is computed again, if the log held other histories than the listed
-ones."""
+"""Pause, in seconds, before another attempt to compute a checkpoint. An attempt fails while the log holds
+other histories than the listed ones."""
 
 PATIENCE = 15.0
 """Maximum time, in seconds, for which a node that will begin with a checkpoint waits for the whole control
@@ -52,7 +52,7 @@ class NodeCheckpoints:
         self.differs: Checkpoint | None = None
         """A checkpoint that differs from the state computed here; None if there is none."""
         self.begun = asyncio.Event()
-        """Set once it is decided where feeds begin here."""
+        """Event that is set once the steps at which feeds begin in this log are decided."""
         replacing = node.settings.from_checkpoint and self._organised.outdated
         if not (node.machine.frontier.waiting or replacing):
             self.begun.set()
@@ -75,8 +75,8 @@ class NodeCheckpoints:
     # -- working them out --------------------------------------------------------------------------
 
     async def state_of(self, epoch: int) -> CheckpointState | None:
-        """Compute the state up to an epoch, by the present decisions, from the newest usable state that is
-        stored here. None if something is missing. Raises UserError LOG_CORRUPT."""
+        """Compute the state up to `epoch` according to the present decisions, starting from the newest usable
+        state that is stored here. Return None if something is missing. Raises UserError LOG_CORRUPT."""
         node = self._node
         usable = [one for one in states.usable(self._folder, self._run_state) if one.epoch <= epoch]
         previous = await self._load(usable[-1]) if usable else None
@@ -221,8 +221,8 @@ class NodeCheckpoints:
     # -- pruning -----------------------------------------------------------------------------------
 
     async def _prune(self) -> None:
-        """Let the log begin with a checkpoint if the settings say so, once the engine needs nothing before
-        it."""
+        """Prune the log before the newest possible checkpoint if the setting `history` is "checkpoint", once
+        the engine needs nothing before it."""
         node, organised = self._node, self._organised
         if node.settings.history != "checkpoint" or organised.outdated:
             return
@@ -244,7 +244,7 @@ class NodeCheckpoints:
     # -- problems ----------------------------------------------------------------------------------
 
     def problem(self) -> UserError | None:
-        """Return a problem with checkpoints or history that the owner should know; None if there is none."""
+        """Return a problem with checkpoints or history that the owner should know; None without a problem."""
         if doubt := self.doubt():
             return doubt
         if missing := self._organised.out_of_reach:
@@ -257,8 +257,8 @@ class NodeCheckpoints:
         return None
 
     def doubt(self) -> UserError | None:
-        """Return the problem that leaves this node unsure which updates count; None if there is none. With
-        such a problem it neither evaluates nor claims anything."""
+        """Return the problem that leaves this node unsure which updates count; None if there is no such
+        problem. While there is one, the node neither evaluates nor claims anything."""
         if self.differs:
             return UserError(
                 Code.CHECKPOINT_DIFFERS,

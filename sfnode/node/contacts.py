@@ -1,4 +1,4 @@
-"""The web page with a run's contacts: a node finds its first peers there, and others when all are gone.
+"""The web page with a run's contacts: a node finds its first peers there, and others when it has lost all.
 
 The address of the page comes from a link or the settings, and is kept in the log.
 """
@@ -30,8 +30,8 @@ ALONE = 15.0
 The second request follows after the same time. Later pauses double each time, up to SPACING."""
 
 SPACING = 300.0
-"""Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long
-because nodes of an abandoned run must not load the page's server, and people who add peers by hand are no
+"""Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long so
+that nodes of an abandoned run do not load the page's server. People who add peers to the page by hand are no
 faster."""
 
 Fetch = Callable[[str], Awaitable[Invitation]]
@@ -46,7 +46,8 @@ def known_url(given: str, update_log: UpdateLog) -> str:
 
 
 def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
-    """Write an invitation with these peers for `sfnode invite`, which uses it while the node does not run.
+    """Write an invitation with the peers `met` to `path`. `sfnode invite` uses it while the node does not
+    run.
 
     Raises UserError NO_ADDRESS and BAD_OPTION.
     """
@@ -57,7 +58,7 @@ def keep(path: Path, manifest: Manifest, met: Sequence[str], url: str) -> None:
 async def followed(settings: Settings, data_dir: DataDir, fetch: Fetch = contacts.fetch) -> Settings:
     """Return the settings of a joining node, with the peers of its page before the given ones.
 
-    Raises UserError CONTACTS_UNUSABLE if no peers were given, and WRONG_RUN.
+    Raises UserError CONTACTS_UNUSABLE, WRONG_RUN if no peers were given.
     """
     url = settings.contacts_url
     if not url or data_dir.manifest.exists() or settings.run:
@@ -86,7 +87,7 @@ async def keep_company(
     """Fetch the page and pass its peers to `hear` whenever the node has had no link for a while; until
     cancelled. `links` returns the number of links."""
     asked = 0
-    """Number of requests for the page since there was a link."""
+    """Number of requests for the page since the node last had a link."""
     while True:
         await sleep(about(doubled(ALONE, max(0, asked - 1), SPACING), random))
         if links():

@@ -14,7 +14,7 @@ from sfnode.node.training.model import LocalModel
 
 @dataclass(frozen=True, slots=True)
 class NodeContext(RunContext):
-    """A node's place in its run, and the parts with which every node takes part in it."""
+    """The run's context (`RunContext`), and the parts that every node has."""
 
     driver: Driver
     limiter: ResourceLimiter

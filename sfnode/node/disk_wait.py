@@ -18,8 +18,8 @@ RETRY = 2.0
 """Pause, in seconds, between two attempts to write, so that whoever makes room soon sees that it helps."""
 
 FRESH = 5 * RETRY
-"""Time, in seconds, for which a failed write shows a full disk. If the next attempt, such as a download, has
-run for longer, it has found room."""
+"""Time, in seconds, for which a failed write counts as a sign of a full disk. If the next attempt, such as a
+download, runs for longer than that, it has found room."""
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class DiskWait:
         return next((error for at, error in list(self._failures.values()) if at >= since), None)
 
     def leave(self) -> None:
-        """Wait no longer, for good: what cannot be written now raises DISK_FULL."""
+        """Stop waiting for room, for good: a write that finds none now raises DISK_FULL."""
         self._leaving.set()
         self._left.set()
 

@@ -1,8 +1,9 @@
-"""The asyncio adapter of the protocol host: frames and own updates in, the log's thread, frames out.
+"""The asyncio adapter of the protocol host: takes frames and own updates, writes the log on a thread, sends
+frames.
 
-The host (`sfprotocol.host`) keeps the order "durable, then sent, then applied". The driver writes what a
-round makes durable, on a thread of its own, and carries the round out when it is on disk. It knows links only
-as objects that take frames, and the engine only as a reader of the log.
+The host (`sfprotocol.host`) keeps the order "durable, then sent, then applied". The driver writes the commit
+of a round on a thread of its own, and carries the round's effects out when the commit is on disk. It knows
+links only as objects that take frames, and the engine only as a reader of the log.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ DROP_GRACE = 1.0
 """Maximum time, in seconds, for a last Goodbye to leave a dropped link."""
 
 KEEP_INTERVAL = 15.0
-"""Seconds between frames on each link while a round waits for room on the disk. Peers wait four times as long
-(SPEC L7)."""
+"""Seconds between frames on each link while a round waits for room on the disk. Peers drop a link after four
+times this interval without a frame (SPEC L7)."""
 
 
 @dataclass(slots=True)
@@ -65,8 +66,9 @@ class LogStore:
     def append(self, commit: Commit) -> None:
         """Write `commit`. Raises UserError DISK_FULL and LocalProtocolError; the log is then as it was.
 
-        A new own feed is remembered first. If the process ends in between, an incarnation is lost, but no
-        feed is continued of which other nodes may know more updates than this log (SPEC I3).
+        A new own feed is remembered first. If the process ends before the log is written, an incarnation is
+        lost. But the node never continues a feed of which other nodes may know more updates than this log
+        (SPEC I3).
         """
         if commit.own is not None:
             self._continue_as(commit.own)
@@ -89,13 +91,13 @@ class LogStore:
             self._rebase(commit.rebase)
 
     def _rebase(self, rebase: Rebase) -> None:
-        """Let the log begin with these bases. Their checkpoint is remembered first: if the process ends in
-        between, the node claims to keep less than it does (SPEC O15)."""
+        """Make the log begin at the bases of a checkpoint. The checkpoint is remembered first: if the process
+        ends before the log is pruned, the node claims to keep less than it does (SPEC O15)."""
         remember_checkpoint(self._log, rebase.checkpoint)
         self._log.rebase(rebase.bases)
 
     def proof(self, feed: Feed) -> Proof | None:
-        """Return the proof of the lowest cut of `feed`, if it is cut."""
+        """Return the proof of the lowest cut of `feed`; None if it is not cut."""
         frame = self._log.proof(feed)
         if not frame:
             return None
@@ -119,8 +121,8 @@ class Driver:
         clock: Callable[[], float],
         continue_as: Callable[[Feed], None],
     ) -> None:
-        """`continue_as` remembers a new own feed durably. It is called on the disk thread. The callbacks are
-        added to the lists below."""
+        """`continue_as` remembers a new own feed durably. It is called on the disk thread. Other parts add
+        their callbacks to the lists below."""
         self.machine = machine
         self.traffic = Traffic()
         self.bandwidth = Bandwidth()
@@ -132,7 +134,7 @@ class Driver:
         disk, and `on_round` was called."""
         self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
         """Functions that are called before a round replaces updates in the log, with the first replaced step
-        of each such feed. Each returns once nothing needs the old updates."""
+        of each such feed. Each function returns once nothing needs the old updates."""
         self.on_fault: list[Callable[[str], None]] = []
         """Functions that are called with a peer that broke a rule, before the link is dropped."""
         self.on_join_request: list[Callable[[JoinRequested], None]] = []
@@ -330,7 +332,7 @@ class Driver:
 
 
 def _parts(commit: Commit) -> list[Commit]:
-    """Divide a commit into its transactions, so that none is written twice when a later one must be
+    """Divide a commit into its transactions, so that no transaction is written twice when a later one must be
     repeated."""
     if not commit.rebase:
         return [commit]

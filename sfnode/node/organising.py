@@ -52,7 +52,7 @@ commit."""
 
 OFFER_TIME = 3 * SEND_AGAIN
 """Lifetime, in seconds, of an offer to stand in that is not repeated, so that only members that are present
-are named."""
+are named as stand-ins."""
 
 LOOK_INTERVAL = 5.0
 """Pause, in seconds, between two checks whether this node is still a member. It seldom ceases to be one."""
@@ -105,11 +105,13 @@ class Organising:
         self._begun = False
         """Whether this node began or continued the run because it found no other node."""
         self._began_at = self._peopled_at = node.clock()
-        """Time of the start, and the last time at which there was a link or none was wanted."""
+        """Time of the start (`_began_at`), and the last time at which this node had a link or wanted none
+        (`_peopled_at`)."""
         self._restored = control.elections.restored
-        """Whether the key came from a backup and does not know the present term yet."""
+        """Whether the key was restored from a backup, and the present term is not known yet."""
         self._whole = self._organised.control.feed.chain if signed_here(node.log) else b""
-        """Chain hash of all decisions signed with the key, if this log proves that it has all; else empty."""
+        """Chain hash of all decisions signed with the key, if this log proves that it has all of them; else
+        empty."""
         self._organiser = Organiser(
             View(node.machine, node.log),
             node.outside.policy or policy_of(node.manifest, node.settings),
@@ -183,7 +185,7 @@ class Organising:
         return standing | {n: key for origin, key in heard.items() if (n := number(origin)) is not None}
 
     def hand_over(self, key: bytes) -> None:
-        """Let another stand-in organise at once."""
+        """Hand the organiser's work over to the stand-in with `key` at once."""
         self._node.driver.post(OwnHandOver(key))
 
     def join_requests(self) -> list[JoinRequest]:
@@ -192,12 +194,13 @@ class Organising:
         return known.join_requests.waiting(known.run_state, self._node.clock())
 
     async def decide(self, decision: Decision) -> str | None:
-        """Sign the owner's decision. Return None once it is on disk, or the reason if it would change
+        """Sign the owner's decision. Return None once the decision is on disk, or a reason if it would change
         nothing.
 
-        Raises UserError ORGANISER_NEEDED if the node ends before, or a minute passes.
+        Raises UserError ORGANISER_NEEDED if the node ends before the decision is on disk, or SIGN_DEADLINE
+        passes.
         """
-        if isinstance(decision, StandIns):  # who admits whom stays as it is, whoever organises
+        if isinstance(decision, StandIns):  # the policy of admission does not change with the organiser
             admission = list(Admission).index(self._organiser.known.policy.admission)
             decision = replace(decision, admission=admission)
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -223,8 +226,8 @@ class Organising:
     # -- actions of the organiser ------------------------------------------------------------------
 
     def _tell(self, event: events.Event) -> None:
-        """Hand an event to the organiser at the end of a round, and start a round soon. Within a round the
-        machine may lack updates that the organiser knows, and a close would list them."""
+        """Hand an event to the organiser at the end of a round, and start a round soon. In the middle of a
+        round, a close could list updates that the machine does not have yet."""
         self._untold.append(event)
         self._node.driver.look()
 
@@ -238,7 +241,7 @@ class Organising:
             self._begun = True
             news.append(events.NobodyElse())
         elections = self._organised.control.elections
-        signs = self.state is OrganiserState.ORGANISING and not elections.in_use  # nobody has more
+        signs = self.state is OrganiserState.ORGANISING and not elections.in_use  # nobody knows more
         if self._restored and (elections.settled or signs):
             self._restored = elections.restored = False
             forget_restored(self._node.manifest.run_id, self._node.settings.keys_dir)
@@ -247,8 +250,8 @@ class Organising:
                 self._do(action)
 
     def _is_nobody_else(self) -> bool:
-        """Return whether no other node can know more, so that this one may decide: the run is new, or the
-        key's last signature is in this log."""
+        """Return whether no other node can know more decisions, so that this node may decide: the run is new,
+        or the key's last signature is in this log."""
         feed, now = self._organised.control.feed, self._node.clock()
         if not feed.stop:
             return self._readiness.begins()
@@ -362,9 +365,10 @@ class Organising:
     async def _measured(
         self, asked: events.Evaluate, wanted: Callable[[], bool]
     ) -> tuple[dict[Feed, StepShare], int]:
-        """Return each feed's share in an epoch's gain, and the number of example-forwards that measuring
-        took. The shares are measured in the middle of the step from the previous seal to this epoch without
-        its skipped feeds. There are none if the counted updates of these epochs change meanwhile.
+        """Return each feed's share in an epoch's gain, and the number of example-forwards that the
+        measurement took. The shares are measured halfway between the model of the previous seal and the model
+        with this epoch, without the epoch's skipped feeds. They are empty if the counted updates of these
+        epochs change meanwhile.
 
         Raises UserError PAUSED once `wanted`, which is called on the engine's thread, returns False, and as
         `Engine.shares`.
@@ -382,7 +386,7 @@ class Organising:
             return named(epoch, asked.skipped)
 
         def sealed() -> Mapping[Feed, Counted]:
-            if counts_alike(after, named(epoch)):  # otherwise other updates count by now
+            if counts_alike(after, named(epoch)):  # otherwise the counted updates have changed
                 before.update(named(epoch - 1))
             else:
                 after.clear()
@@ -392,7 +396,7 @@ class Organising:
             subspace_of = node.machine.run.subspace_of
             found = counted_anew(node.log, before, after, subspace_of)
             lately = counted_anew(node.log, window[0], window[1], subspace_of) if window else {}
-            scored = [lately[feed] for feed in found if lately]  # by its updates of the last rounds
+            scored = [lately[feed] for feed in found if lately]  # each feed's updates of the last rounds
             every = [*found.values(), *scored]
             shares, taken = engine.shares(cores, every, asked.origins, epoch, wanted)
             for place, share in enumerate(shares[len(found) :]):
@@ -403,9 +407,9 @@ class Organising:
         return await node.model.ask_of_step(look, closed, sealed, what)
 
     async def _calibrated(self, wanted: Callable[[], bool]) -> Evaluation | None:
-        """Evaluate the calibrated base model; None where it cannot be calibrated."""
+        """Return the evaluation of the calibrated base model; None where it cannot be calibrated."""
         task = self._node.manifest.task
-        if not task.labelled or task.loss == "calibrated":  # it always is, then
+        if not task.labelled or task.loss == "calibrated":  # a `calibrated` loss always calibrates
             return None
         try:
             _, found = await self._node.model.ask(
@@ -425,7 +429,7 @@ class Organising:
         """Return the result of a line search along an epoch, the evaluation at the factor found (if
         `asked.scored`), and the number of example-forwards of the search.
 
-        The first two are None if the counted updates of earlier epochs change meanwhile.
+        The result and the evaluation are None if the counted updates of earlier epochs change meanwhile.
         """
         search = LineSearch(asked.rows, wary=is_wary(self._node.manifest), scale=asked.scale)
         begun: list[Mapping[Feed, Counted]] = []
@@ -470,7 +474,7 @@ async def be_admitted(
     node: NodeContext, organising: Organising | None, asked: Callable[[], None], stopping: asyncio.Event
 ) -> None:
     """Keep this node a member of its organised run until cancelled, even after a succession that drops its
-    admission. `organising` is this node's own organiser, if it has one; another node may have succeeded it.
+    admission. `organising` is this node's own organiser, if it has one, even if another node organises now.
     `asked` is called after a join request to another organiser."""
     own, organised = node.machine.own, node.machine.organised
     if organised is None or own is None:
@@ -480,7 +484,7 @@ async def be_admitted(
         if organised.run_state.member(own.origin):
             waits = False
         elif organising and organising.state in (OrganiserState.ORGANISING, OrganiserState.RESTARTED):
-            with suppress(UserError):  # it is carried out all the same, unless the node ends
+            with suppress(UserError):  # an unanswered decision is still carried out, unless the node ends
                 await organising.decide(Admit(own.origin, node.manifest.organised.quota, 0))
         elif not waits:
             if await _ask(node, own.origin, stopping.is_set):
@@ -490,9 +494,9 @@ async def be_admitted(
 
 
 async def _ask(node: NodeContext, origin: bytes, interrupted: Callable[[], bool]) -> bool:
-    """Send the organiser a join request, which is repeated until this node is admitted. It carries the ticket
-    of this node's link (`NUMBER:HEX`), or else a proof of work, which takes some seconds of a core on a
-    separate thread.
+    """Send the organiser a join request, which is repeated until this node is admitted. The request carries
+    the ticket of this node's link (`NUMBER:HEX`), or else a proof of work, which takes some seconds of a core
+    on a separate thread.
 
     Return whether the request was sent; False when `interrupted`.
     """

@@ -1,7 +1,8 @@
-"""The peer manager in the daemon: carries out its actions with transport and driver, reports the results.
+"""The peer manager in the daemon: carries out the manager's actions with transport and driver, and reports
+the results to it.
 
-Decides nothing about peers: `peers.manager` does. Also restarts a transport that breaks. The address book is
-written on a thread of its own. No link is carried before the latest book is on disk (SPEC I2).
+All decisions about peers are made in `peers.manager`. Also restarts a transport that breaks. The address book
+is written on a thread of its own. No link is carried before the latest book is on disk (SPEC I2).
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Peering:
         """Set when the manager has handled an event, which may have changed its next deadline."""
         self._disk = DaemonExecutor("peers")
         self._unwritten: list[str] | None = None
-        """Addresses to be written next; None if there are none."""
+        """Addresses to be written next; None if there is nothing to write."""
         self._written: asyncio.Task[None] | None = None
         """The last task that writes addresses; None before the first."""
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
@@ -106,7 +107,7 @@ class Peering:
 
     @property
     def deserted(self) -> bool:
-        """Whether there is no link although the node may have some."""
+        """Whether there is no link although links are allowed."""
         return self.manager.presence is events.Presence.OPEN and not self.manager.linked
 
     def sources(self) -> list[str]:
@@ -124,7 +125,7 @@ class Peering:
 
     def nobody_else(self) -> bool:
         """Return whether no other node exists: this node knows only plain peers of Hivemind's DHT, and the
-        roster there contains only its own record."""
+        roster in that DHT contains only this node's record."""
         roster = {record.peer for record in self.roster}
         return self.book.plain_only and self.alone and roster == {self._transport.peer}
 
@@ -149,12 +150,12 @@ class Peering:
         )
 
     def stay_away(self, away: bool) -> None:
-        """Close all links and keep none if `away`; otherwise have links again. Has no effect after
+        """Close all links and open none if `away`; otherwise open links again. Has no effect after
         `leave`."""
         self._tell(events.PresenceChanged(events.Presence.AWAY if away else events.Presence.OPEN))
 
     def hear(self, records: Sequence[PeerRecord]) -> None:
-        """Add peers from another source than the roster. These are only hints, too."""
+        """Add peers from another source than the roster. Like the roster's, these records are only hints."""
         self._tell(events.Found(tuple(records)))
 
     def leave(self) -> None:
@@ -260,7 +261,8 @@ class Peering:
         self._tell(events.Restarted())
 
     def _begin_anew(self) -> None:
-        """Dial at once when the disk has room again, whatever failed while no link was carried."""
+        """Dial at once when the disk has room again: dials that failed while no link was carried are
+        forgotten."""
         if not self._driver.disk.problem:
             self.book.forget_failures()
             self._posted.set()

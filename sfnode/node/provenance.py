@@ -1,4 +1,4 @@
-"""Provenance of an exported model, by a node's log: seal, evaluations and contributors."""
+"""Provenance of an exported model, computed from a node's log: seal, evaluations and contributors."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Beginning and leaving: whether a node has caught up, so that it trains the run's model, and whether it may
-leave, because its neighbours have its updates.
+"""Decides whether a node has caught up, so that it trains the run's model, and whether it may leave, because
+its neighbours have its updates.
 
-Reads the machine; it asks no peer, starts no training and closes nothing. Updates that no neighbour took stay
-in the log and are handed over after the next start.
+Only reads the machine: it asks no peer, starts no training and closes nothing. Updates that no neighbour took
+stay in the log and are handed over after the next start.
 
-A claim costs nothing, and neither does one valid update now and then. So a node waits for a neighbour only
-while that neighbour's claims come true, in proportion to them. Each neighbour is judged by itself. And the
-node waits only for the neighbours that it meets first, because new ones could come without end.
+Claiming updates costs a peer nothing, and sending one valid update now and then hardly anything. So a node
+waits for a neighbour only while that neighbour delivers a fixed share of the claimed updates in time. Each
+neighbour is judged alone. The node waits only for the neighbours that it meets first, because new ones could
+come without end.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from sfprotocol.link import Link
 from sfprotocol.machine import ASK_TIMEOUT, Machine
 
 UNDER_WAY = 64
-"""Number of updates that a training node may lack, besides a 64th of the known ones, because the latest
-updates of others are always on their way."""
+"""Number of updates that a training node may lack, in addition to a 64th of its known updates, because the
+latest updates of others are always on their way."""
 
 SHARE = 64
-"""Divisor of a neighbour's lead. The lead divided by SHARE, or UNDER_WAY updates if that is more, must come
-within ASK_TIMEOUT, or the node stops waiting. At two bytes an update, a line of 100 kbit/s brings a history
-of 7 million in time, one of 1 Mbit/s 70 million. A peer that claims n updates and delivers as slowly as
-allowed delays a newcomer by ln(n) times SHARE * ASK_TIMEOUT (21 minutes), and must deliver all n."""
+"""Divisor for the number of updates that a neighbour must deliver within ASK_TIMEOUT. It must deliver the
+updates that it claims and we lack, divided by SHARE, but at least UNDER_WAY; otherwise the node stops waiting
+for it. At two bytes an update, a neighbour with a connection of 100 kbit/s can claim 7 million updates and
+still deliver in time; with 1 Mbit/s it can claim 70 million. A peer that claims n updates and delivers as
+slowly as allowed delays a newcomer by ln(n) times 21 minutes (SHARE * ASK_TIMEOUT), and must deliver all
+n."""
 
 BEGIN_ALONE = 30.0
 """Minimum time, in seconds, for which a node that may begin a run looks for others in a DHT of strangers. In
-that time every present node renews its record, and some searches end."""
+that time every present node renews its record, and this node completes some searches."""
 
 LOOKS = 20
-"""Number of looks at the neighbours' claims within ASK_TIMEOUT. One takes 10 ms at 65,536 feeds."""
+"""Number of checks of the neighbours' claims within ASK_TIMEOUT. One check takes 10 ms at 65,536 feeds."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """A mark of one of the first neighbours, set when it had last delivered enough: its claimed lead
-    (`ahead`), the number of updates known to us, and the time."""
+    """The situation at the time `at`, when one of the first neighbours had last delivered enough. `ahead` is
+    the number of updates that this neighbour claimed and we lacked."""
 
     ahead: int
     known: int
@@ -72,9 +75,10 @@ class Readiness:
         self._marks: dict[str, _Mark] = {}
         """Marks of the first neighbours, keyed by peer. They are kept while a link is broken."""
         self._met_at = self._look_at = float("inf")
-        """Times of the first neighbour's full Summary, and of the next look at all claims."""
+        """Times of the first neighbour's full Summary (`_met_at`), and of the next check of all claims
+        (`_look_at`)."""
         self._behind = False
-        """Whether any neighbour was worth waiting for at the last look."""
+        """Whether any neighbour was worth waiting for at the last check."""
 
     def done(self) -> bool:
         """Return whether we have the updates of our first neighbours, or there is nobody to learn from."""
@@ -99,8 +103,8 @@ class Readiness:
         return self._clock() - max((mark.at for mark in self._marks.values()), default=self._started_at)
 
     def _is_abreast(self) -> bool:
-        """Return whether we lack no more updates than are always on their way, or no neighbour delivers the
-        updates that it claims."""
+        """Return whether we lack only as many updates as are always on their way, or no neighbour delivers
+        the updates that it claims."""
         if not self._is_much(self._machine.lacking):
             return True
         now = self._clock()
@@ -114,7 +118,7 @@ class Readiness:
         return not self._behind
 
     def _is_worth_waiting(self, link: Link, now: float) -> bool:
-        """Return whether this neighbour is ahead of us and delivers its claims."""
+        """Return whether this neighbour has updates that we lack, and delivers the updates that it claims."""
         frontier = self._machine.frontier
         claims = [(feed, stop) for feed, stop in link.has.items() if frontier.lacks(feed, stop)]
         ahead = sum(stop - frontier.next(feed) for feed, stop in claims)

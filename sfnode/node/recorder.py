@@ -36,7 +36,8 @@ TRAFFIC = {"bytes_sent", "bytes_received", "segment_bytes_sent", "updates_sent"}
 """Fields of the status in records of step and traffic."""
 
 METRIC = re.compile("[a-z][a-z0-9_]{0,31}")
-"""Form that the name of a metric must have to name a curve. The organiser's metrics are a stranger's text."""
+"""Form that the name of a metric must have to name a curve. The names of the organiser's metrics are text
+from a stranger."""
 
 
 class Recorder:
@@ -84,12 +85,12 @@ class Recorder:
         for seal in seals:
             rate, factor = run_state.rate(seal.epoch) / RATE_ONE, seal.factor / FACTOR_ONE
             values: dict[str, float] = {"epoch": seal.epoch, "factor": factor, "rate": rate}
-            if seal is seals[-1]:  # what counted after those before it is not known any more
+            if seal is seals[-1]:  # the number counted after earlier seals is not known any more
                 values["counted"] = run_state.counted
             self._record("epoch", values)
 
     def evaluated(self, evaluation: NodeEvaluation) -> None:
-        """Record an evaluation on the test rows, for which this node was asked."""
+        """Record an evaluation on the test rows, for which the owner asked this node."""
         of = _which(evaluation.base, evaluation.calibrated)
         values = _scores(of, evaluation)
         if drift := evaluation.drift:
@@ -117,7 +118,8 @@ class Recorder:
 
 
 def _which(base: bool, calibrated: bool) -> str:
-    """Return the prefix of a model's figures: `calibrated_`, `base_`, or none for the trained model."""
+    """Return the prefix of a model's figures: `calibrated_`, `base_`, or the empty string for the trained
+    model."""
     return ("calibrated_" if calibrated else "base_") if base else ""
 
 
@@ -132,7 +134,7 @@ REPORT_INTERVAL = 10.0
 """Seconds between lines of progress in the log."""
 
 REPORTED = {"state", "known", "update_budget", "epoch", "own_updates", "updates_per_second", "loss", "digest"}
-"""Fields of the status that a line of progress has for programs."""
+"""Fields of the status that a progress line of the log contains for programs."""
 
 
 async def log_progress(status: Callable[[], Status]) -> None:

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from sfnode.engine.trainer import ReplicatedTrainer as Engine
 
 LINK_GRACE = 0.4
-"""Maximum time, in seconds, for handing over our last updates when the node stops, and again for the last
-frames to leave."""
+"""Maximum time, in seconds, of each of two waits when the node stops: until our last updates are handed over,
+and then until the last frames have left."""
 
 T = TypeVar("T")
 
@@ -177,14 +177,15 @@ class RunningNode:
 
     @property
     def may_begin(self) -> bool:
-        """Whether this node may begin the run, because it is the organiser's or the run is open. No node may
-        begin a private run, or any run with a wrong clock, because the DHT then does not show other nodes."""
+        """Whether this node may begin the run: it is the organiser's node, or the run is open. A node may not
+        begin a private run, nor any run while its clock is wrong: in both cases the DHT does not show other
+        nodes."""
         its_part = self.settings.organise or self.machine.organised is None
         return its_part and not self.manifest.organised.private and not self.clock_check.problem
 
     def stand_in(self) -> str:
         """Offer to stand in for the organiser, now and after each restart until this member is named. Return
-        the public key for that, in hex.
+        the public key with which it stands in, in hex.
 
         Raises UserError BAD_OPTION for a relay, which is no member, and in a run of an earlier version.
         """
@@ -203,7 +204,7 @@ class RunningNode:
     # -- rounds ------------------------------------------------------------------------------------
 
     def _after_round(self) -> None:
-        """Let the scheduler order steps, and leave if it is time. There is a round at least once a second."""
+        """Let the scheduler order steps, and leave if it is time. Called at least once a second."""
         self.model.advance()
         if self.reports:
             for line in self.reports.news(self.clock()):
@@ -234,7 +235,7 @@ class RunningNode:
             raise self._fault
 
     def stop(self) -> None:
-        """Stop the node, and join no other run after it."""
+        """Stop the node without joining another run afterwards."""
         self.sequel = None
         self.stopping.set()
 
@@ -244,7 +245,7 @@ class RunningNode:
         self._after_round()
 
     def continue_in(self, link: str) -> None:
-        """Finish, and then join the run of a link."""
+        """Finish as `finish`, then join the run to which `link` leads."""
         self.sequel = link
         self.finish()
 
@@ -325,9 +326,9 @@ class RunningNode:
     async def evaluate(
         self, base: bool, limit: int, calibrated: bool = False, probe: bool = False
     ) -> NodeEvaluation:
-        """Return accuracy or loss on the test rows, of the model of the last seal
-        (`LocalModel.ask_of_last_seal`) or of the `base` model, which may be `calibrated`. With `probe`, also
-        of a linear probe and of baselines without a model."""
+        """Evaluate a model on the test rows: with `base` the base model (with `calibrated`, the calibrated
+        one), otherwise the model of the last seal (`LocalModel.ask_of_last_seal`). With `probe`, also
+        evaluate a linear probe and baselines without a model."""
         self._require_room()
         wanted = self.limiter.until_a_pause()
 
@@ -372,7 +373,7 @@ class RunningNode:
         return Generated(base=base, now=now, digest=moment.digest, known=moment.known)
 
     async def core_status(self) -> CoreStatus:
-        """Return the state digest and the core digest of one moment. A relay has no cores."""
+        """Return the state digest and the core digest of the same updates. A relay has no cores."""
         if self.model.thread is None:
             frontier = self.machine.frontier
             return CoreStatus(digest=frontier.digest().hex(), core_digest=None, known=frontier.known)
@@ -387,7 +388,7 @@ class RunningNode:
 
 
 def _unless_paused(wanted: Callable[[], bool], measure: Callable[[], T]) -> T:
-    """Return what `measure` returns. Raises UserError PAUSED if that is not wanted any more."""
+    """Return what `measure` returns. Raises UserError PAUSED, without calling it, if `wanted()` is false."""
     if not wanted():
         from sfnode.engine.losses import paused  # it loads torch
 

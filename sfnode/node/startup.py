@@ -40,7 +40,8 @@ from sfprotocol.own_feed import FIRST_INCARNATION, fresh
 from sfprotocol.signing import Sign
 
 _STAND_IN_SALT = "stand-in salt"
-"""Key in the log for the salt from which, with this node's own key, its stand-in key is derived."""
+"""Key in the log's meta table for a salt. This node's stand-in key is derived from the salt and the node's
+own key."""
 
 _INCARNATION = "incarnation"
 _MET_PEERS = "peers"
@@ -66,8 +67,8 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def local_manifest(settings: Settings, data_dir: Layout) -> Manifest | None:
-    """Return the manifest given with --run, or the one that this data folder was used for; None if there is
-    neither.
+    """Return the manifest given with --run, or that of the run that this data folder was used for; None if
+    there is neither.
 
     Raises UserError BAD_MANIFEST, NEWER_PROTOCOL, OLDER_PROTOCOL and WRONG_RUN.
     """
@@ -112,8 +113,8 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
 async def agree_on_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest:
-    """Return the run's manifest: ours or the peers'. If there are both, they must be the same. Store it in
-    the folder."""
+    """Return the run's manifest, ours or the peers', after storing it in the folder. If there are both, they
+    must be the same."""
     manifest = local
     if settings.peers:
         manifest = await _peers_manifest(settings, local, transport, data_dir, random) or local
@@ -134,9 +135,9 @@ async def agree_on_manifest(
 async def _peers_manifest(
     settings: Settings, local: Manifest | None, transport: Transport, data_dir: DataDir, random: Random
 ) -> Manifest | None:
-    """Return the manifest of the peers in the settings; None if they give none and we have one.
+    """Return the manifest of the peers in the settings; None if no peer gives one and the folder has one.
 
-    They are asked on later starts, too: a folder of another run must not quietly continue that run.
+    Peers are asked on later starts, too: a folder of another run must not quietly continue that run.
     """
     try:
         return await introductions.run_of(
@@ -162,14 +163,14 @@ def open_machine(
     draw: Callable[[], int],
     outside: Outside,
 ) -> Machine:
-    """Return the protocol machine in the state of the log. Only a trainer's has a feed.
+    """Return the protocol machine in the state of the log. Only a trainer's machine has an own feed.
 
     `draw` returns an incarnation, if possible with the run's proof of work.
     """
     parameters = manifest.parameters()
     frontier = frontier_of(parameters, update_log)
     usable = frontier.run_state.checkpoints if frontier.run_state else []
-    # A node whose history no longer counts only relays, and shows its updates, until a checkpoint comes.
+    # If its history no longer counts, a node only relays and shows its updates until a checkpoint comes.
     frontier.waiting = settings.from_checkpoint and frontier.checkpoint in (None, *usable)
     if settings.from_checkpoint and parameters.organised is None:
         raise UserError(
@@ -209,9 +210,9 @@ def open_machine(
 
 
 def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, random: Random) -> Identity:
-    """Return the key with which this node stands in. It belongs to this log, and a copy of the log gets
-    another one: so a key's promises (SPEC O22) are always stored with the key. Call this before `own_feed`,
-    which marks a copy as the original."""
+    """Return the key with which this node stands in. The key belongs to this log, and a copy of the log gets
+    another key. So the promises made with a key (SPEC O22) are always in the same log as the key. Call this
+    before `own_feed`, which marks a copy as the original."""
     salt = update_log.get_meta(_STAND_IN_SALT)
     if salt is None or data_folder.moved(update_log):
         salt = random.randbytes(16)
@@ -238,9 +239,10 @@ def _identity_of(data_dir: DataDir, random: Random) -> Identity:
 def organising(
     settings: Settings, manifest: Manifest, machine: Machine, passphrase: bytes | None, now: float
 ) -> Iterator[None]:
-    """Let the machine sign decisions if the settings say so, and lock the key for other processes.
+    """Give the machine the organiser's key if the setting `organise` is on, and meanwhile keep other
+    processes from using the key.
 
-    Raises UserError BAD_OPTION in an open run, for an unreadable file of the passphrase, and for a key as
+    Raises UserError BAD_OPTION in an open run and if the file with the passphrase is unreadable, and as
     `held_organiser_key`.
     """
     run_id, keys_dir = manifest.run_id, settings.keys_dir
@@ -271,8 +273,8 @@ def kept_cards(update_log: UpdateLog, run: RunParameters) -> list[Card]:
 def settled(run: RunParameters, update_log: UpdateLog) -> Machine:
     """Return a machine in the state of the log, without an own feed.
 
-    In an organised run it has compared all histories with the organiser's, as a node does in the first rounds
-    after its start. Raises UserError LOG_CORRUPT.
+    In an organised run the machine has compared all histories with the organiser's, as a node does in the
+    first rounds after its start. Raises UserError LOG_CORRUPT.
     """
     with sound_control(update_log):
         machine = Machine(
@@ -303,9 +305,10 @@ def draw_incarnation(random: Random) -> int:
 
 
 class Incarnations:
-    """Incarnations for new feeds of one origin, with the run's proof of work (SPEC I1, S7).
+    """Finds incarnations for new feeds of one origin, with the run's proof of work (SPEC I1, S7).
 
-    A thread searches for the next one ahead of time, so that the node need not wait when its feed ends.
+    A thread searches for the next incarnation ahead of time, so that the node need not wait when its feed
+    ends.
     """
 
     def __init__(self, run: RunParameters, origin: bytes, random: Random) -> None:
@@ -317,7 +320,7 @@ class Incarnations:
         self._next = self._thread.submit(self._search)
 
     async def ready(self) -> None:
-        """Wait until an incarnation is found. Log it if that takes a while."""
+        """Wait until an incarnation is found. Log that the search takes a while if it does."""
         found = asyncio.wrap_future(self._next)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(found), SILENT_WORK)
@@ -373,10 +376,11 @@ def own_feed(
     frontier: Frontier,
     draw: Callable[[], int],
 ) -> tuple[Feed, bool]:
-    """Return our feed, and whether it is proven that nobody knows more of it than this log (SPEC I1-I3).
+    """Return our feed, and whether it is proven that no other node knows more updates of it than this log
+    (SPEC I1-I3).
 
     A fresh or copied log starts a new incarnation, which nobody else can know. So does a log whose feed was
-    forked, or ended by the organiser. Nobody knows more of a node that never met a peer.
+    forked, or was ended by the organiser. A node that never met a peer has the proof.
     """
     feed = last_feed(update_log, identity.public)
     if feed is not None:

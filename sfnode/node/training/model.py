@@ -1,7 +1,7 @@
-"""The model of a running node: loaded, kept at the updates that count, trained, and asked about a known
-state.
+"""Loads the model of a running node, keeps it at the updates that count, trains it, and asks the engine about
+a known state.
 
-Only this module knows both the engine's thread and the scheduler of steps. A relay has neither. There all
+Only this module knows both the engine's thread and the scheduler of steps. A relay has neither: there, all
 calls have no effect, and every question is refused.
 """
 
@@ -61,10 +61,10 @@ class ModelMoment(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class PendingQuestion:
-    """A question without an answer of the engine."""
+    """A question that the engine has not answered yet."""
 
     what: str
-    """Work of the engine for it, such as `measuring epoch 3`; empty for short work."""
+    """Description of the engine's work, such as `measuring epoch 3`; empty for short work."""
     since: float = math.inf
     """Time at which the engine began with the question; infinity before."""
 
@@ -113,7 +113,7 @@ class LocalModel:
     def start(self) -> None:
         """Load the model and begin to train it. Called between two rounds of the driver.
 
-        Raises UserError CHECKPOINT_UNUSABLE if the log lacks updates without a checkpoint.
+        Raises UserError CHECKPOINT_UNUSABLE if the log was pruned and no checkpoint stored here is usable.
         """
         self.thread = EngineThread(
             self._load,
@@ -135,9 +135,9 @@ class LocalModel:
             self.scheduler.advance()
 
     def follow(self, feeds: Sequence[Feed]) -> None:
-        """Let the engine follow the feeds whose counted updates have changed."""
+        """Tell the engine which updates of these feeds count now."""
         outdated = self._machine.organised is not None and self._machine.organised.outdated
-        if self.thread and feeds and not outdated:  # otherwise the log lacks what it would read
+        if self.thread and feeds and not outdated:  # otherwise the log lacks updates to read
             self.thread.advance({feed: self._machine.counted(feed) for feed in feeds})
 
     async def retreat(self, stops: Mapping[Feed, int]) -> None:
@@ -156,7 +156,7 @@ class LocalModel:
 
     @property
     def busy(self) -> bool:
-        """Whether more own updates are on their way."""
+        """Whether own updates are under way."""
         return self.scheduler is not None and self.scheduler.busy
 
     @property
@@ -212,7 +212,8 @@ class LocalModel:
     # -- questions ---------------------------------------------------------------------------------
 
     async def is_abreast(self) -> bool:
-        """Wait until the engine has applied all updates until now. Return False while it is loading."""
+        """Wait until the engine has applied all present updates, and return True. Return False at once while
+        the engine is loading."""
         if self.thread is None:
             return self._context.settings.role == "relay"
         if self.loaded:
@@ -230,12 +231,13 @@ class LocalModel:
         of: Callable[[], Mapping[Feed, Counted]] | None = None,
         what: str = "",
     ) -> tuple[ModelMoment, T]:
-        """Return the moment whose updates the engine had applied, exactly, and its answer.
+        """Return the present moment, and the engine's answer about the model with exactly the updates of that
+        moment.
 
-        With `of`, which is called at that moment, the engine applies the updates that `of` returns instead.
-        `what` describes the work to the owner meanwhile. Raises UserError BAD_OPTION for a relay,
-        NODE_NOT_RUNNING before the model is loaded and if the node ends before the answer, OUT_OF_MEMORY and
-        DEVICE.
+        With `of`, which is called at that moment, the question is about the model with the updates that `of`
+        returns. `what` describes the engine's work to the owner until the answer. Raises UserError BAD_OPTION
+        for a relay, NODE_NOT_RUNNING before the model is loaded and if the node ends before the answer,
+        OUT_OF_MEMORY and DEVICE.
         """
         if self._context.settings.role == "relay":
             raise UserError(Code.BAD_OPTION, "a relay holds no model", "Ask a trainer of the run.")
@@ -285,7 +287,7 @@ class LocalModel:
         what: str,
     ) -> T:
         """Return the engine's answer about the step from one state to another. The engine first computes the
-        cores `after` the step. Then it answers in the state `before` the step, with nothing in between.
+        cores `after` the step. Then it answers in the state `before` the step, without other work in between.
         Raises as `ask`."""
         cores: list[Mapping[int, I64]] = []
         _, (_, answer) = await asyncio.gather(
@@ -324,16 +326,16 @@ class LocalModel:
 
 SECRET_BYTES = 16
 """Length, in bytes, of the secret that hides which of its own rows a node draws. The secret is new at each
-start, because nobody else has to repeat the draws."""
+start, because no other node has to repeat the draws."""
 
 _loading = Lock()
-"""Lock for loading: transformers cannot load two models at a time in one process, which may run several
-nodes."""
+"""Lock for loading: a process may run several nodes, and transformers cannot load two models at a time in one
+process."""
 
 
 def clip_of(settings: Settings, manifest: Manifest) -> float:
-    """Return the bound on slopes, or on the length of a row's gradient, of a node with noise. By default it
-    is the run's bound."""
+    """Return the clip of a node with noise: the bound on a slope, or in a first-order run on the length of a
+    row's gradient. By default it is the run's bound."""
     numbers = manifest.training
     return settings.noise_clip or (numbers.norm_limit or numbers.scalar_limit) * numbers.scalar_delta
 
