@@ -106,7 +106,7 @@ DECISION_DEADLINE = 60.0
 other."""
 
 EVALUATE_DEADLINE = 3600.0
-"""Time limit for an evaluation, in seconds: a large model on a CPU is slow."""
+"""Time limit, in seconds, for an evaluation: a large model is slow on a CPU."""
 
 FEEDS_PAGE = 1000
 """Number of feeds requested at a time: the maximum of one answer (`sfnode.schema.views.MAX_PAGE`)."""
@@ -335,7 +335,7 @@ def _limits() -> type[Limits]:
 
 
 def if_running(question: Callable[[], R]) -> R | None:
-    """Return the answer to a question to a node; None if the node does not run."""
+    """Return the result of `question`, a call to a node; None if the node does not run."""
     try:
         return question()
     except UserError as error:
@@ -403,7 +403,8 @@ _WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class UncheckedAnswer(SimpleNamespace):
-    """One JSON object with its fields as attributes. A missing field raises NODE_NOT_ANSWERING."""
+    """A JSON object with its fields as attributes. Reading a missing field raises UserError
+    NODE_NOT_ANSWERING."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

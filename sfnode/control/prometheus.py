@@ -79,14 +79,15 @@ def _alarms(status: Status) -> list[MetricSample]:
 
 
 def _trained(status: Status, trained: Trained) -> float | None:
-    """Return the loss or reward of this node's mini-batches; None if the run trains another quantity than
-    `trained`, or before the first update."""
+    """Return the value of `trained`, loss or reward, on this node's mini-batches; None if the run trains the
+    other quantity, or before the first update."""
     there = status.loss is not None and trained_by(status.task) is trained
     return trained.of(status.loss) if there and status.loss is not None else None
 
 
 def _beside(found: EpochEvaluation, trained: Trained) -> float | None:
-    """Return the loss or reward of an evaluation; None if its run trains another quantity than `trained`."""
+    """Return the value of `trained`, loss or reward, in an evaluation; None if its run trains the other
+    quantity."""
     return trained.of(found.loss) if metric_of(found.metric).trained is trained else None
 
 

@@ -78,7 +78,7 @@ async def serve(node: RunningNode, path: Path) -> Callable[[], Awaitable[None]]:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a bad request with its error. No request may end the node."""
+    """Answer a request that raises with the error as JSON, so that no request ends the node."""
     try:
         return await handler(request)
     except web.HTTPException as fault:

@@ -144,7 +144,7 @@ def only_known_hosts(host: str) -> Middleware:
 
 
 def bind_private(path: Path) -> socket.socket:
-    """Return a listening Unix socket that only this user can open."""
+    """Return a bound Unix socket at `path` that only this user can open."""
     path.unlink(missing_ok=True)  # left by a node that was killed; the data folder's lock is ours
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)

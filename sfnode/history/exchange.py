@@ -51,7 +51,7 @@ class _Side:
         self._host = Host(self.machine, self._store)
         self._host.post(LinkUp(LINK, ""))
         self._unwritten = False
-        """Whether a segment was sent since the machine was last allowed to send more."""
+        """Whether a segment was sent since the machine last got Writable, which allows it to send more."""
 
     def due(self) -> float:
         """Return the time of the next deadline."""

@@ -48,9 +48,9 @@ def library() -> Any:
 def epsilon(
     multiplier: float, drawn: int, rows: int, updates: int, delta: float = DELTA, together: int = 1
 ) -> float:
-    """Return the epsilon that a node has spent after `updates` updates; infinity without noise. `multiplier`
-    is the noise multiplier. Each mini-batch draws `drawn` of `rows` rows, and `together` updates share it.
-    Takes a quarter of a second.
+    """Return the epsilon that a node has spent after `updates` updates; infinity if the noise multiplier
+    `multiplier` is 0. Each mini-batch draws `drawn` of `rows` rows, and `together` updates share it. Takes a
+    quarter of a second.
 
     Raises UserError EXTRA_MISSING.
     """
@@ -76,7 +76,7 @@ share."""
 
 def multiplier(most: float, drawn: int, rows: int, updates: int, together: int = 1) -> float:
     """Return about the smallest noise multiplier that keeps epsilon within `most` for `updates` updates. The
-    other parameters are as for `epsilon`. Takes some seconds. Raises UserError as `epsilon`."""
+    other parameters are those of `epsilon`. Takes some seconds. Raises UserError as `epsilon` does."""
     low, high = 0.0, 1.0
     while epsilon(high, drawn, rows, updates, together=together) > most:
         low, high = high, 2 * high

@@ -47,10 +47,11 @@ class NodeCheckpoints:
         self._organised = node.machine.organised
         self._folder = node.data_dir.checkpoints
         self._done: Checkpoint | None = None
-        """The newest checkpoint that was compared with the state computed here; None before the first."""
+        """The newest checkpoint that was compared with the state computed here; None before the first
+        comparison."""
         self._retry_at = self._met_at = float("inf")
         self.differs: Checkpoint | None = None
-        """A checkpoint that differs from the state computed here; None if there is none."""
+        """A checkpoint that differs from the state computed here; None if no checkpoint differs."""
         self.begun = asyncio.Event()
         """Event that is set once the steps at which feeds begin in this log are decided."""
         replacing = node.settings.from_checkpoint and self._organised.outdated
@@ -86,9 +87,9 @@ class NodeCheckpoints:
         return await in_thread(lambda: states.compute(node.manifest, node.log, planned, previous))
 
     async def _load(self, stated: Checkpoint) -> CheckpointState | None:
-        """Return the stored state of a checkpoint; None if it is gone, or a decision has made it unusable
-        meanwhile. Decoding follows the present decisions, so an unusable state may differ from its
-        checkpoint. Raises as `states.load`."""
+        """Return the stored state of a checkpoint; None if its file is gone, or a decision has made the
+        checkpoint unusable meanwhile. Raises as `states.load`, but not for an unusable checkpoint: a state is
+        decoded according to the present decisions, so it may then differ from its checkpoint."""
         node, run_state = self._node, self._run_state
         try:
             state = await in_thread(lambda: states.load(self._folder, node.manifest, run_state, stated))
@@ -138,8 +139,8 @@ class NodeCheckpoints:
     # -- beginning with one ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Choose a checkpoint once enough decisions have come, and download its state; or begin without
-        one."""
+        """Once enough decisions have come, choose a checkpoint, download its state and begin with it; without
+        a usable checkpoint, begin with all updates."""
         heads = [link.control.theirs for link in self._node.machine.links.values() if link.control.theirs]
         now = self._node.clock()
         if heads:
@@ -170,8 +171,8 @@ class NodeCheckpoints:
         return self._holds(newest.epoch) and await self.state_of(newest.epoch) is not None
 
     def _may_replace(self) -> bool:
-        """Return whether the newest checkpoint can replace an unusable one. It must not be earlier: this log
-        no longer has the updates before the unusable one."""
+        """Return whether the newest checkpoint can replace an unusable one. The newest checkpoint must not be
+        earlier than the unusable one, because the log no longer has the updates before the latter."""
         newest = self._run_state.checkpoints[-1] if self._run_state.checkpoints else None
         late_enough = newest is not None and newest.epoch >= self._node.machine.frontier.floor - 1
         return newest is not None and late_enough and self._holds(newest.epoch)
@@ -184,7 +185,7 @@ class NodeCheckpoints:
         )
 
     async def _begin_with(self, kept: CheckpointKept) -> None:
-        """Tell the machine where feeds begin, and return once the log begins there, too."""
+        """Tell the machine at which steps feeds begin, and return once the log begins at these steps, too."""
         self._node.driver.post(kept)
         frontier = self._node.machine.frontier
         while frontier.waiting or kept.checkpoint not in (None, frontier.checkpoint):  # noqa: ASYNC110

@@ -26,8 +26,8 @@ _URL = "contacts_url"
 """Key in the log's meta table."""
 
 ALONE = 15.0
-"""Time, in seconds, without a neighbour after which the page is requested; dialling known peers takes less.
-The second request follows after the same time. Later pauses double each time, up to SPACING."""
+"""Time, in seconds, without a neighbour after which the page is requested; dialling known peers takes less
+time. The second request follows after the same time. Later pauses double each time, up to SPACING."""
 
 SPACING = 300.0
 """Cap, in seconds, of the growing time between two requests for a page that did not help. It is this long so
@@ -38,7 +38,8 @@ Fetch = Callable[[str], Awaitable[Invitation]]
 
 
 def known_url(given: str, update_log: UpdateLog) -> str:
-    """Return the page named in the settings, and remember it. Without one return the remembered page."""
+    """Return the address `given` in the settings after storing it; if it is empty, return the stored
+    address."""
     kept = (update_log.get_meta(_URL) or b"").decode()
     if given and given != kept:
         update_log.set_meta(_URL, given.encode())
@@ -84,7 +85,7 @@ async def keep_company(
     random: Random,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Fetch the page and pass its peers to `hear` whenever the node has had no link for a while; until
+    """Fetch the page and pass its peers to `hear` whenever the node has had no link for a while, until
     cancelled. `links` returns the number of links."""
     asked = 0
     """Number of requests for the page since the node last had a link."""

@@ -1,4 +1,5 @@
-"""The context for the parts of a node that watch it, ask its model, or exist only in some nodes."""
+"""The context that is passed to the parts of a node that observe it, ask its model, or exist only in some
+nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wait of a running node for room on its disk: a write that fails is repeated until it succeeds.
+"""Makes a running node wait for room on its disk: a write that fails is repeated until it succeeds.
 
 Without room a node does not start (SF041). A running node pauses its engine, keeps its links and reports the
 problem. It continues by itself once there is room. Updates that are not on disk have no effect.
@@ -15,7 +15,8 @@ from typing import TypeVar
 from sfnode.errors import Code, UserError
 
 RETRY = 2.0
-"""Pause, in seconds, between two attempts to write, so that whoever makes room soon sees that it helps."""
+"""Pause, in seconds, between two attempts to write, short enough that an owner who makes room soon sees that
+it helps."""
 
 FRESH = 5 * RETRY
 """Time, in seconds, for which a failed write counts as a sign of a full disk. If the next attempt, such as a
@@ -25,8 +26,8 @@ T = TypeVar("T")
 
 
 class DiskWait:
-    """The writes of one node that wait for room. All methods but `patiently_in_thread` are called on the
-    event loop."""
+    """The writes of one node, which wait while its disk has no room. All methods but `patiently_in_thread`
+    are called on the event loop."""
 
     def __init__(self) -> None:
         self.changed: list[Callable[[], None]] = []

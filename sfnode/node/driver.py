@@ -128,10 +128,10 @@ class Driver:
         self.bandwidth = Bandwidth()
         self.pumps: dict[LinkId, LinkPump] = {}
         self.disk = DiskWait()
-        """The wait of all writes of this node for room on the disk."""
+        """Repeats all writes of this node that find no room on the disk."""
         self.between_rounds = asyncio.Lock()
-        """Lock held during a round. While another task holds it, all that the machine has admitted is on
-        disk, and `on_round` was called."""
+        """Lock held during a round. While another task holds it, all updates that the machine has admitted
+        are on disk, and `on_round` was called for them."""
         self.retreat: list[Callable[[Mapping[Feed, int]], Awaitable[None]]] = []
         """Functions that are called before a round replaces updates in the log, with the first replaced step
         of each such feed. Each function returns once nothing needs the old updates."""
@@ -180,7 +180,7 @@ class Driver:
         `disk.leave`.
 
         Ends after `finish`. If `run` is cancelled instead, a commit under way is still written, but has no
-        other effect. So cancel it only when the node ends.
+        other effect. So cancel `run` only when the node ends.
         """
         try:
             while not self._finished:
@@ -276,7 +276,8 @@ class Driver:
                 self.pumps[number].send(wire_codec.encode(summary, *self.machine.run.form))
 
     def changed(self) -> None:
-        """Call `after_round`: the state of the machine, or what follows from it, may have changed."""
+        """Call the functions of `after_round`, because the state of the machine, or something that depends on
+        it, may have changed."""
         for told in self.after_round:
             told()
 
@@ -297,8 +298,8 @@ class Driver:
             told(tuple(moved))
 
     def _replaced(self, commit: Commit) -> dict[Feed, int]:
-        """Return the first step that `commit` replaces in the log, keyed by feed. Feeds without a replaced
-        step are missing."""
+        """Return the first step that `commit` replaces in the log, keyed by feed, for the feeds that have
+        such a step."""
         replaced: dict[Feed, int] = {}
         for feed, segment in ((admit.feed, admit.segment) for admit in commit.admits):
             if segment.first < self._log.stop(feed):

@@ -34,8 +34,8 @@ DIGITS = 8
 
 
 async def follow(node: RunContext, reports: Reports, continue_in: Callable[[str], None]) -> None:
-    """Call `continue_in` with the link to the run that continues this one, once a node of it answers. Log
-    each problem with the link once."""
+    """Wait until a run continues this one and a node of it answers; then call `continue_in` with the link to
+    that run. Log each problem with the link once."""
     said = ""
     while True:
         wait = LOOK_INTERVAL

@@ -26,7 +26,7 @@ are in our own buffers already."""
 
 
 class LinkPump:
-    """The two tasks of one link."""
+    """The tasks that read and write the frames of one link."""
 
     def __init__(
         self,

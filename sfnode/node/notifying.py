@@ -20,8 +20,8 @@ LOOK = 5.0
 """Seconds between two checks of the node."""
 
 OFFLINE_AFTER = 120.0
-"""Time, in seconds, without a link after which a node that once had a link counts as offline. It redials much
-sooner."""
+"""Time, in seconds, without a link after which a node that once had a link counts as offline. Such a node
+redials much sooner."""
 
 PATIENCE = 60.0
 """Maximum time of the command, in seconds, after which it is killed."""

@@ -1,7 +1,7 @@
-"""The organiser in a node, and a newcomer's join request.
+"""Runs the organiser in a node, and sends a newcomer's join request.
 
 Carries out the actions of the sans-IO organiser (`sfnode.organising.organiser`): decisions go to the machine,
-evaluations to the engine, answers to the owner. It decides nothing itself.
+evaluations to the engine, answers to the owner. This module makes no decisions itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ OFFER_TIME = 3 * SEND_AGAIN
 are named as stand-ins."""
 
 LOOK_INTERVAL = 5.0
-"""Pause, in seconds, between two checks whether this node is still a member. It seldom ceases to be one."""
+"""Pause, in seconds, between two checks whether this node is still a member. A node seldom ceases to be a
+member."""
 
 MEASURING_BASE = "measuring the base model"
 
@@ -130,7 +131,8 @@ class Organising:
             self._offer()
 
     def _offer(self) -> None:
-        """Send everybody this member's offer to stand in. It is repeated until the member is named."""
+        """Send all nodes this member's offer to stand in. The offer is repeated until the member is named a
+        stand-in."""
         own, control = self._node.machine.own, self._organised.control
         assert own is not None  # a node with a key to stand in is a trainer
         message = offer_message(self._node.manifest.run_id, own.origin, control.key)
@@ -138,8 +140,8 @@ class Organising:
         self._node.driver.post(OwnJoinRequest(Offer(own.origin, control.key, signatures)))
 
     def _has_admitted_others(self) -> bool:
-        """Return whether the run has other members. If this log is old, one of them may have decisions that
-        are missing here."""
+        """Return whether the run has other members. If it has, and this log is old, one of them may have
+        decisions that are missing here."""
         own = self._node.machine.own
         return any(own is None or one.origin != own.origin for one in self._organised.run_state.members)
 
@@ -150,7 +152,8 @@ class Organising:
 
     @property
     def restarted(self) -> Restarted | None:
-        """The wait of an organiser that does not sign yet after a restart; None otherwise."""
+        """The situation of an organiser that was restarted and does not sign yet; None for any other
+        organiser."""
         if self.state is not OrganiserState.RESTARTED:
             return None
         control, peering = self._organised.control, self._node.peering
@@ -164,13 +167,13 @@ class Organising:
 
     @property
     def cut_off(self) -> bool:
-        """Whether this node organises, but too few stand-ins answer."""
+        """Whether this node is the organiser but cannot sign, because too few stand-ins answer."""
         control = self._organised.control
         return self.state is OrganiserState.STANDING_BY and control.feed.key == control.key
 
     @property
     def guarded(self) -> bool:
-        """Whether the organiser has a guard, which goes back when the run gets worse."""
+        """Whether the organiser has a guard, which returns to the best seal when the run gets worse."""
         return self._organiser.known.guard is not None
 
     def offers(self) -> dict[int, bytes]:
@@ -291,7 +294,8 @@ class Organising:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the node if the work has raised: the organiser would wait for the answer for ever."""
+        """End the node if the work has raised an error, because the organiser would wait for its result for
+        ever."""
         del self._running[task]
         if not task.cancelled() and (error := task.exception()):
             self._fail(error)
@@ -307,7 +311,7 @@ class Organising:
         self._tell(events.MakingEnded(Checkpoint, stated))
 
     async def _make_bases(self, epoch: int) -> None:
-        """Make bases at the weights of an epoch's seal. Peers download them from here."""
+        """Make new bases from the model at an epoch's seal, and store them for peers to download."""
         digest, folder = None, self._node.data_dir.bases
         try:
             with disk_faults(folder):

@@ -130,7 +130,7 @@ class Outside:
 
 
 PEERS = 3
-"""Number of peers that are asked: the median of three tolerates one wrong or lying clock."""
+"""Number of peers that are asked for the time: the median of three tolerates one wrong or lying clock."""
 
 FIRST, AGAIN = 5.0, 1_800.0
 """Pauses, in seconds: FIRST before the first comparison, AGAIN between later ones. Later ones are needed

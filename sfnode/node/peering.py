@@ -71,7 +71,7 @@ class Peering:
         self.roster: list[PeerRecord] = []
         """Records found by the last search."""
         self._relays: list[str] = []
-        """Relays in the roster, as of the last search that found any."""
+        """Relays in the roster, according to the last search that found relays."""
         self.book = book
         self.contacts_url = contacts_url
         self._transport = transport
@@ -115,7 +115,7 @@ class Peering:
         return self.book.nodes(MODEL_SOURCES)
 
     def relays(self) -> list[str]:
-        """Return addresses of peers that claim to relay for others, neighbours first."""
+        """Return addresses of peers that claim to relay connections for others, neighbours first."""
         linked = [link.peer for link in self._driver.machine.links.values() if link.role == RELAY]
         return [
             address
@@ -143,7 +143,7 @@ class Peering:
         return "a node of the run in the DHT of these peers: none is named yet"
 
     async def ask_contacts(self) -> None:
-        """Ask the page with contacts for peers while there is no link; until cancelled."""
+        """Ask the page with contacts for peers while there is no link, until cancelled."""
         links = self._driver.pumps
         await contacts.keep_company(
             self.contacts_url, self._topic, lambda: len(links), self.hear, self._random
@@ -163,7 +163,8 @@ class Peering:
         self._tell(events.PresenceChanged(events.Presence.LEAVING))
 
     async def run(self) -> None:
-        """Keep links until cancelled. Raises what a local fault raises, such as DATA_DIR_UNUSABLE."""
+        """Keep links until cancelled. Raises the error of a local fault, such as UserError
+        DATA_DIR_UNUSABLE."""
         self._transport.on_link(self.serve)
         self._transport.ask_for_relays(self.relays)
         self._start(self._keep_time())
@@ -234,7 +235,8 @@ class Peering:
         table[peer].add_done_callback(ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End `run` if a job has raised. Faults of others come as events, so this fault is our own."""
+        """End `run` if a job has raised. Faults of peers are reported as events, so an error of a job is a
+        local fault."""
         self._jobs.pop(task, None)
         if not task.cancelled() and (error := task.exception()):
             self._faults.put_nowait(error)
@@ -311,8 +313,8 @@ class Peering:
             self._start(_outcome(self._written))
 
     async def _write_newest(self) -> None:
-        """Write the addresses that were ordered last, and repeat until no newer ones have been ordered.
-        Raises what `remember` raises."""
+        """Write the addresses of the latest order to write, and repeat until there is no newer order. Raises
+        what `remember` raises."""
         loop = asyncio.get_running_loop()
         while (book := self._unwritten) is not None:
             self._unwritten = None
@@ -321,7 +323,7 @@ class Peering:
             )
 
     async def _until_written(self) -> bool:
-        """Wait until the addresses that were ordered last are on disk; return whether they are."""
+        """Wait for the latest ordered write of addresses; return whether it has succeeded."""
         written = self._written  # another write may begin before this returns
         if written is None:
             return True
@@ -352,7 +354,8 @@ class Peering:
             self._tell(events.Found(tuple(self.roster)))
 
     async def _bootstrap(self, peer: str, address: str) -> None:
-        """Try a single address, so that a malformed one in the roster spoils no other."""
+        """Bootstrap from a single address, so that a malformed address in the roster does not affect the
+        others."""
         answered = False
         with suppress(TransportError, UserError):
             answered = await self._transport.bootstrap([address]) > 0

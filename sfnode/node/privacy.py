@@ -1,4 +1,5 @@
-"""The privacy of a running node's rows: its local noise, and the present epsilon (`accounting`)."""
+"""Keeps account of the privacy of a running node's rows: its local noise, and the present epsilon
+(`accounting`)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Privacy:
     """The privacy account of one node."""
 
     def __init__(self, node: NodeContext) -> None:
-        """Raises UserError BAD_OPTION where there are no private rows, EXTRA_MISSING without the library."""
+        """Raises UserError BAD_OPTION if the node has no private rows, EXTRA_MISSING if the library is not
+        installed."""
         if node.settings.data is None or node.settings.role == "relay":
             raise UserError(
                 Code.BAD_OPTION,

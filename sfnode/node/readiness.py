@@ -64,8 +64,8 @@ class Readiness:
         clock: Callable[[], float],
     ) -> None:
         """`told_peers` is whether the settings name peers. `met_peers` returns whether the log remembers
-        peers. `nobody_else` returns whether no other node of the run can be found and this one may begin
-        it."""
+        peers. `nobody_else` returns whether no other node of the run can be found and this node may begin the
+        run."""
         self._machine = machine
         self._told_peers = told_peers
         self._met_peers = met_peers
@@ -81,7 +81,8 @@ class Readiness:
         """Whether any neighbour was worth waiting for at the last check."""
 
     def done(self) -> bool:
-        """Return whether we have the updates of our first neighbours, or there is nobody to learn from."""
+        """Return whether we have the updates of our first neighbours, or there is no neighbour to get updates
+        from."""
         if any(link.synced for link in self._machine.links.values()):
             return self._is_abreast()
         if self._told_peers and not self._machine.frontier.known:
@@ -141,7 +142,7 @@ SETTLE_TIME = 3.0
 Also the time without a neighbour after which a node that is done stops waiting for one."""
 
 LEAVE_GRACE = 30.0
-"""Maximum time, in seconds, for which a node that is done stays, whatever its neighbours lack."""
+"""Maximum time, in seconds, for which a node that is done stays, even if its neighbours lack updates."""
 
 
 class Shutdown:
@@ -185,11 +186,12 @@ class Shutdown:
         return settled or now - self._done_at > LEAVE_GRACE
 
     def _agreed(self, now: float) -> bool:
-        """Return whether all neighbours have the same updates, and the last one came a while ago."""
+        """Return whether all neighbours have the same updates as we, and the last update came more than
+        SETTLE_TIME ago."""
         agree = all(link.agreed for link in self._machine.links.values())
         return agree and now - self._last_update_at > SETTLE_TIME
 
     def _handed_over(self, now: float) -> bool:
-        """Return whether all neighbours were sent everything, or there was no neighbour for a while."""
+        """Return whether all neighbours were sent every update, or there was no neighbour for SETTLE_TIME."""
         sent = any(link.synced for link in self._machine.links.values()) and handed_over(self._machine)
         return sent or now - self._not_alone_at > SETTLE_TIME

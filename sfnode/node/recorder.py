@@ -1,7 +1,7 @@
 """Records of a running node: figures for its loggers, and lines of progress and alarms in its log.
 
 The figures come from the status, the reports and the evaluations: nothing is measured here. `sfnode.loggers`
-writes them and handles failures.
+writes the figures and handles failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sfnode.schema.organising import EpochEvaluation
 
 RECORD_INTERVAL = 10.0
-"""Interval, in seconds, between records of step and traffic, which take some 400 bytes each and 4 MB a
+"""Interval, in seconds, between records of step and traffic. They take some 400 bytes each, and 4 MB a
 day."""
 
 STEP = {"known", "own_updates", "updates_per_second", "loss"}
@@ -41,7 +41,8 @@ from a stranger."""
 
 
 class Recorder:
-    """The records of one node. The node reports rounds and evaluations; `run` reads the rest."""
+    """The records of one node. The node calls `after_round` and `evaluated`; `run` reads all other
+    figures."""
 
     def __init__(
         self, node: RunContext, logger: Logger, reports: Reports | None, status: Callable[[], Status]
@@ -51,9 +52,10 @@ class Recorder:
         self._reports = reports
         self._status = status
         self._sealed = self._reports.run_state.sealed if self._reports else 0
-        """Number of seals that were recorded or came before the start."""
+        """Number of seals that were recorded, or that the log had at the start."""
         self._published = self._reports.evaluations()[-1:] if self._reports else []
-        """The last published evaluation that was recorded or came before the start."""
+        """The last published evaluation that was recorded, or that the log had at the start; in a list, empty
+        without one."""
 
     def begin(self) -> None:
         """Begin the records with the run and the settings that determine this node's figures."""

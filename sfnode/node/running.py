@@ -1,7 +1,7 @@
-"""A node that has joined its run: its parts, and their connections.
+"""A node that has joined its run: makes the parts of the node and connects them.
 
-It is built from a folder, a transport, a manifest, a log and a machine (`RunContext`). Stopping takes less
-than two seconds, whatever the engine is doing. All updates computed by then are on disk.
+A node is built from a folder, a transport, a manifest, a log and a machine (`RunContext`). Stopping takes
+less than two seconds, whatever the engine is doing, and leaves all computed updates on disk.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunningNode:
         self.stopping = asyncio.Event()
         self._fault: BaseException | None = None
         self.sequel: str | None = None
-        """Link to the run that this node's owner joins next; None if there is none."""
+        """Link to the run that is joined after this one; None if no run follows."""
         self.asked_at: float | None = None
         """Time of this node's first join request."""
 
@@ -221,7 +221,8 @@ class RunningNode:
     # -- living ------------------------------------------------------------------------------------
 
     async def live(self) -> None:
-        """Run until `stop`, a local fault, or the end named by the settings. Raises the fault."""
+        """Run until `stop`, a local fault, or the end that the settings ask for. Raises the error of a local
+        fault."""
         self.recorder.begin()
         if self.settings.role == "trainer" and (self.checkpoints is None or self.checkpoints.begun.is_set()):
             self.model.start()
@@ -283,7 +284,8 @@ class RunningNode:
         return self.driver.disk.patiently_in_thread(gather)
 
     async def _stock(self) -> None:
-        """Download what a relay gives to others. In a trainer the engine's thread does that."""
+        """Download the files that a relay gives to others. In a trainer the engine's thread downloads
+        them."""
         if self.settings.role == "relay" and self.sharing.gives:
             await asyncio.to_thread(self._gather)
 
@@ -333,7 +335,7 @@ class RunningNode:
         wanted = self.limiter.until_a_pause()
 
         def of_model(engine: Engine) -> tuple[Evaluation, dict[str, Any]]:
-            """Return the evaluation, and the fields of `NodeEvaluation` beside it."""
+            """Return the evaluation, and the other fields of `NodeEvaluation`."""
             found = engine.evaluate(limit, wanted)
             beside: dict[str, Any] = {"drift": _unless_paused(wanted, engine.drift).whole}
             if probe:
@@ -382,7 +384,8 @@ class RunningNode:
         return CoreStatus(digest=moment.digest, core_digest=core.hex(), known=moment.known)
 
     def _require_room(self) -> None:
-        """Raise UserError DISK_FULL while the disk is full: the engine answers between two rounds only."""
+        """Raise UserError DISK_FULL while the disk is full: the engine is asked between two rounds, and no
+        round ends then."""
         if problem := self.driver.disk.problem:
             raise problem
 
@@ -400,8 +403,8 @@ def _unless_paused(wanted: Callable[[], bool], measure: Callable[[], T]) -> T:
 
 
 def answers_to_peers(node: NodeContext) -> Callable[[Asker, bytes], Awaitable[bytes]]:
-    """Return the function that answers requests of peers, frame for frame. It raises TransportError for an
-    unknown request."""
+    """Return the function that answers a peer's request, one frame, with one frame. It raises TransportError
+    for an unknown request."""
     own_introduction = _introduction(node)
 
     async def answer(asker: Asker, frame: bytes) -> bytes:

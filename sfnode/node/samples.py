@@ -60,7 +60,7 @@ class Sampling:
         return self._kept
 
     async def run(self) -> None:
-        """Take samples until cancelled, or until an error shows that it is impossible."""
+        """Take samples until cancelled, or until an error shows that no samples can be taken."""
         self._kept = await asyncio.to_thread(kept, self._file)
         has_read = False
         try:

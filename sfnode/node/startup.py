@@ -101,7 +101,8 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
     """Remove the libp2p identity of a copied trainer's folder, before the network starts, so that it gets a
     new one.
 
-    Two nodes with one peer id take each other's links away: a neighbour keeps only the newer link.
+    Two nodes with one peer id displace each other's links, because a neighbour keeps only the newer link with
+    a peer.
     """
     if manifest is None or not data_dir.log.exists():
         return
@@ -221,9 +222,9 @@ def stand_in_key(update_log: UpdateLog, identity: Identity, run_id: bytes, rando
 
 
 def _first_incarnation(is_new: bool, draw: Callable[[], int]) -> int:
-    """Return the incarnation with which a folder begins in an organised run. A new key gets the first one. An
-    older key gets another one, because it most likely has a feed with the first incarnation, which is not
-    known here (SPEC I3)."""
+    """Return the incarnation with which a folder begins in an organised run. For a new key it is the first
+    incarnation. For an older key it is another one, because the key most likely has a feed with the first
+    incarnation that is missing in this log (SPEC I3)."""
     return FIRST_INCARNATION if is_new else FIRST_INCARNATION + 1 + draw() % (INCARNATIONS - 1)
 
 
@@ -395,7 +396,7 @@ def own_feed(
 
 
 def tell_of_new_feed(update_log: UpdateLog, last: Feed | None, why: str) -> None:
-    """Log that another feed replaces `last`: as a warning only if `last` has updates."""
+    """Log that another feed replaces `last`, as a warning if `last` has updates, else for debugging."""
     said = last is not None and update_log.stop(last) > 0
     log.log(WARNING if said else DEBUG, "%s; its work goes on as that of a new node, with the same key", why)
 

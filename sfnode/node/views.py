@@ -59,7 +59,7 @@ MAX_MEASUREMENTS = 256
 
 
 class Views:
-    """The views of one node; `run` samples it until cancelled."""
+    """The views of one node; `run` samples the node until cancelled."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Views:
 
     @property
     def drift(self) -> Drift | None:
-        """Distance of the last evaluated model from the base model; None without an evaluation."""
+        """Drift of the model at the last evaluation that has measured it; None without such an evaluation."""
         return next((one.drift for one in reversed(self._measurements) if one.drift), None)
 
     # -- views -------------------------------------------------------------------------------------
@@ -206,7 +206,8 @@ class Views:
         return invite(node.manifest, compose(node.manifest.run_id, own, met, relays, url))
 
     def _names(self) -> dict[bytes, Names]:
-        """Return the names of origins, on the index thread. The event loop may change them meanwhile."""
+        """Return the names of origins. Called on the index thread, while the event loop may change the
+        names."""
         return self._node.machine.cards.names()
 
     async def _ask(self, question: Callable[[], T]) -> T:

@@ -38,8 +38,8 @@ The time doubles with each fault. A new id costs nothing, but the refusal stops 
 back, and makes an attacker begin anew each time."""
 
 FAULT_MEMORY = 3_600.0
-"""Time, in seconds, after the end of such a refusal in which another fault counts as a repeat. A useful link
-clears the peer's faults sooner."""
+"""Time, in seconds, after the end of such a refusal within which another fault counts as a repetition. A
+useful link clears the peer's faults before that."""
 
 MAX_FAULTS = 256
 """Maximum number of peers whose faults are remembered (40 KiB). When there are more, the faults of the peer
@@ -81,7 +81,7 @@ class _Entry:
     bootstrap_at: float = float("-inf")
     """Time of the next bootstrap attempt."""
     plain: bool = False
-    """Whether the peer answered the last dial and was no node."""
+    """Whether the peer, when last dialled, answered but was no node."""
 
     def addresses(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.heard, *self.pinned]))
@@ -125,7 +125,8 @@ class AddressBook:
 
     @property
     def plain_only(self) -> bool:
-        """Whether some peers that the user gave are plain, and none of them has been a neighbour."""
+        """Whether some peers that the user gave are plain peers, and no peer that the user gave has been a
+        neighbour."""
         given = {peer: entry for peer, entry in self._entries.items() if entry.pinned}
         return any(entry.plain for entry in given.values()) and not given.keys() & self._met
 
@@ -293,7 +294,8 @@ def _beyond_loopback(addresses: Sequence[str]) -> Sequence[str]:
 
 
 def _is_address_of(peer: str, address: str) -> bool:
-    """Return whether this is an address of `peer` without blanks, which separate addresses in a list."""
+    """Return whether this is an address of `peer` without white space, which would separate addresses in a
+    list."""
     try:
         return address.split() == [address] and peer_of(address) == peer
     except UserError:

@@ -26,7 +26,7 @@ from sfprotocol.errors import LocalProtocolError
 from sfprotocol.invitation import Invitation
 
 MAX_FILE = 65_536
-"""Maximum size of the file, in bytes: 32 addresses take 8 KiB, and pages of runs may add fields."""
+"""Maximum size of the file, in bytes: 32 addresses take 8 KiB, and writers of a run's page may add fields."""
 
 FETCH_DEADLINE = 10.0
 """Deadline, in seconds, for the whole file to arrive (SPEC N6). A web server usually takes less than one
@@ -38,7 +38,7 @@ ASK_FOR_A_LINK = "Ask whoever invited you for a new link (`sfnode invite` there)
 
 
 def text(said: Mapping[str, Any], written_at: float, **more: Any) -> str:
-    """Return the text of `run.json`: the fields of an `InviteResult`, and `more` fields of pages.
+    """Return the text of `run.json`: the fields of an `InviteResult`, and the fields `more` of a run's page.
 
     `written_at` is in seconds since 1970. Readers ignore unknown fields.
     """

@@ -143,7 +143,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class PresenceChanged:
-    """The node's owner, or its shutdown, wants another presence."""
+    """The node's owner, or its shutdown, has changed whether the node takes part in the network."""
 
     presence: Presence
 

@@ -25,7 +25,7 @@ from sfprotocol.errors import RemoteProtocolError
 from sfprotocol.messages import ManifestReply, ManifestRequest
 
 GRACE = 0.5
-"""Time, in seconds, that the other peers have to answer after the first usable manifest."""
+"""Time, in seconds, for the other peers to answer after the first usable manifest has come."""
 
 ASKED = 16
 """Number of nodes of a roster that are asked at a time. Most records of a roster may be invented."""

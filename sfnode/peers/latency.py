@@ -90,7 +90,7 @@ class NeighbourLatencies:
 
 
 def introduction(run_id: bytes, origin: bytes, peer: str, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return the response of a node that introduces itself; `sign` signs as its origin."""
+    """Return the response of a node that introduces itself; `sign` signs with the key of its origin."""
     return ECHO + origin + sign(introduction_message(run_id, origin, peer))
 
 

@@ -46,8 +46,8 @@ FIND_INTERVAL = 30.0
 
 ANNOUNCE_INTERVAL = 30.0
 ANNOUNCE_TTL = MAX_TTL
-"""Lifetime of a record in the roster, in seconds, after which a dead node is gone. A live node may fail to
-announce itself twice before that."""
+"""Lifetime of a record in the roster, in seconds, after which the record of a dead node is gone. Two
+announcements in a row may fail before the record of a live node is gone."""
 
 PROBE_INTERVAL = 60.0
 """Average time, in seconds, between probes. In a swarm of 20 nodes whose halves can reach each other again,
@@ -57,7 +57,7 @@ BOOTSTRAPS_ALONE = 8
 """Number of peers from which a node without links bootstraps at a time."""
 
 BOOTSTRAPS_BESIDE = 2
-"""Number of peers from which a node with links bootstraps at a time. Such a node is in no hurry."""
+"""Number of peers from which a node with links bootstraps at a time: fewer, as it is in no hurry."""
 
 RACE_WINDOW = 2 * CONNECT_DEADLINE
 """Maximum time, in seconds, between the openings of two links of the same two peers for which both peers
@@ -203,7 +203,8 @@ class PeerManager:
         return [neighbour.standing() for neighbour in self._neighbours.values()]
 
     def has_room_for(self, peer: str, address: str, now: float) -> bool:
-        """Return whether an inbound link of this peer, which has no link yet, would be accepted."""
+        """Return whether an inbound link would be accepted from this peer, with which there is no link
+        yet."""
         newcomer = LinkFacts(peer, False, now, address_range(address))
         verdict = selection.whom_to_let_in(newcomer, self.standings(), self.book, now)
         return self.presence is events.Presence.OPEN and verdict.accept

@@ -37,8 +37,8 @@ WANTED_OUTBOUND = 3
 one more that may fail."""
 
 MAX_INBOUND = MAX_LINKS - WANTED_OUTBOUND - 1
-"""Maximum number of inbound links. Room remains for the links of our own choice and one probe. The maximum
-exceeds TARGET_LINKS, so that newcomers find room everywhere."""
+"""Maximum number of inbound links. It leaves room for the links of our own choice and one probe. It exceeds
+TARGET_LINKS, so that newcomers find room at any node."""
 
 MAX_OUTBOUND_OF_RANGE = 2
 MAX_INBOUND_OF_RANGE = 4
@@ -195,7 +195,8 @@ def address_range(address: str) -> str | None:
 def _choose(
     links: Sequence[LinkFacts], dialling: Collection[str], book: AddressBook, peers: Iterable[str], count: int
 ) -> list[str]:
-    """Return the first `count` of `peers` that are neither neighbours nor in a crowded range."""
+    """Return the first `count` of `peers` that are neither neighbours nor being dialled, and whose range has
+    room for another link."""
     if count <= 0:
         return []
     busy = {link.peer for link in links} | set(dialling)
@@ -223,7 +224,7 @@ def range_of(addresses: Iterable[str]) -> str | None:
 
 def _in_turn(links: Sequence[LinkFacts], book: AddressBook, peers: Iterable[str]) -> list[str]:
     """Return `peers` without neighbours, ordered so that half of the peers of our own choice are trusted and
-    half are strangers, as far as there are enough of both."""
+    half are strangers, as far as there are enough peers of both kinds."""
     busy = {link.peer for link in links}
     known: list[str] = []
     strangers: list[str] = []

@@ -44,8 +44,8 @@ KEPT = 2
 that a decision about the epochs between them needs nothing that was pruned."""
 
 _NAMED = 16
-"""Number of a digest's hexadecimal digits in a file's name, enough to tell the statements of one epoch
-apart."""
+"""Number of hexadecimal digits of a digest in the name of a file: enough to distinguish several checkpoints
+of one epoch."""
 
 _NAME = re.compile(rf"[0-9]{{1,10}}-[0-9a-f]{{{_NAMED}}}")
 
@@ -61,7 +61,7 @@ class CheckpointState:
 
     epoch: int
     bases: Mapping[int, Base]
-    """Points at which feeds continue, keyed by the number of the feed, in ascending order."""
+    """Bases, at which feeds continue, keyed by the number of the feed, in ascending order."""
     cores: Mapping[int, I64] = field(repr=False)
     """The cores that are not zero, keyed by subspace in ascending order, (layers, rows, columns) each."""
 

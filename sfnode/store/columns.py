@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Updates(NamedTuple):
-    """n updates as columns; each array has shape (n,) unless told otherwise."""
+    """n updates as columns; each array has shape (n,) unless stated otherwise."""
 
     feed: I64
     """Index into `Columns.feeds`."""
@@ -45,7 +45,8 @@ class Updates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The updates of a log, or of a state of the run. An update takes about 40 bytes of memory."""
+    """The updates of a log, or those of a state of the run, with their feeds. An update takes about 40 bytes
+    of memory."""
 
     run_id: bytes
     """32 bytes."""

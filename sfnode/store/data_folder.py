@@ -1,6 +1,6 @@
-"""The data folder of a node: the names of its files, the lock for one process, and whether it was copied.
+"""The data folder of a node: names its files, locks it for one process, and detects whether it was copied.
 
-Knows the names of files, not their content.
+This module knows the names of files, not their content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ the folder. Each of them holds the shared lock for microseconds, so even many su
 milliseconds."""
 
 _PROBE_POLL = 0.001
-"""Time in seconds between two attempts to lock the folder."""
+"""Time, in seconds, between two attempts to lock the folder."""
 
 _SOCKET = "control.sock"
 
@@ -40,7 +40,7 @@ _LOCATION = "place"
 
 _SIGNED_AT = "signed"
 """Key in the log's meta table: the log's location when a decision was last signed in it. The value is empty
-after newer decisions that were signed elsewhere."""
+if newer decisions, signed elsewhere, were written to the log."""
 
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 

@@ -29,7 +29,7 @@ _PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The key pair of a node or of an organiser. `repr` shows only the public half."""
+    """The key pair of a node or of an organiser. `repr` shows only the public key."""
 
     public: bytes
     """Ed25519 public key, 32 bytes: the origin of the node's feeds."""

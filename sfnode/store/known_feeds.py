@@ -56,7 +56,7 @@ class StoredFeed(NamedTuple):
 
 
 def beginning(run_id: bytes, feed: Feed) -> Base:
-    """Return the base of a feed that is stored from its first step on: step 0."""
+    """Return the base, at step 0, of a feed that is stored from its first step on."""
     return Base(feed, 0, genesis(run_id, feed), 0, 0)
 
 
@@ -114,7 +114,7 @@ class SegmentCache:
         self._size = 0
 
     def add(self, feed: Feed, segment: Segment) -> None:
-        """Keep `segment`. If it does not continue the kept segments of `feed`, these are dropped first."""
+        """Keep `segment`. If it does not continue the kept segments of `feed`, drop those first."""
         tail = self._tails.setdefault(feed, deque())
         if tail and segment.first != tail[-1].stop:
             self._size -= sum(size_of(segment.parts) for segment in tail)
@@ -225,6 +225,6 @@ class KnownFeeds:
             self._cuts.update((cut.feed, cut) for cut in cuts)
 
     def begin_at(self, states: Mapping[Feed, StoredFeed]) -> None:
-        """Set all states, and forget the segments: some of their steps may be gone."""
+        """Replace all states, and drop all kept segments, as some of their steps may be gone."""
         with self._lock:
             self._states, self._recent = dict(states), SegmentCache()

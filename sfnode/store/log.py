@@ -333,7 +333,7 @@ class UpdateLog:
             return tables.arrival(self._reader, position)
 
     def control(self, first: int = 0) -> list[Entry]:
-        """Return the decisions of the control feed from position `first` on, in order."""
+        """Return the decisions of the control feed from position `first` on, in order of position."""
         with self._reading, disk_faults(self.path):
             return tables.control(self._reader, first)
 

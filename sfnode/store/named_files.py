@@ -22,8 +22,8 @@ from sfnode.tasks.public_files import Places
 
 
 class NamedFiles(BaseModel):
-    """Absolute paths of files and folders, and plug-ins. `train` is the run's own training data, `data` the
-    data of this node alone."""
+    """The named files and folders, as absolute paths, and the allowed plug-ins. `train` is a file of the
+    run's shared training data, `data` the private data of this node."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

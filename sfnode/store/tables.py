@@ -35,8 +35,8 @@ VERSION = 6
 """Version of the tables below. A log with a higher version was written by a newer sfnode."""
 
 SINCE_CUTS, SINCE_CARDS, SINCE_CONTROL, SINCE_BASES, SINCE_ARRIVALS = 2, 3, 4, 5, 6
-"""First versions with the tables of cuts, of cards, of the control feed, of bases, and with times of
-arrival."""
+"""First versions of the log that have the tables of cuts, of cards, of the control feed, of bases, and the
+column with times of arrival."""
 
 _CUT = """CREATE TABLE cut (
         feed INTEGER PRIMARY KEY, step INTEGER NOT NULL, chain BLOB NOT NULL, proof BLOB NOT NULL)"""

@@ -83,7 +83,8 @@ class _Verification:
         cuts."""
         self._signatures = 0
         self._unsigned: dict[Feed, int] = {}
-        """First step of a feed's last row, for each feed whose last row has no signature."""
+        """First step of the last verified row, keyed by feed, for each feed whose last verified row has no
+        signature."""
         self._bases = {base.feed: base for base in state.bases.values()} if state else {}
         for base in self._bases.values():
             self._frontier.advance(*base)
@@ -286,7 +287,7 @@ class _Verification:
         return sorted({cut.at if cut else 0, run_state.ended(number), *named_stops})
 
     def _cut(self, cut: CutRecord) -> None:
-        """Cut a feed at the proof's step, but not below the steps that closes have listed (SPEC O7)."""
+        """Cut a feed at the proof's step, but keep all steps that closes have listed (SPEC O7)."""
         heads = self._heads.get(cut.feed, {})
         if cut.at and heads.get(cut.at, cut.chain) != cut.chain and self._frontier.next(cut.feed) >= cut.at:
             raise _damaged(cut.feed, cut.at, "its history is not the one that its proof of a fork has")

@@ -38,7 +38,7 @@ LOOK_INTERVAL = 1.0
 
 
 class PublishedBases:
-    """The published bases of one run, here and at peers. `run` keeps them until cancelled."""
+    """The published bases of one run, in this node and at peers. `run` looks after them until cancelled."""
 
     def __init__(
         self, context: RunContext, sharing: Sharing, disk: DiskWait, come: Callable[[], None]
@@ -211,8 +211,8 @@ class PublishedBases:
         return None
 
     def _right(self, file: Path, digest: str) -> Listed | None:
-        """Return a file if its content is right, after copying it into the data folder if need be; else None.
-        Raises OSError."""
+        """Return a file if its content is right, else None. A right file is copied into the data folder if it
+        is elsewhere, a wrong one removed from it. Raises OSError."""
         kept = files.path_in(self._folder, digest)
         if not file.is_file() or (seen := (file, file.stat().st_mtime_ns)) in self._refused:
             return None

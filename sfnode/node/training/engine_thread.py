@@ -102,11 +102,11 @@ class EngineThread:
         self._lock = threading.Lock()
         """Guards the next three attributes. Never held for long."""
         self._wanted: dict[Feed, Counted] | None = None
-        """Updates of the queued `advance` request, which later calls may still change; None if none is
-        queued, or a question was queued after it."""
+        """Updates of the queued `advance` request, which later calls may still change; None if no such
+        request is queued, or a question was queued after it."""
         self._reads = False
-        """Whether the log may be read: the engine is loaded, or the queued request may not change any
-        more."""
+        """Whether the thread may be reading the log: the engine is loaded, or the queued request cannot be
+        changed any more."""
         self._waiting: deque[Order] = deque()
         """Orders not yet begun."""
         self._applied: dict[Feed, Counted] = {}
@@ -136,7 +136,7 @@ class EngineThread:
             self._wanted.update(counted)
 
     async def retreat(self, counted: Mapping[Feed, Counted]) -> None:
-        """Like `advance`, but return only when the engine no longer reads updates from the log that do not
+        """Like `advance`, but return only when the engine reads no more updates from the log that do not
         count.
 
         While the engine loads, return at once: the queued request can still change.
@@ -156,7 +156,8 @@ class EngineThread:
         self._put(lambda engine: self._step(engine, order))
 
     def withdraw(self) -> list[Order]:
-        """Withdraw the orders that have not begun, and return them in their order."""
+        """Withdraw the orders on which the engine has not begun, and return them in the order in which they
+        were given."""
         with self._lock:
             orders = list(self._waiting)
             self._waiting.clear()
@@ -209,7 +210,8 @@ class EngineThread:
         return self._last is None or self._last.done()
 
     async def stop(self, grace: float) -> bool:
-        """End the thread, and wait `grace` seconds for it. Return False if a long forward pass still runs."""
+        """End the thread, and wait at most `grace` seconds for its end. Return False if a long forward pass
+        still runs then."""
         self._stopping.set()
         self._executor.shutdown(wait=False)
         if self._last:

@@ -1,8 +1,8 @@
 """Keeps a node within its owner's limits: reads the sensors, asks the policy, holds back steps and bytes.
 
 It opens and closes three gates: for the steps of the engine, for the bytes on the links, and for the links
-themselves. A step that has begun is completed. One that has not begun is withdrawn. The limiter knows neither
-updates nor peers.
+themselves. When a gate closes, a step that has begun is completed, and ordered steps that have not begun are
+withdrawn. The limiter knows neither updates nor peers.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class ResourceLimiter:
         self.reasons: list[PauseReason] = []
         """Reasons for the pause under way; empty if the node computes or only rests between two steps."""
         self.finishing = False
-        """Whether no step begins any more, and the node leaves after the step in progress."""
+        """Whether no further step begins, and the node leaves after the step in progress."""
         self._stopped = False
-        """Whether the node stops, so that nothing waits for an evaluation any more."""
+        """Whether the node stops, so that evaluations are broken off."""
         self._machine = machine
         self._bandwidth = bandwidth
         self._traffic = traffic
@@ -98,7 +98,7 @@ class ResourceLimiter:
         self._scheduler: StepScheduler | None = None
         self._engine_thread: EngineThread | None = None
         self._steps_ahead = 1
-        """Number of steps that the scheduler orders at a time when no limit asks for rests."""
+        """Number of steps that the scheduler orders at a time while no limit requires rests between steps."""
         self._readings: Readings | None = None
         self._spare: int | None = None
         """Cores free for threads of the engine; None before the first reading."""
@@ -181,7 +181,7 @@ class ResourceLimiter:
 
     @property
     def paused(self) -> bool:
-        """Whether no step may begin, for longer than a rest between two steps."""
+        """Whether the node pauses: no step may begin, for longer than a rest between two steps."""
         return bool(self.reasons)
 
     def reason_texts(self) -> list[str]:
@@ -252,12 +252,14 @@ class ResourceLimiter:
         return ComputeRate(self.limits, self._machine.cores, self._usage(), self._clock())
 
     def _apply_steps_ahead(self) -> None:
-        """Order one step ahead under a limited rate, so that a rest comes after every step."""
+        """Set how many steps are ordered ahead: one if the compute rate is limited, so that a rest can follow
+        every step."""
         if self._scheduler:
             self._scheduler.ahead = 1 if self._compute_rate.limited else self._steps_ahead
 
     def _apply_threads(self) -> None:
-        """Set the engine's threads to the owner's number, or to at most one for each free core."""
+        """Set the engine's number of threads to the owner's limit; without a limit, to at most one for each
+        free core."""
         count, most = self.limits.threads, self._spare
         self._tell_engine(lambda engine: engine.use_threads(count, most))
 
@@ -312,8 +314,8 @@ class ResourceLimiter:
         return not self.paused or (lacks_room and now >= self._return_at)
 
     def _find_reasons(self) -> list[PauseReason]:
-        """Return the reasons to pause. ROOM is a reason only without others: while others last, no attempt
-        shows whether there is room."""
+        """Return the reasons to pause. ROOM is returned only if there is no other reason: while there is
+        another one, no attempt shows whether there is room."""
         reasons = self._present_reasons()
         return reasons or ([PauseReason(ROOM, self._no_room)] if self._no_room else [])
 

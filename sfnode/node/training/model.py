@@ -89,9 +89,10 @@ class LocalModel:
         """`load` loads the engine, on its thread. `caught_up` returns whether the node has the run's model.
         `fail` is called with the error that ends the engine."""
         self.doubts: list[Callable[[], UserError | None]] = []
-        """Functions that return a problem that leaves this node unsure which updates count, or None."""
+        """Functions that return a problem because of which this node cannot tell which updates count, or
+        None."""
         self.limits: list[Callable[[], float]] = []
-        """Functions that return how many more updates this node may make."""
+        """Functions that return how many further updates this node may make; the smallest number holds."""
         self.thread: EngineThread | None = None
         self.scheduler: StepScheduler | None = None
         self.loaded = False
@@ -161,8 +162,8 @@ class LocalModel:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the settings limit the number of this node's updates, and it has made that many or can make
-        no more."""
+        """Whether the settings limit the number of this node's updates, and the node has reached that limit
+        or can make no more updates."""
         return self.scheduler is not None and self.scheduler.exhausted
 
     def _make_scheduler(self, thread: EngineThread) -> StepScheduler:
@@ -299,10 +300,11 @@ class LocalModel:
     async def ask_of_last_seal(
         self, question: Callable[[Engine], T], what: str = ""
     ) -> tuple[ModelMoment, T]:
-        """Return the engine's answer about the model that `sfnode export` would write, with its core digest:
-        the model of the last seal whose updates are all here; in an open run, the present model.
+        """Return the state of the model that `sfnode export` would write, with its core digest, and the
+        engine's answer about that model.
 
-        Before the first seal it is the base model. Raises as `ask`.
+        It is the model of the last seal whose updates are all stored; before the first seal, the base model;
+        in an open run, the present model. Raises as `ask`.
         """
         organised, held = self._machine.organised, self._machine.frontier.next
         if organised is None:

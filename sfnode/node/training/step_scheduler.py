@@ -32,8 +32,9 @@ ORDERS_AHEAD = 2
 """Default number of steps ordered at a time: one that runs and the next one."""
 
 BATCHES_A_DEVICE = 4
-"""Number of batches in a step for each device, if there are several devices. With few batches, most devices
-wait for the slowest one or the longest mini-batch. With many, a pause waits for a long step."""
+"""Number of batches in a step for each device, if there are several devices. With fewer batches, most devices
+would wait for the slowest device or the longest mini-batch. With more, a pause would wait longer for the end
+of a step."""
 
 LONG_STEP = 2.0
 """Duration of a step, in seconds, from which on the next step is ordered only when this one is done. The
@@ -80,7 +81,7 @@ class StepScheduler:
         self.hindered: Callable[[], bool] = lambda: False
         """Returns whether something is missing that the next step needs."""
         self.paused = False
-        """Whether there is a pause, longer than a rest: finished updates are posted at once."""
+        """Whether there is a pause that is longer than a rest. Finished updates are posted at once then."""
         self.ahead = ORDERS_AHEAD
         """Number of steps ordered at a time."""
         self._machine = machine
@@ -116,7 +117,7 @@ class StepScheduler:
 
     @property
     def made(self) -> int:
-        """Number of updates of this process that the machine has admitted."""
+        """Number of updates made by this process that the machine has admitted."""
         if self._coalescing is None:
             return 0
         # Posted updates are not admitted if the incarnation ended first; others may be, from a peer.
@@ -125,8 +126,8 @@ class StepScheduler:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the settings limit the number of this node's updates, and it has made that many or can make
-        no more."""
+        """Whether the settings limit the number of this node's updates, and the node has reached that limit
+        or can make no more updates."""
         return bool(self._steps) and (self.made >= self._steps or self._machine.complete)
 
     @property
