@@ -391,9 +391,9 @@ def _refused(answer: bytes) -> UserError:
 
 # -- answers as plain records --------------------------------------------------------------------------
 
-# Commands that print an answer and end do not validate it. Validation needs pydantic, whose import alone
+# Commands that print an answer and end do not validate it: validation needs pydantic, whose import alone
 # takes as long as everything else in `sfnode status`. A record has the fields of the node's model, but not
-# its methods. So it may be used, and type-checked, in place of the model.
+# its methods. So a record can be used, and type-checked, in place of the model.
 MAY_BE_NO_NUMBER = ("epsilon", "loss", "value", "low", "high", "norm", "distance", "kl")
 """Names of the fields whose numbers can be infinite or NaN. In JSON these values are strings."""
 

@@ -86,7 +86,7 @@ class Readiness:
         if any(link.synced for link in self._machine.links.values()):
             return self._is_abreast()
         if self._told_peers and not self._machine.frontier.known:
-            return self.begins()  # a newcomer would train another model than the run's
+            return self.begins()  # else a newcomer would train another model than the run's
         if not (self._told_peers or self._met_peers()):
             return True
         return self._silence() > ASK_TIMEOUT
@@ -129,7 +129,7 @@ class Readiness:
                 return False
             mark = self._marks[link.peer] = _Mark(ahead, frontier.known, now)
         due = max(UNDER_WAY, mark.ahead // SHARE)
-        if mark.ahead - ahead >= due and frontier.known - mark.known >= due:  # a claim can be taken back
+        if mark.ahead - ahead >= due and frontier.known - mark.known >= due:  # claims can be taken back
             mark = self._marks[link.peer] = _Mark(ahead, frontier.known, now)
         return self._is_much(ahead) and now - mark.at <= ASK_TIMEOUT
 

@@ -172,7 +172,7 @@ class RunningNode:
         )
 
     def _make_organising(self) -> Organising:
-        assert self.checkpoints is not None  # as in every organised run
+        assert self.checkpoints is not None  # every organised run has them
         return Organising(self.context, self.readiness, self.checkpoints.state_of, self.fail)
 
     @property
@@ -293,7 +293,7 @@ class RunningNode:
         """Start the engine of a node that begins with a checkpoint once the checkpoint is stored here."""
         if self.settings.role == "trainer" and self.model.thread is None and self.checkpoints:
             await self.checkpoints.begun.wait()
-            async with self.driver.between_rounds:  # within a round more is admitted than is on disk
+            async with self.driver.between_rounds:  # within a round, admitted updates may not be on disk
                 if not self.stopping.is_set():
                     self.model.start()
 

@@ -114,7 +114,7 @@ class Sampling:
         what = "answering some test rows"
         moment, (shown, said, took) = await self._node.model.ask_of_last_seal(answers, what)
         moments = self._kept.moments if shown is self._kept.rows else []  # earlier moments are of other rows
-        if moment.known != (moments[-1].known if moments else 0):  # else nothing has been learnt since
+        if moment.known != (moments[-1].known if moments else 0):  # else no update has come since
             answered = SampleMoment(
                 epoch=moment.epoch,
                 known=moment.known,

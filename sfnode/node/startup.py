@@ -106,7 +106,7 @@ def renew_copied_peer_id(manifest: Manifest | None, data_dir: DataDir) -> None:
     """
     if manifest is None or not data_dir.log.exists():
         return
-    with UpdateLog.open(data_dir.log, manifest.run_id) as update_log:  # a reader cannot tell a copy
+    with UpdateLog.open(data_dir.log, manifest.run_id) as update_log:  # a read-only log cannot tell a copy
         if update_log.get_meta(_INCARNATION) is not None and data_folder.moved(update_log):
             data_dir.libp2p_identity.unlink(missing_ok=True)
 

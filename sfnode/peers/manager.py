@@ -140,7 +140,7 @@ class PeerManager:
         """Whether the present round ends with the first answer."""
         self._announcing, self._finding, self._round = RecurringJob(), RecurringJob(), RecurringJob()
         self._checked_at = _ALWAYS
-        self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # not at one time after a common start
+        self._probe_at = now + random.uniform(0, PROBE_INTERVAL)  # so that nodes started together differ
         self._in_vain = 0
         """Number of consecutive searches that found nobody but neighbours."""
         self._addresses: tuple[str, ...] = ()

@@ -109,7 +109,7 @@ def columns_of(
     pieces = []
     for record in records:
         number, stop = stops.get(record.feed, (0, 0))
-        if record.segment.first < stop:  # otherwise it lies after a cut, or is newer than `tails`
+        if record.segment.first < stop:  # otherwise the record is after a cut, or newer than `tails`
             pieces.append(_updates_of(number, record.segment, stop))
     none = Updates(*(np.empty(0, np.int64),) * 3, np.empty(0, np.uint64), np.empty(0, np.int64))
     updates = Updates._make(np.concatenate(columns) for columns in zip(*(pieces or [none]), strict=True))
@@ -147,7 +147,7 @@ def _order(updates: Updates, begins: I64) -> NDArray[np.intp]:
     """
     places = np.arange(len(updates.step))
     changes = np.r_[True, (np.diff(updates.feed) != 0) | (np.diff(updates.epoch) != 0)][: len(places)]
-    since = places - np.maximum.accumulate(np.where(changes, places, 0))  # in the same feed and epoch
+    since = places - np.maximum.accumulate(np.where(changes, places, 0))  # of the same feed and epoch
     if len(places):
         epoch, labelled = begins[updates.feed].T
         since = since + np.where(updates.epoch == epoch, labelled, 0)

@@ -122,7 +122,7 @@ class UpdateLog:
             last = decode(feed, state.key, first, body)
             states[feed] = state._replace(tail=known_feeds.tail_after(last))
         for number, *known in self._reader.execute("SELECT id, origin, incarnation FROM feed ORDER BY id"):
-            feed = Feed(*known)  # even without rows, because its number is taken
+            feed = Feed(*known)  # also feeds without rows, because their numbers are taken
             states.setdefault(feed, known_feeds.unknown(self._run_id, feed, number))
         cuts = tables.cuts(self._reader)
         self._known = KnownFeeds(self._run_id, states, [cut for _, cut in cuts])

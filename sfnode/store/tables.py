@@ -117,7 +117,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         else:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA fullfsync = ON")  # macOS, where an ordinary fsync stops at the drive's cache
+            db.execute("PRAGMA fullfsync = ON")  # on macOS, a plain fsync stops at the drive's cache
             db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
     except sqlite3.Error:
         db.close()

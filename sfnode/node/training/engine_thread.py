@@ -185,7 +185,7 @@ class EngineThread:
                 return
             try:
                 result = function(engine)
-            except Exception as error:  # the caller's to handle, not the end of the thread
+            except Exception as error:  # the caller handles it; the thread goes on
                 self._post(_settle, future, future.set_exception, error)
             else:
                 self._post(_settle, future, future.set_result, result)
@@ -230,7 +230,7 @@ class EngineThread:
         with self._lock:
             self._reads = True
             if self._wanted is wanted:
-                self._wanted = None  # from here on it does not change
+                self._wanted = None  # from here on `wanted` does not change
         self._apply(engine, wanted)
 
     def _apply(self, engine: Engine, wanted: Mapping[Feed, Counted]) -> bool:
@@ -283,7 +283,7 @@ class EngineThread:
             self._stopping.set()
             self._executor.shutdown(wait=False)
             if not isinstance(error, CancelledError):  # the work waited for a cancelled task: the node stops
-                self._post(self._on_failure, error)  # an engine that fails is a local fault: loud
+                self._post(self._on_failure, error)  # an engine that fails is a local fault
             self._post(self._end)
 
     def _post(self, callback: Callable[..., None], *args: Any) -> None:

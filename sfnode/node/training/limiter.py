@@ -280,7 +280,7 @@ class ResourceLimiter:
     async def _read_sensors(self, limits: Limits) -> Readings:
         offloaded_before = self._offloaded
         readings = await asyncio.to_thread(patiently, lambda: self._machine.look(limits))
-        # A model offloaded from a GPU lies in this process, and would keep itself from coming back
+        # A model offloaded from a GPU is in this process's memory, which would prevent its return to the GPU
         return readings._replace(resident=0) if offloaded_before or self._offloaded else readings
 
     def _take_in(self, readings: Readings) -> None:
@@ -355,7 +355,7 @@ class ResourceLimiter:
         self._scheduler.held, self._scheduler.paused = True, self.paused or self.finishing
         self._scheduler.forget(self._engine_thread.withdraw())
         self._scheduler.advance()
-        # A process that is too large would only grow by offloading its model
+        # A process that takes too much memory would only grow if its model were offloaded
         if any(reason.limit != "memory" for reason in self.reasons) and not self._offloaded:
             self._offloaded = True
             self._tell_engine(lambda engine: engine.offload())
@@ -374,7 +374,7 @@ class ResourceLimiter:
 
         def restore(engine: Engine) -> None:
             engine.restore()
-            self._offloaded = False  # before the engine's next job: `offloading_again` looks at it there
+            self._offloaded = False  # before the engine's next job, in which `offloading_again` reads it
 
         if not self._returning:
             self._returning = True

@@ -120,7 +120,7 @@ class StepScheduler:
         """Number of updates made by this process that the machine has admitted."""
         if self._coalescing is None:
             return 0
-        # Posted updates are not admitted if the incarnation ended first; others may be, from a peer.
+        # Posted updates are not admitted if the incarnation ended before. Those of a peer may be, instead.
         admitted = min(self._coalescing.first, self._machine.frontier.next(self._coalescing.feed))
         return self._made_before + admitted - self._started
 
@@ -231,7 +231,7 @@ class StepScheduler:
                 "trainers of the run end like this: then its model has diverged.",
             )
         before, self._failed = self._failed, self._failed + failed
-        if before.bit_length() < self._failed.bit_length():  # the first one, and when they have doubled
+        if before.bit_length() < self._failed.bit_length():  # the first, and whenever the number has doubled
             log.warning(
                 "the loss was infinite or not a number in %d measurements so far; their updates are 0",
                 self._failed,
