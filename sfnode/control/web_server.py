@@ -40,7 +40,7 @@ STOP_GRACE = 0.3
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on TCP. Raises OSError."""
+    """Return a TCP socket that listens at `host` and `port`. Raises OSError."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family)
 

@@ -31,7 +31,7 @@ from sfprotocol.machine import Machine
 from sfprotocol.messages import Feed, RunParameters, Segment
 
 LINK = 1
-"""Number of the link, on both sides."""
+"""Id of the link, the same on both sides."""
 
 QUIET = 60 * SYNC_INTERVAL
 """Time without anything new stored, in seconds on the clock of both machines, after which the exchange ends.

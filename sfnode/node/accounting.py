@@ -32,7 +32,7 @@ thousand rows."""
 
 
 def library() -> Any:
-    """Return dp_accounting. Raises UserError EXTRA_MISSING."""
+    """Return the module dp_accounting. Raises UserError EXTRA_MISSING if it is not installed."""
     try:
         import dp_accounting.gaussian_mechanism
         import dp_accounting.rdp

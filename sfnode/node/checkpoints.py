@@ -130,7 +130,7 @@ class NodeCheckpoints:
         self._give_all()
 
     def _give_all(self) -> None:
-        """Offer the stored states to others."""
+        """Offer the stored states of usable checkpoints to peers."""
         self._node.sharing.files = {
             listing(one.feeds, one.cores): self._folder / states.name(one)
             for one in states.usable(self._folder, self._run_state)

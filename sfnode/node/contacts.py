@@ -23,7 +23,7 @@ from sfnode.transport.base import PeerRecord
 from sfprotocol.invitation import Contact, Invitation
 
 _URL = "contacts_url"
-"""Key in the log's meta table."""
+"""Key, in the log's meta table, of the address of the page."""
 
 ALONE = 15.0
 """Time, in seconds, without a neighbour after which the page is requested; dialling known peers takes less

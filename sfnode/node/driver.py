@@ -41,7 +41,7 @@ times this interval without a frame (SPEC L7)."""
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes over all links since the start, including closed ones."""
+    """Traffic, in bytes and updates, over all links since the start, including closed links."""
 
     sent: int = 0
     received: int = 0
@@ -167,7 +167,7 @@ class Driver:
             self._arrived.set()
 
     def look(self) -> None:
-        """Start a round soon, even without an event."""
+        """Have `run` start a round soon, even without an event."""
         self._arrived.set()
 
     def finish(self) -> None:

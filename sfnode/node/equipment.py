@@ -21,7 +21,7 @@ from sfnode.tasks import public_files, row_files, verifying
 from sfnode.tasks.public_files import Places, with_run
 
 CPU = "cpu"
-"""The device that every machine has."""
+"""Name of the CPU as a device."""
 
 
 def equipped(settings: Settings, manifest: Manifest | None, data_dir: DataDir) -> Settings:

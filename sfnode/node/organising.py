@@ -102,7 +102,7 @@ class Organising:
         self._stopped = False
         self._waiting: list[tuple[Decision, asyncio.Future[str | None]]] = []
         self._untold: list[events.Event] = []
-        """Events that the organiser gets at the end of the round."""
+        """Events that are passed to the organiser at the end of the round."""
         self._begun = False
         """Whether this node began or continued the run because it found no other node."""
         self._began_at = self._peopled_at = node.clock()
@@ -325,7 +325,7 @@ class Organising:
         self._tell(events.MakingEnded(Bases, digest))
 
     def _answer(self, wanted: Decision, reason: str | None) -> None:
-        """Answer the first caller that waits for this decision."""
+        """Answer the first caller of `decide` that waits for the decision `wanted`."""
         for decision, done in self._waiting:
             if decision == wanted and not done.done():
                 done.set_result(reason)

@@ -156,7 +156,7 @@ class ClockCheck:
             await asyncio.sleep(AGAIN)
 
     async def compare(self) -> None:
-        """Compare once. Without an answer the last result stays."""
+        """Compare once. If no peer answers, keep the last result."""
         ahead = []
         for address in self._peers()[:PEERS]:
             try:

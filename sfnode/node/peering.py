@@ -42,7 +42,7 @@ MODEL_SOURCES = 16
 """Maximum number of peers that are asked for data, the base model and bases."""
 
 Jobs = dict[str, asyncio.Task[None]]
-"""Tasks, keyed by the peer that they are for."""
+"""Tasks, each keyed by the peer that it concerns."""
 
 
 class Peering:
@@ -159,7 +159,7 @@ class Peering:
         self._tell(events.Found(tuple(records)))
 
     def leave(self) -> None:
-        """Open and accept no more links. The open ones stay."""
+        """Open and accept no more links; keep the open ones."""
         self._tell(events.PresenceChanged(events.Presence.LEAVING))
 
     async def run(self) -> None:

@@ -46,7 +46,7 @@ class _Mark:
 
     ahead: int
     known: int
-    """Updates known to us at that time."""
+    """Number of updates known to us at that time."""
     at: float
 
 

@@ -84,7 +84,7 @@ class RunningNode:
         self.sequel: str | None = None
         """Link to the run that is joined after this one; None if no run follows."""
         self.asked_at: float | None = None
-        """Time of this node's first join request."""
+        """Time at which this node last began to send join requests; None before."""
 
         # each part knows the earlier ones, and registers its callbacks there
         continue_as = partial(startup.continue_as, joined.log)
@@ -100,7 +100,7 @@ class RunningNode:
             if with_bases
             else None
         )
-        """Published bases; None in a run without them."""
+        """Published bases; None in a run without published bases."""
         self.readiness = self._make_readiness()
         self.model = LocalModel(
             joined,
@@ -128,7 +128,7 @@ class RunningNode:
         self.checkpoints = NodeCheckpoints(self.context) if organised else None
         """Checkpoints; None in an open run."""
         self.organising = self._make_organising() if organises(joined) else None
-        """The organiser; None at a node without its key."""
+        """The organiser; None in a node that neither organises nor stands in."""
         self.privacy = Privacy(self.context) if self.settings.noisy else None
         self.sampling = Sampling(self.context) if self.settings.samples and trains else None
 
@@ -241,7 +241,7 @@ class RunningNode:
         self.stopping.set()
 
     def finish(self) -> None:
-        """Complete the running step, hand it over and stop."""
+        """Complete the step under way, hand its updates over and stop."""
         self.limiter.finish()
         self._after_round()
 

@@ -20,8 +20,8 @@ MAX_BOOK = 64
 times the number of a node's links."""
 
 MAX_MET = 32
-"""Maximum number of peers that strangers in the roster cannot displace, because links with them were of use
-lately."""
+"""Maximum number of peers whose links were of use lately, and which strangers in the roster therefore cannot
+displace."""
 
 BACKOFF_FIRST, BACKOFF_MOST = 2.0, 120.0
 """First and maximum pause, in seconds, before an unreachable peer is dialled again. The pause doubles each

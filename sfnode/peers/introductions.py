@@ -38,7 +38,7 @@ FIRST, MOST = 2.0, 30.0
 pause doubles each time."""
 
 REMIND = 60.0
-"""Seconds between two log messages about the wait."""
+"""Seconds between two log messages that the node waits."""
 
 
 async def ask_manifest(transport: Transport, address: str) -> bytes:
@@ -55,7 +55,7 @@ class PeerAnswer(NamedTuple):
 
     address: str
     manifest: bytes | None = None
-    """The manifest that it sent, unparsed."""
+    """The manifest that the peer sent, unparsed; None if it sent none."""
     plain: bool = False
     """Whether the peer is one of Hivemind's DHT and no node."""
     reason: str = ""

@@ -93,7 +93,7 @@ def _peer(address: str) -> str:
 
 
 def reach(said: Invitation) -> Reach:
-    """Return from how far away this invitation can be used."""
+    """Return from where this invitation can be used: from this machine, its network or the internet."""
     if all(is_loopback(address) for address in said.addresses):
         return "machine"
     return "network" if all(is_private(address) for address in said.addresses) else "internet"

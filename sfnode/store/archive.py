@@ -66,7 +66,7 @@ BATCH = 64
 """Number of entries written to the log in one transaction: at most 64 MiB in memory."""
 
 COPIED = 1 << 20
-"""Bytes of a file that are copied at a time."""
+"""Number of bytes of a file that are copied at a time."""
 
 _LENGTH = 4
 

@@ -66,7 +66,7 @@ class CheckpointState:
     """The cores that are not zero, keyed by subspace in ascending order, (layers, rows, columns) each."""
 
     def decision(self, run_id: bytes) -> Checkpoint:
-        """Return the decision that states this checkpoint."""
+        """Return the decision, a Checkpoint, that states the digests of this state."""
         return Checkpoint(
             self.epoch, feeds_digest(run_id, self.bases.items()), core_digest(self.cores.items())
         )
@@ -87,7 +87,7 @@ class CheckpointPlan(NamedTuple):
 def plan(run_state: RunState, epoch: int, previous: CheckpointState | None = None) -> CheckpointPlan:
     """Return the plan of the state of all epochs up to `epoch`, which must be sealed, according to the
     decisions so far. The computation will begin with `previous`, the state of a usable checkpoint of this or
-    an earlier epoch, or with nothing."""
+    an earlier epoch, or at genesis if it is None."""
     stops = {}
     for number, step in run_state.positions(epoch).items():
         mark = run_state.named_stop(number, step)
@@ -265,7 +265,7 @@ def _damaged(problem: str) -> UserError:
 
 
 class Start(NamedTuple):
-    """The beginning of a computation of cores."""
+    """The point at which a computation of cores begins: a checkpoint or genesis."""
 
     checkpoint: Checkpoint | None = None
     """Checkpoint with whose state the computation begins; None if it begins at genesis."""

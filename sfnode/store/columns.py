@@ -49,7 +49,7 @@ class Columns:
     of memory."""
 
     run_id: bytes
-    """32 bytes."""
+    """The id of the run, 32 bytes."""
     feeds: tuple[Feed, ...]
     """All feeds of the log, sorted, including feeds without updates in a prefix."""
     before: tuple[int, ...]

@@ -143,7 +143,7 @@ class SegmentCache:
 
 
 class KnownFeeds:
-    """The feeds of one log."""
+    """The states, cuts and last segments of the feeds of one log."""
 
     def __init__(
         self, run_id: bytes, states: Mapping[Feed, StoredFeed] | None = None, cuts: Sequence[CutRecord] = ()

@@ -157,7 +157,7 @@ def packs(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 class Span(Protocol):
-    """Steps `first .. stop - 1` of a feed."""
+    """A range of a feed's steps: `first .. stop - 1`."""
 
     @property
     def feed(self) -> Feed: ...

@@ -48,7 +48,7 @@ class Order:
     first: int
     epoch: int
     seeds: tuple[int, ...]
-    """Seeds of whole groups."""
+    """Seeds of all updates of the groups that have an ordered step."""
     before: int = 0
     """Number of leading seeds, which belong to steps before `first`."""
     after: int = 0
@@ -108,7 +108,7 @@ class EngineThread:
         """Whether the thread may be reading the log: the engine is loaded, or the queued request cannot be
         changed any more."""
         self._waiting: deque[Order] = deque()
-        """Orders not yet begun."""
+        """Orders on which the thread has not begun."""
         self._applied: dict[Feed, Counted] = {}
         """Updates in the cores, with their factors, keyed by feed. Used by the thread alone."""
         self._prepare: Callable[[Sequence[int]], None] | None = None
@@ -148,7 +148,7 @@ class EngineThread:
             await asyncio.wait([self.ask(lambda engine: None)])
 
     def order(self, order: Order) -> None:
-        """Evaluate a step. The result comes through `on_result`."""
+        """Queue the evaluation of a step. The result is passed to `on_result`."""
         if self._prepare is not None:
             self._prepare(order.seeds)
         with self._lock:
@@ -206,7 +206,7 @@ class EngineThread:
 
     @property
     def idle(self) -> bool:
-        """Whether all requests are done."""
+        """Whether all queued requests are done."""
         return self._last is None or self._last.done()
 
     async def stop(self, grace: float) -> bool:
@@ -220,7 +220,7 @@ class EngineThread:
         return self.idle
 
     def _end(self) -> None:
-        """Cancel all calls: nobody may wait for ever."""
+        """Cancel all calls without an answer, so that no caller waits for ever."""
         self._ended = True
         for future in list(self._open):
             future.cancel()

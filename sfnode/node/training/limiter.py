@@ -233,7 +233,7 @@ class ResourceLimiter:
             await self._traffic.flush(self._carried())
 
     def step_done(self) -> None:
-        """Count what a completed step has used."""
+        """Take into account the CPU time, device time and energy that a completed step has used."""
         if self._compute_rate.limited:
             self._settle()
 

@@ -97,7 +97,7 @@ class LocalModel:
         self.scheduler: StepScheduler | None = None
         self.loaded = False
         self._asked: list[PendingQuestion] = []
-        """Questions in the order of their answers."""
+        """Questions without an answer, in the order in which they will be answered."""
         self._context = context
         self._machine = context.machine
         self._driver = driver

@@ -42,7 +42,7 @@ engine is then idle for a turn of the event loop after each step. In return a qu
 about the rate, waits for one step and not for two."""
 
 LOSS_MEMORY = 0.95
-"""Weight of the past in the moving average of the loss."""
+"""Weight of the previous value in the moving average of the loss."""
 
 FAILURES = 10
 """Number of consecutive measurements without a finite number after which the node ends. A single failure may
@@ -95,13 +95,13 @@ class StepScheduler:
         self._coalescing: Coalescing | None = None
         """Finished updates of our feed, not yet posted; None before the machine has a feed."""
         self._made_before = 0
-        """Updates made in earlier incarnations of this process."""
+        """Number of updates that this process made in earlier incarnations."""
         self._started = self._ordered = 0
         """Positions in the feed: at the start of this process (`_started`), and at the end of the ordered
         steps (`_ordered`)."""
         self._epoch = 0
         self._at_work = 0
-        """Orders without a result."""
+        """Number of orders without a result."""
         self._rests_until = float("-inf")
         """Time before which the run's pace allows no further step to be ordered."""
         self._timer: asyncio.TimerHandle | None = None
@@ -185,14 +185,14 @@ class StepScheduler:
         self.advance()
 
     def forget(self, orders: Sequence[Order]) -> None:
-        """Forget the last orders, which were withdrawn."""
+        """Forget `orders`, the last ones given, which were withdrawn."""
         self._at_work -= len(orders)
         feed = self._coalescing.feed if self._coalescing else None
         if first := [order.first for order in orders if order.feed == feed]:
             self._ordered = first[0]
 
     def flush(self) -> None:
-        """Post all finished steps as own updates."""
+        """Post all finished updates to the machine."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
