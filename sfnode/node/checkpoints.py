@@ -139,8 +139,8 @@ class NodeCheckpoints:
     # -- beginning with one ------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Once enough decisions have come, choose a checkpoint, download its state and begin with it; without
-        a usable checkpoint, begin with all updates."""
+        """Begin once enough decisions have come: choose a checkpoint, download its state and begin with it,
+        or with all updates if there is no usable checkpoint."""
         heads = [link.control.theirs for link in self._node.machine.links.values() if link.control.theirs]
         now = self._node.clock()
         if heads:

@@ -1,4 +1,4 @@
-"""What the log knows about feeds without reading a row: their states, their cuts, their last segments.
+"""The log's knowledge of feeds without reading a row: their states, their cuts, their last segments.
 
 It is kept in memory, and any thread may read it: only the one writer changes it, after a commit. This module
 knows neither SQLite nor files.
